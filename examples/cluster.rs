@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // What is dropped here is ended: the servers, if they are ours, and their directory.
+    // Dropped here, the servers end, if they are ours, and their directory goes.
     tokio::select! {
         outcome = timeout(LIMIT, story()) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
         () = interrupted() => Err("interrupted".into()),
@@ -193,7 +193,7 @@ fn free_ports() -> Result<Vec<u16>> {
     Err(io::Error::other("there are not enough free ports").into())
 }
 
-/// What redis-cli prints.
+/// The output of redis-cli.
 async fn cli(arguments: &[String]) -> Result<String> {
     let output = Command::new("redis-cli").args(arguments).stdin(Stdio::null()).output().await;
     let output = output.map_err(|error| format!("redis-cli cannot be started ({error}): install it"))?;

@@ -290,9 +290,10 @@ impl Topology {
         self.servers.get(&server).map(|server| &server.place)
     }
 
-    /// Its replicas.
-    pub fn replicas(&self, server: Shard) -> &[Replica] {
-        self.servers.get(&server).map_or(&[], |server| &server.replicas)
+    /// Where its replicas are, but for those that seem to be dead.
+    pub fn replicas(&self, server: Shard) -> impl Iterator<Item = &Place> {
+        let all = self.servers.get(&server).into_iter().flat_map(|server| &server.replicas);
+        all.filter(|replica| !replica.is_failing).map(|replica| &replica.place)
     }
 
     /// All servers that have slots, in the order of the lowest of these.

@@ -183,14 +183,7 @@ async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
         let next = acquire(&leases, &name("held"), LONG).await;
         assert!(next.fence() > fence, "{moved}");
         next.release().await.unwrap().confirmed();
-        while let keys = cluster.keys_in(slot, 0)
-            && !keys.is_empty()
-        {
-            for key in keys {
-                cluster.move_key(&key, 0, 2);
-            }
-        }
-        cluster.have_moved(slot, 0, 2);
+        cluster.finish_moving(slot, 0, 2);
         let locks: Vec<String> = cluster.keys_in(slot, 2).into_iter().filter(|key| !key.ends_with(":fence")).collect();
         assert!(locks.is_empty(), "{moved}: {locks:?} is left");
         let lease = acquire(&leases, &name("free"), LONG).await;
@@ -222,10 +215,7 @@ async fn f44d_the_first_slot_of_a_new_primary() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     lease.check().unwrap();
     assert_eq!(leases.nodes().len(), 1, "it has no slot yet");
-    for key in cluster.keys_in(home, 0) {
-        cluster.move_key(&key, 0, 1);
-    }
-    cluster.have_moved(home, 0, 1);
+    cluster.finish_moving(home, 0, 1);
     eventually_async(HANGS, "it has one", || leases.nodes().len() == 2).await;
     lease.check().unwrap();
     lease.release().await.unwrap().confirmed();
@@ -270,8 +260,7 @@ async fn f54_a_fair_lock_waits_until_its_slot_has_arrived() {
     assert!(error.contains("is being moved"), "{error}");
     lease.release().await.unwrap().confirmed();
     let waiting = tokio::spawn(lock.acquire());
-    cluster.keys_in(slot, 0).iter().for_each(|key| cluster.move_key(key, 0, 2));
-    cluster.have_moved(slot, 0, 2);
+    cluster.finish_moving(slot, 0, 2);
     within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
 }
 
@@ -627,7 +616,7 @@ async fn at_once(leases: &Leases, cluster: &Cluster, many: usize) -> Vec<Lease> 
     held
 }
 
-/// What is left of their locks.
+/// The locks of that crowd that are left.
 fn locks(cluster: &Cluster) -> Vec<String> {
     let all = cluster.primaries().iter().flat_map(|server| server.wire().keys("*"));
     all.filter(|key| !key.ends_with(":fence")).collect()
@@ -655,14 +644,7 @@ async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
             let (from, to) = (home(slot), (home(slot) + 1) % 3);
             cluster.begin_to_move(slot, from, to);
             tokio::time::sleep(Duration::from_millis(20)).await;
-            while let keys = cluster.keys_in(slot, from)
-                && !keys.is_empty()
-            {
-                for key in keys {
-                    cluster.move_key(&key, from, to);
-                }
-            }
-            cluster.have_moved(slot, from, to);
+            cluster.finish_moving(slot, from, to);
         }
         is_over.store(true, std::sync::atomic::Ordering::Release);
     };
@@ -729,4 +711,30 @@ async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
     let alone = Leases::builder().url("redis://127.0.0.1").address_map([("a", "b")]).build().await;
     let error = alone.unwrap_err().to_string();
     assert!(error.contains("address_map") && error.contains("redis-sentinel"), "{error}");
+}
+
+/// Connecting needs the first two, and a slot that is being moved the last; the error names what is missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_right_is_named() {
+    let cluster = Cluster::start(3, 0);
+    let name = cluster.name_at(0, "job");
+    let url = cluster.url().replace("://", "://worker:secret@");
+    for (lacks, has, word) in [("-cluster", "+cluster|nodes", "cluster"), ("-cluster", "+cluster|slots", "cluster")] {
+        for server in cluster.servers() {
+            let rights = ["reset", "on", ">secret", "~*", "&*", "+@all", lacks, has];
+            server.wire().must(&[&["ACL", "SETUSER", "worker"], &rights[..]].concat());
+        }
+        let error = connect(&url).await.unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Refused(_)) && text.contains("NOPERM") && text.contains(word), "{has}: {text}");
+    }
+    for server in cluster.servers() {
+        let rights = ["reset", "on", ">secret", "~*", "&*", "+@all", "-asking"];
+        server.wire().must(&[&["ACL", "SETUSER", "worker"], &rights[..]].concat());
+    }
+    let leases = connect(&url).await.unwrap();
+    cluster.begin_to_move(cluster.slot_of(&name), 0, 2);
+    let error = leases.lock(&name).try_acquire().await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("NOPERM") && text.contains("asking"), "{text}");
 }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Error, Lease, Leases, LossReason, NodeState, Owner, Status};
 use support::{
-    Cluster, HANGS, Lag, SERVICE, Sentinels, Server, Wire, eventually, eventually_async, eventually_but_for, within,
+    Cluster, HANGS, Lag, Proxy, SERVICE, Sentinels, Server, Wire, eventually, eventually_async, eventually_but_for,
+    within,
 };
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
@@ -350,4 +351,49 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     begin_anew();
     fail_over(second, &held).await;
     held.release().await.unwrap().confirmed();
+}
+
+/// One Sentinel has not heard of a failover, and the old primary says still that it is one. It answers first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f56_a_program_that_starts_is_not_misled_by_one_stale_sentinel() {
+    let all = Sentinels::start();
+    let [stale, others @ ..] = all.sentinels() else { panic!("there are three") };
+    let proxies: Vec<Proxy> = others.iter().map(Proxy::to).collect();
+    for proxy in &proxies {
+        // Each answer of a connection and its questions: together far less than others are heard for.
+        proxy.delay(Duration::from_millis(5));
+    }
+    others[0].wire().must(&["SENTINEL", "FAILOVER", SERVICE]);
+    let another = |at| all.named_by(at).filter(|named| named.port() != all.primary().port());
+    eventually_async(TAKEN_OVER, "the others name another", || another(1).is_some() && another(2).is_some()).await;
+    let promoted = another(1).expect("it is named").port();
+    stale.restart();
+    let hosts: Vec<u16> = [stale.port()].into_iter().chain(proxies.iter().map(Proxy::port)).collect();
+    let hosts: Vec<String> = hosts.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    let leases = connect(&format!("redis-sentinel://{}/{SERVICE}", hosts.join(","))).await.unwrap();
+    assert!(all.named_by(0).is_some_and(|named| named.port() == all.primary().port()), "it is behind the times");
+    let role = all.primary().wire().info_field("replication", "role");
+    assert_eq!(role.as_deref(), Some("master"), "nobody has told it");
+    let nodes = leases.nodes();
+    assert!(nodes.iter().all(|node| node.address().ends_with(&format!(":{promoted}"))), "{nodes:?}");
+}
+
+/// Connecting needs these; the error names what is missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_right_is_named() {
+    let all = Sentinels::start();
+    for server in all.servers() {
+        server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-role"]);
+    }
+    let error = connect(&all.url().replace("://", "://worker:secret@")).await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Refused(_)) && text.contains("NOPERM") && text.contains("role"), "{text}");
+    for sentinel in all.sentinels() {
+        let rights = ["on", ">secret", "+@all", "-sentinel"];
+        sentinel.wire().must(&[&["ACL", "SETUSER", "watcher"], &rights[..]].concat());
+    }
+    let url = format!("{}?sentinel_user=watcher&sentinel_password=secret", all.url());
+    let error = connect(&url).await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Refused(_)) && text.contains("NOPERM") && text.contains("sentinel"), "{text}");
 }

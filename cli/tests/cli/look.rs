@@ -555,7 +555,7 @@ fn a_doctor_looks_at_every_server_of_a_quorum() {
     );
 }
 
-/// What a check has found of each kind, and the code.
+/// The code, and the findings of one check: level and text.
 fn found(url: &str, alone: &Server, check: &str) -> (Option<i32>, Vec<(String, String)>) {
     let (code, findings) = examined(&mut tool(alone, &["doctor", "--json", "--url", url]));
     let text = |of: &serde_json::Value| of.as_str().unwrap_or_default().to_owned();

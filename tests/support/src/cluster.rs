@@ -143,14 +143,7 @@ impl Cluster {
     /// Moves a slot with all that is in it, as an operator's tool does: key by key.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_to_move(slot, from, to);
-        while let keys = self.keys_in(slot, from)
-            && !keys.is_empty()
-        {
-            for key in keys {
-                self.move_key(&key, from, to);
-            }
-        }
-        self.have_moved(slot, from, to);
+        self.finish_moving(slot, from, to);
     }
 
     /// A slot is on its way: its keys go one by one.
@@ -174,8 +167,20 @@ impl Cluster {
         self.servers[from].wire().must(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
     }
 
+    /// All keys go that are there still, and the slot with them.
+    pub fn finish_moving(&self, slot: u16, from: usize, to: usize) {
+        while let keys = self.keys_in(slot, from)
+            && !keys.is_empty()
+        {
+            for key in keys {
+                self.move_key(&key, from, to);
+            }
+        }
+        self.have_moved(slot, from, to);
+    }
+
     /// All keys of the slot are there: it has arrived.
-    pub fn have_moved(&self, slot: u16, from: usize, to: usize) {
+    fn have_moved(&self, slot: u16, from: usize, to: usize) {
         let to_id = self.id(to);
         let others = (0..self.primaries).filter(|at| ![to, from].contains(at));
         for at in [to, from].into_iter().chain(others) {

@@ -10,7 +10,7 @@ use leasehold_protocol::{
     stepwise::{Next, Single, SingleReply, Stepwise},
 };
 
-use super::Cluster;
+use super::{Cluster, travel::rest};
 use crate::node::redis::server::{Connections, Via};
 
 impl Cluster {
@@ -26,10 +26,14 @@ impl Cluster {
                     _ => Err(Failure::unknown("this is the answer to another request")),
                 }
             }
-            Request::Poll(poll) => Err(is_being_moved(&poll.claim.key, "fair locks wait until that is done")),
             request => {
-                let key = request.key().cloned().unwrap_or_else(|| Key::of_lock(""));
-                Err(is_being_moved(&key, "try again once that is done"))
+                let slot = request.key().map_or_else(String::new, |key| format!(" {}", slot::of(key.lock())));
+                let what = match request {
+                    Request::Poll(_) => "fair locks wait until that is done",
+                    _ => "try again once that is done",
+                };
+                let text = format!("slot{slot} is being moved to another server of the cluster: {what}");
+                Err(Failure::unavailable(text))
             }
         }
     }
@@ -39,7 +43,7 @@ impl Cluster {
         let mut steps = Stepwise::new(claim);
         let mut step = steps.first();
         loop {
-            let answer = self.ask_single(self.rest(via, until), &key, step).await;
+            let answer = self.ask_single(rest(via, until, self.now()), &key, step).await;
             match steps.heard(answer) {
                 Next::Ask(next) => step = next,
                 // On many ways: later requests may have come before.
@@ -52,11 +56,6 @@ impl Cluster {
 
     async fn ask_single(self: &Arc<Self>, via: Via, key: &Key, single: Single) -> Result<SingleReply, Failure> {
         let ask = |server: &Arc<Connections>, via| server.ask_single(via, single.clone());
-        self.travel(via, via.limit, key, ask).await.map(|(reply, _)| reply)
+        self.travel(via, self.now(), via.limit, key, ask).await.map(|(reply, _)| reply)
     }
-}
-
-fn is_being_moved(key: &Key, what: &str) -> Failure {
-    let slot = slot::of(key.lock());
-    Failure::unavailable(format!("slot {slot} is being moved to another server of the cluster: {what}"))
 }

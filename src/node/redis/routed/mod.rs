@@ -97,7 +97,7 @@ struct Cluster {
     /// Nothing was under way when the watch looked last.
     is_asleep: AtomicBool,
     woken: Arc<Notify>,
-    /// The servers that are being asked for their views: each by one at a time.
+    /// The questions under way, such as that for a server's view: each is asked by one at a time.
     asking: Mutex<BTreeSet<String>>,
     closed: CancellationToken,
 }
@@ -263,12 +263,25 @@ impl Cluster {
 
     /// A server that keeps locks, as others announce it.
     fn endpoint(&self, place: &Place) -> Endpoint {
-        let Place { host, port } = self.map.reach(place);
-        let tls = matches!(self.pattern.target.address, Address::Tcp { tls: true, .. });
-        let address = Address::Tcp { host: host.into(), port, tls };
         let kind = if self.sentinels.is_some() { Wanted::Named } else { Wanted::InCluster };
-        let target = Target { address, ..self.pattern.target.clone() };
-        named(self.pattern.another(target, kind), self.tls_name.as_deref())
+        self.reach(place, &self.pattern, kind)
+    }
+
+    /// A server that is announced there: as we are on another one of its kind.
+    fn reach(&self, place: &Place, like: &Endpoint, kind: Wanted) -> Endpoint {
+        let Place { host, port } = self.map.reach(place);
+        let tls = matches!(like.target.address, Address::Tcp { tls: true, .. });
+        let address = Address::Tcp { host: host.into(), port, tls };
+        named(like.another(Target { address, ..like.target.clone() }, kind), self.tls_name.as_deref())
+    }
+
+    fn listener(&self) -> Option<Arc<dyn NodeListener>> {
+        self.listener.get()?.upgrade()
+    }
+
+    /// Whether anything is held or awaited.
+    fn is_needed(&self) -> bool {
+        self.listener().is_some_and(|listener| listener.is_needed())
     }
 
     fn shard(&self, key: &Key) -> Shard {
@@ -332,9 +345,8 @@ impl Node for Routed {
         let topology = self.0.topology.read();
         let info = |shard| {
             let address = topology.place(shard).map(ToString::to_string).unwrap_or_default();
-            let (slots, replicas) = (topology.slots(shard).len(), topology.replicas(shard));
+            let (slots, replicas) = (topology.slots(shard).len(), topology.replicas(shard).count());
             let slots = u16::try_from(slots).ok().filter(|_| self.0.sentinels.is_none());
-            let replicas = replicas.iter().filter(|replica| !replica.is_failing).count();
             ShardInfo { shard, address, slots, replicas: Some(replicas) }
         };
         topology.servers().into_iter().map(info).collect()

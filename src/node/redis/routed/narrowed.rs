@@ -23,7 +23,7 @@ impl Narrowed {
     }
 
     fn listener(&self) -> Option<Arc<dyn NodeListener>> {
-        self.cluster.upgrade()?.listener.get()?.upgrade()
+        self.cluster.upgrade()?.listener()
     }
 }
 

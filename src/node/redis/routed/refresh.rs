@@ -1,11 +1,6 @@
 //! Asks servers of a cluster who has which slot, or Sentinels who is the primary, and takes in what they say.
 
-use std::{
-    collections::BTreeSet,
-    future::pending,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{collections::BTreeSet, future::pending, sync::Arc, time::Duration};
 
 use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
@@ -60,7 +55,7 @@ impl From<FredError> for NoView {
     }
 }
 
-/// A question to this server is under way.
+/// A question under way.
 pub(super) struct Asking<'a>(&'a Cluster, String);
 
 impl Drop for Asking<'_> {
@@ -90,12 +85,10 @@ impl Cluster {
                     is_there = !self.topology.read().servers().is_empty();
                     if is_there && self.sentinels.is_none() {
                         return Ok(());
+                    } else if !is_there {
+                        let text = format!("{} is in a cluster in which no server has a slot", seed.target);
+                        said.push(Error::unavailable(text));
                     }
-                    if is_there {
-                        continue;
-                    }
-                    let text = format!("{} is in a cluster in which no server has a slot", seed.target);
-                    said.push(Error::unavailable(text));
                 }
                 Err(error) => said.push(error),
             }
@@ -149,8 +142,8 @@ impl Cluster {
         }
     }
 
-    pub(super) fn ask_once(&self, address: String) -> Option<Asking<'_>> {
-        self.asking.lock().insert(address.clone()).then(|| Asking(self, address))
+    pub(super) fn ask_once(&self, question: String) -> Option<Asking<'_>> {
+        self.asking.lock().insert(question.clone()).then(|| Asking(self, question))
     }
 
     async fn view_afresh(&self, server: &Endpoint) -> Result<View, NoView> {
@@ -206,12 +199,8 @@ impl Cluster {
         }
         let topology = self.topology.read();
         let primaries = topology.servers();
-        let replicas: BTreeSet<Place> = primaries
-            .iter()
-            .flat_map(|server| topology.replicas(*server))
-            .filter(|one| !one.is_failing)
-            .map(|one| one.place.clone())
-            .collect();
+        let replicas: BTreeSet<Place> =
+            primaries.iter().flat_map(|server| topology.replicas(*server)).cloned().collect();
         drop(topology);
         let others: Vec<Endpoint> =
             replicas.iter().map(|place| self.endpoint(place)).chain(self.seeds.iter().cloned()).collect();
@@ -252,7 +241,7 @@ impl Cluster {
         if slots.is_empty() {
             return;
         }
-        if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
+        if let Some(listener) = self.listener() {
             listener.missed(&Keys::Of(slots));
         }
     }
@@ -270,7 +259,7 @@ impl Cluster {
         for server in left {
             server.connections.retire();
         }
-        if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
+        if let Some(listener) = self.listener() {
             let taken_over = changes.taken_over.iter().map(|taken_over| taken_over.slots.clone());
             taken_over.for_each(|slots| listener.taken_over(&Keys::Of(slots)));
         }

@@ -5,7 +5,7 @@
 //!
 //! 1. Another primary is taken when [`Reports`] say so, and it says itself that it is one.
 
-use std::{collections::BTreeMap, sync::Weak, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use super::{Cluster, refresh::NoView};
 use crate::{
     error::Error,
-    node::redis::transport::{Address, Endpoint, Link, Target, Wanted, mistake_of, question, words},
+    node::redis::transport::{Endpoint, Link, Wanted, mistake_of, question, words},
 };
 
 /// The most Sentinels that are asked: those of the url, and those that they name.
@@ -94,13 +94,13 @@ impl Cluster {
             }
             Err(error) => return Err(error.into()),
         };
-        let others = others.iter().map(|place| self.sentinel_at(asked, place));
+        let others = others.iter().map(|place| self.reach(place, asked, Wanted::Sentinel));
         let report = Report { primary: primary.clone(), epoch, sentinels: others.len() + 1 };
         let (heard, named) = (self.now(), others.chain([asked.clone()]).collect());
         {
             let mut all = sentinels.named.lock();
             all.insert(at.clone(), (heard, named));
-            // What one has named that has not answered for so long is forgotten.
+            // The words of one that has not answered for so long are forgotten.
             all.retain(|_, (at, _)| heard.since(*at) < REMEMBERED);
         }
         let (now, epoch_now) = {
@@ -114,7 +114,7 @@ impl Cluster {
         let mut verdict = sentinels.reports.lock().heard(self.now(), name, report, ours);
         if verdict == Verdict::Perhaps {
             // Whether they say so for long enough is to be seen, unless ours says that it is none.
-            if self.listener.get().and_then(Weak::upgrade).is_some_and(|listener| listener.is_needed()) {
+            if self.is_needed() {
                 self.doubt();
             }
             let asking = self.ask_once("the primary whether it is one".into());
@@ -180,16 +180,6 @@ impl Cluster {
             ask(link, "GET-MASTER-ADDR-BY-NAME", &service, limit).await
         });
         read_address(&Box::pin(asking).await.ok()?)
-    }
-
-    fn sentinel_at(&self, asked: &Endpoint, place: &Place) -> Endpoint {
-        let Place { host, port } = self.map.reach(place);
-        let tls = matches!(asked.target.address, Address::Tcp { tls: true, .. });
-        let address = Address::Tcp { host: host.into(), port, tls };
-        super::named(
-            asked.another(Target { address, ..asked.target.clone() }, Wanted::Sentinel),
-            self.tls_name.as_deref(),
-        )
     }
 }
 

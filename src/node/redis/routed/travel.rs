@@ -31,11 +31,11 @@ impl Cluster {
             // It is about what this very server has.
             Request::Held { shard, .. } => self.server(shard)?.0.ask(via, request).await,
             request => {
-                let until = self.now() + via.limit;
-                match self.send_whole(via, via.limit, &request).await {
+                let began = self.now();
+                match self.send_whole(via, began, via.limit, &request).await {
                     Err(failure) if is_in_two_places(&failure) => {
                         // It is large, and seldom.
-                        Box::pin(self.send_in_parts(self.rest(via, until), request)).await
+                        Box::pin(self.send_in_parts(rest(via, began + via.limit, self.now()), request)).await
                     }
                     answer => answer,
                 }
@@ -46,12 +46,13 @@ impl Cluster {
     /// Each lease by a script of its own, side by side: their keys are in many slots. If none has an answer, the primary
     /// has given none.
     async fn renew(self: &Arc<Self>, via: Via, claims: &[Claim]) -> Result<Reply, Failure> {
+        let began = self.now();
         let renew = |claim: &Claim| {
             let (cluster, claim) = (self.clone(), claim.clone());
             async move {
                 // The others' answers do not wait for one that has to go elsewhere.
                 let patience = cluster.pattern.limits.command;
-                only(cluster.send_whole(via, patience, &Request::Renew([claim].into())).await?.try_into()?)
+                only(cluster.send_whole(via, began, patience, &Request::Renew([claim].into())).await?.try_into()?)
             }
         };
         let renewed: Vec<Result<Owned, Failure>> = join_all(claims.iter().map(renew)).await;
@@ -63,12 +64,18 @@ impl Cluster {
         }
     }
 
-    async fn send_whole(self: &Arc<Self>, via: Via, patience: Duration, request: &Request) -> Result<Reply, Failure> {
+    async fn send_whole(
+        self: &Arc<Self>,
+        via: Via,
+        began: Time,
+        patience: Duration,
+        request: &Request,
+    ) -> Result<Reply, Failure> {
         let Some(key) = request.key() else {
             return Err(Failure::refused("there is no server that this could be asked of"));
         };
         let ask = |server: &Arc<Connections>, via| server.ask(via, request.clone());
-        let (reply, was_repeated) = self.travel(via, patience, key, ask).await?;
+        let (reply, was_repeated) = self.travel(via, began, patience, key, ask).await?;
         if matches!(&reply, Reply::Renewed(all) if all.iter().any(Result::is_err)) {
             // Perhaps it is a replica now.
             self.doubt();
@@ -76,25 +83,20 @@ impl Cluster {
         Ok(if was_repeated { reply::overtaken(reply) } else { reply })
     }
 
-    /// The same way with what is left of the time.
-    pub(super) fn rest(&self, via: Via, until: Time) -> Via {
-        Via { limit: until.since(self.now()).max(Duration::from_millis(1)), ..via }
-    }
-
-    /// One request for one key. It is sent again, or waits for an owner of the slot, for `patience` at most.
+    /// One request for one key, which began then. It is sent again, or waits for an owner of the slot, for `patience` at
+    /// most.
     pub(super) async fn travel<T>(
         self: &Arc<Self>,
         via: Via,
+        began: Time,
         patience: Duration,
         key: &Key,
         ask: impl Fn(&Arc<Connections>, Via) -> Answer<T>,
     ) -> Result<Counted<T>, Failure> {
         let slot = slot::of(key.lock());
-        let (until, patient_until) = (self.now() + via.limit, self.now() + patience.min(via.limit));
-        let mut trip = Trip::new(slot);
-        let mut changes = self.changes.subscribe();
+        let (until, patient_until) = (began + via.limit, began + patience.min(via.limit));
+        let (mut trip, mut changes) = (Trip::new(slot), None);
         loop {
-            changes.mark_unchanged();
             let step = trip.next(&self.topology.read());
             let (owner, on_to) = match step {
                 Step::Send(owner) => (owner, None),
@@ -102,6 +104,11 @@ impl Cluster {
                 Step::Enough => return Err(self.wandering(slot)),
                 Step::Await => {
                     self.doubt();
+                    let Some(changes) = &mut changes else {
+                        // Made before the next look, it hears of what comes after that.
+                        changes = Some(self.changes.subscribe());
+                        continue;
+                    };
                     tokio::select! {
                         biased;
                         () = self.closed.cancelled() => return Err(Failure::unsent("it was closed meanwhile")),
@@ -110,14 +117,15 @@ impl Cluster {
                     }
                 }
             };
-            let via = Via { is_asking: on_to.is_some(), ..self.rest(via, until) };
+            let now = self.now();
+            let via = Via { is_asking: on_to.is_some(), ..rest(via, until, now) };
             let server = match &on_to {
                 None => self.server(owner),
                 Some(place) => self.guest(place),
             };
             let (answer, pulse) = match server {
                 Ok((server, pulse)) => {
-                    let under_way = pulse.begin(self.now());
+                    let under_way = pulse.begin(now);
                     self.wake();
                     let answer = ask(&server, via).await;
                     drop(under_way);
@@ -125,9 +133,9 @@ impl Cluster {
                 }
                 Err(failure) => (Err(failure), None),
             };
-            let failure = answer.as_ref().err();
+            let (failure, now) = (answer.as_ref().err(), self.now());
             if let Some(pulse) = pulse.as_ref().filter(|_| !failure.is_some_and(Failure::is_silence)) {
-                pulse.heard(self.now());
+                pulse.heard(now);
             }
             let redirection = failure.and_then(Failure::redirection);
             match redirection {
@@ -153,7 +161,7 @@ impl Cluster {
             match heard {
                 Heard::Counts => {
                     if let Some(pulse) = pulse.filter(|_| answer.is_ok() && on_to.is_none()) {
-                        pulse.counted(key, self.now());
+                        pulse.counted(key, now);
                         self.wake();
                     }
                     return answer.map(|answer| (answer, trip.was_repeated()));
@@ -166,10 +174,10 @@ impl Cluster {
                 Heard::Again(pause) => {
                     // By sending a request on, a server says that the slot is its own.
                     if let Some(pulse) = pulse.filter(|_| is_moving && on_to.is_none()) {
-                        pulse.counted(key, self.now());
+                        pulse.counted(key, now);
                         self.wake();
                     }
-                    if self.now() >= patient_until {
+                    if now >= patient_until {
                         return answer.map(|answer| (answer, true)).map_err(|_| self.wandering(slot));
                     }
                     if !pause.is_zero() {
@@ -197,6 +205,11 @@ impl Cluster {
         };
         Failure::unavailable(text)
     }
+}
+
+/// The same way with what is left of the time.
+pub(super) fn rest(via: Via, until: Time, now: Time) -> Via {
+    Via { limit: until.since(now).max(Duration::from_millis(1)), ..via }
 }
 
 /// Whether a slot is being moved, and not all that the request needs is on either server.

@@ -72,7 +72,7 @@ pub(super) async fn run(cluster: Weak<Cluster>) {
 impl Cluster {
     /// Asks what is due. Returns when to look again.
     fn tick(self: &Arc<Self>, watch: &mut Watch, now: Time) -> Time {
-        let is_needed = self.listener.get().and_then(Weak::upgrade).is_some_and(|listener| listener.is_needed());
+        let is_needed = self.is_needed();
         let pulses: Vec<(Shard, Arc<Pulse>)> =
             self.servers.lock().iter().map(|(shard, server)| (*shard, server.pulse.clone())).collect();
         if self.was_doubted() || pulses.iter().any(|(_, pulse)| pulse.is_silent(now)) {
@@ -165,9 +165,8 @@ impl Cluster {
                 return;
             }
             let others: Vec<Shard> = topology.servers().into_iter().filter(|other| *other != shard).collect();
-            (topology.place(shard).cloned(), others, topology.replicas(shard).to_vec())
+            (topology.place(shard).cloned(), others, topology.replicas(shard).cloned().collect::<Vec<_>>())
         };
-        let replicas: Vec<_> = replicas.into_iter().filter(|replica| !replica.is_failing).collect();
         if let Some(sentinels) = &self.sentinels {
             return self.cross_check_by_sentinels(sentinels, place, round).await;
         }
@@ -177,13 +176,13 @@ impl Cluster {
             let answer = server.keeper.command("GET", arguments(), limit).await;
             (Source::Primary(*other), server.address.clone(), answer)
         } else if let Some(replica) = replicas.iter().cycle().nth(round % replicas.len().max(1)) {
-            let endpoint = self.endpoint(&replica.place);
+            let endpoint = self.endpoint(replica);
             let ask = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
                 link.command("GET", arguments(), limit).await
             });
             // It is large, and seldom.
             let answer = Box::pin(ask).await;
-            (Source::Other(Box::new(endpoint)), replica.place.to_string(), answer)
+            (Source::Other(Box::new(endpoint)), replica.to_string(), answer)
         } else {
             return;
         };

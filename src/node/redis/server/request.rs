@@ -39,15 +39,15 @@ const KEYS_OF_A_PAGE: i64 = 500;
 
 /// How a request goes, and for how long its answer is awaited.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::node::redis) struct Via {
-    pub(in crate::node::redis) route: Route,
-    pub(in crate::node::redis) limit: Duration,
+pub(crate) struct Via {
+    pub(crate) route: Route,
+    pub(crate) limit: Duration,
     /// Another server, which has the key's slot, has sent it on to this one.
-    pub(in crate::node::redis) is_asking: bool,
+    pub(crate) is_asking: bool,
 }
 
 impl Via {
-    pub(in crate::node::redis) fn new(route: Route, limit: Duration) -> Self {
+    pub(crate) fn new(route: Route, limit: Duration) -> Self {
         Self { route, limit, is_asking: false }
     }
 }

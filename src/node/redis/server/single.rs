@@ -21,7 +21,7 @@ use crate::node::{
 
 impl Connections {
     /// Asks for one key.
-    pub(in crate::node::redis) fn ask_single(&self, via: Via, single: Single) -> Answer<SingleReply> {
+    pub(crate) fn ask_single(&self, via: Via, single: Single) -> Answer<SingleReply> {
         match single {
             Single::Take(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {

@@ -1,0 +1,266 @@
+//! Judges servers by what they tell of themselves.
+
+use std::time::Duration;
+
+use leasehold::{Capabilities, ClusterFacts, Deployment, Notifications, SentinelFacts};
+
+use super::finding::{Finding, note, ok, problem};
+
+/// The oldest server that has what the scripts need.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// The share of the memory, in percent, from which floors of fences are worth a note.
+const MUCH: u8 = 50;
+
+/// Judges a server by its capabilities. A wait after each restart makes up for locks that it may have forgotten.
+pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> Vec<Finding> {
+    let mut findings = vec![
+        version(server.server()),
+        match server.eviction() {
+            None => note("eviction", "it does not tell its maxmemory-policy", "see to it that it is noeviction"),
+            Some(policy) => eviction(policy, is_quorum),
+        },
+        persistence(server.append_only(), server.append_fsync(), is_quorum, waits_after_restart),
+    ];
+    findings.extend(match server.deployment() {
+        Deployment::Cluster(cluster) => judge_cluster(cluster),
+        Deployment::Sentinel(sentinel) => judge_sentinels(sentinel),
+        _ => Vec::new(),
+    });
+    if let Some(share @ MUCH..) = server.floors_percent() {
+        findings.push(note(
+            "floors",
+            format!("about {share} % of its memory are floors of fences, one for each name of the last 24 hours"),
+            "run --fence-memory 1h, or less: leasehold run --help",
+        ));
+    }
+    match (server.role(), server.replicas()) {
+        (Some("slave"), _) => {
+            findings.push(problem("replicas", "it is a replica, and takes no writes", "name its primary"));
+        }
+        (_, Some(replicas @ 1..)) => findings.push(note(
+            "replicas",
+            format!("{replicas} replicating: one that takes over may not have heard of a lock"),
+            "where that matters, let the resource check the fence, or use --quorum",
+        )),
+        _ => {}
+    }
+    findings.push(match server.notifications() {
+        Notifications::On => {
+            ok("notifications", "the server notifies of changes: waiters and holders hear of them at once")
+        }
+        Notifications::Refused(reason) => note(
+            "notifications",
+            format!(
+                "the server does not notify of changes ({reason}): waiters poll, and holders hear by the next renewal"
+            ),
+            "allow our user client and subscribe",
+        ),
+        _ => note("notifications", "the server has not said in time whether it notifies of changes", ""),
+    });
+    if !server.notifies_waiters() {
+        findings.push(note(
+            "notifications",
+            "the server cannot notify fair waiters: they poll",
+            "allow our user subscribe, and all channels",
+        ));
+    }
+    findings
+}
+
+/// The slots of a cluster.
+const SLOTS: u16 = 16_384;
+
+/// After a failover of so long a lease of the usual TTL of 30 s has been renewed once more, at a third of it: the node
+/// time-out, and some seconds for the election.
+const SLOW_FAILOVER: Duration = Duration::from_secs(15);
+
+fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
+    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout, .. } = cluster;
+    let mut findings = vec![if *slots == SLOTS {
+        ok("cluster", format!("{primaries} primaries serve all slots"))
+    } else {
+        let without = SLOTS - slots;
+        problem(
+            "cluster",
+            format!("{without} slots have no primary: their locks cannot be acquired"),
+            "give them to one: redis-cli --cluster fix",
+        )
+    }];
+    if *requires_all_slots == Some(true) {
+        findings.push(note(
+            "coverage",
+            "one slot without a primary stops all the others (cluster-require-full-coverage yes)",
+            "CONFIG SET cluster-require-full-coverage no on each server, then CONFIG REWRITE",
+        ));
+    }
+    if let Some([slot, ..]) = moving.first_chunk::<1>() {
+        findings.push(note(
+            "moving",
+            format!("{} slots are being moved, such as {slot}: fair locks there wait", moving.len()),
+            "finish that, or redis-cli --cluster fix; a move that is given up forgets the keys that have gone",
+        ));
+    }
+    if let Some(timeout) = node_timeout.filter(|timeout| *timeout >= SLOW_FAILOVER) {
+        findings.push(note(
+            "failover",
+            format!("a dead primary is noticed after {timeout:?} (cluster-node-timeout): leases of the usual TTL may not last"),
+            "a longer TTL, or a shorter cluster-node-timeout on each server",
+        ));
+    }
+    findings
+}
+
+fn judge_sentinels(SentinelFacts { service, names, .. }: &SentinelFacts) -> Vec<Finding> {
+    let silent: Vec<&str> = names.iter().filter(|(_, named)| named.is_none()).map(|(at, _)| &**at).collect();
+    let mut named: Vec<&str> = names.iter().filter_map(|(_, named)| named.as_deref()).collect();
+    named.sort_unstable();
+    named.dedup();
+    let mut findings = Vec::new();
+    if named.len() > 1 {
+        findings.push(problem(
+            "sentinels",
+            format!("they name different primaries of {service:?}: {}", named.join(", ")),
+            "ask again in some seconds; then see to the one that is behind: SENTINEL RESET",
+        ));
+    }
+    if !silent.is_empty() {
+        findings.push(note(
+            "sentinels",
+            format!("{} of {} do not answer: {}", silent.len(), names.len(), silent.join(", ")),
+            "start them: a failover needs more than half of them",
+        ));
+    }
+    if findings.is_empty() {
+        findings.push(ok("sentinels", format!("{} Sentinels name one primary of {service:?}", names.len())));
+    }
+    findings
+}
+
+/// Judges what the server does with locks when its memory is full.
+fn eviction(policy: &str, is_quorum: bool) -> Finding {
+    const ADVICE: &str = "CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE";
+    match policy {
+        "noeviction" => ok("eviction", "maxmemory-policy noeviction"),
+        "allkeys-lru" | "volatile-lru" | "allkeys-lfu" | "volatile-lfu" if !is_quorum => note(
+            "eviction",
+            format!("maxmemory-policy {policy}: floors of fences go first, and a lock that is held may go too"),
+            ADVICE,
+        ),
+        _ => problem(
+            "eviction",
+            format!("maxmemory-policy {policy}: when memory is full it evicts locks that are held"),
+            ADVICE,
+        ),
+    }
+}
+
+/// Judges what a crash may make the server forget.
+fn persistence(
+    append_only: Option<bool>,
+    append_fsync: Option<&str>,
+    is_quorum: bool,
+    waits_after_restart: bool,
+) -> Finding {
+    match (append_only, append_fsync) {
+        (None, _) => note(
+            "persistence",
+            "it does not tell whether it keeps an append-only file",
+            "a server that forgets its locks in a restart needs --restart-delay 31s, a second more than the longest TTL",
+        ),
+        (Some(true), Some("always")) => {
+            ok("persistence", "every write is on disk before it is answered (appendfsync always)")
+        }
+        (Some(true), _) if waits_after_restart => ok("persistence", "append-only file, and a delay after each restart"),
+        (Some(false), _) if waits_after_restart => {
+            ok("persistence", "no append-only file, but a delay after each restart")
+        }
+        (Some(_), _) if is_quorum => problem(
+            "persistence",
+            "a crash may forget locks, and --restart-delay 0 has it vote at once",
+            "CONFIG SET appendonly yes and CONFIG SET appendfsync always, then CONFIG REWRITE (a restart with the settings \
+             alone starts empty); or leave --restart-delay out",
+        ),
+        (Some(true), fsync) => note(
+            "persistence",
+            format!("appendfsync {}: a crash may forget the locks of the last moment", fsync.unwrap_or("not told")),
+            "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or --restart-delay 31s in every \
+             program: a second more than the longest TTL",
+        ),
+        // The default of a server, and enough for a lock that only saves work.
+        (Some(false), _) => note(
+            "persistence",
+            "no append-only file: a restart forgets who holds what",
+            "CONFIG SET appendonly yes, then CONFIG REWRITE (a restart with the setting alone starts empty); or \
+             --restart-delay 31s in every program: a second more than the longest TTL",
+        ),
+    }
+}
+
+fn version(server: Option<&str>) -> Finding {
+    let Some(server) = server else {
+        return note("version", "it does not tell its version", "it must be Redis 6.2 or later");
+    };
+    let mut numbers = server.rsplit(' ').next().unwrap_or_default().split('.').map(|number| number.parse().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor)) if (major, minor) < OLDEST => {
+            problem("version", format!("{server} is too old"), "use Redis 6.2 or later, or Valkey")
+        }
+        _ => ok("version", server),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::doctor::finding::Level;
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_version(text in "(redis |valkey )?[0-9.]{0,30}|.*") {
+            let _level = version(Some(&text)).level;
+        }
+    }
+
+    fn level(finding: &Finding) -> Level {
+        finding.level
+    }
+
+    #[test]
+    fn an_old_server_is_a_problem_and_an_unknown_one_is_not() {
+        for (server, expected) in [
+            (Some("redis 6.0.16"), Level::Problem),
+            (Some("redis 5.0.7"), Level::Problem),
+            (Some("redis 6.2.0"), Level::Ok),
+            (Some("redis 7.0.15"), Level::Ok),
+            (Some("valkey 9.1.2"), Level::Ok),
+            (Some("another"), Level::Ok),
+            (None, Level::Note),
+        ] {
+            assert_eq!(level(&version(server)), expected, "{server:?}");
+        }
+    }
+
+    #[test]
+    fn what_tells_nothing_is_no_problem() {
+        let findings = judge(&Capabilities::default(), false, false);
+        assert!(findings.len() >= 5 && findings.iter().all(|finding| finding.level == Level::Note), "{findings:?}");
+    }
+
+    #[test]
+    fn a_delay_after_restarts_makes_up_for_what_a_crash_forgets() {
+        use Level::{Note, Ok, Problem};
+        let levels = |append_only, fsync| {
+            [(false, false), (false, true), (true, false), (true, true)]
+                .map(|(is_quorum, waits)| level(&persistence(append_only, fsync, is_quorum, waits)))
+        };
+        assert_eq!(levels(Some(false), Some("everysec")), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(false), Some("always")), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(true), Some("everysec")), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(true), None), [Note, Ok, Problem, Ok]);
+        assert_eq!(levels(Some(true), Some("always")), [Ok; 4]);
+        assert_eq!(levels(None, None), [Note; 4]);
+    }
+}

@@ -1,0 +1,291 @@
+//! `leasehold doctor`: what could go wrong with the servers, and what to do about it.
+
+use std::process::ExitCode;
+
+use leasehold::{Capabilities, Error, Leases, NodeAnswer, Released, SystemClock, Vote, Votes};
+use serde_json::{Value, json};
+
+use self::{
+    finding::{Finding, Level, note, ok, problem, word},
+    judge::judge,
+};
+use crate::{
+    args::Doctor,
+    connect::block_on,
+    exit::{Ended, Exit},
+    say::{print, shown},
+    servers::Servers,
+};
+
+mod finding;
+mod judge;
+
+/// By how much the clocks of a quorum may differ, in microseconds: what a lease of the usual TTL of 30 s allows for.
+const CLOCKS_DIFFER: u64 = 302_000;
+
+/// The findings about one server, or about a lock.
+struct Section {
+    place: String,
+    findings: Vec<Finding>,
+}
+
+/// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
+const CAUSES: [(&str, &str); 14] = [
+    ("is a replica", "name its primary in the URL"),
+    ("READONLY", "name its primary in the URL"),
+    ("MASTERDOWN", "name its primary in the URL"),
+    ("is a Sentinel", "write redis-sentinel://HOST/SERVICE: SENTINEL MASTERS lists the services"),
+    ("is no Sentinel", "write redis://, or redis-cluster:// for a part of a cluster"),
+    ("does not watch", "name one of the services that it watches"),
+    ("not part of a cluster", "write redis://"),
+    ("part of a cluster", "name a stand-alone server, or write redis-cluster://"),
+    ("CLUSTERDOWN", "see to the servers that the cluster lacks"),
+    ("OOM", "raise the server's maxmemory, or free some of its memory"),
+    ("LOADING", "ask again when it has loaded its data"),
+    ("MISCONF", "see to the server's disk: it cannot save its data"),
+    ("NOREPLICAS", "see to the server's replicas, or to its min-replicas-to-write"),
+    ("SSL_CERT_FILE", "name a PEM file with the certificate of the server's authority in SSL_CERT_FILE"),
+];
+
+/// The advice for the text of an error, unless its cause is none of these.
+fn advice_for(text: &str) -> Option<&'static str> {
+    CAUSES.iter().find(|(words, _)| text.contains(words)).map(|(_, advice)| *advice)
+}
+
+pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
+    options.servers.tell_a_guess();
+    let (sections, all_there) = block_on(examine(options))?;
+    let levels = || sections.iter().flat_map(|section| &section.findings).map(|finding| finding.level);
+    if options.json {
+        print(&Value::from(sections.iter().flat_map(as_json).collect::<Vec<_>>()).to_string())?;
+    } else {
+        for section in &sections {
+            print(&section.place)?;
+            for finding in &section.findings {
+                print(&format!("  {:<8} {}", word(finding.level), shown(&finding.what)))?;
+                if !finding.advice.is_empty() {
+                    print(&format!("  {:<8} {}", "", finding.advice))?;
+                }
+            }
+        }
+    }
+    Ok(if !all_there {
+        Exit::Unreachable.into()
+    } else if levels().any(|level| level == Level::Problem || options.strict && level == Level::Note) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn as_json(section: &Section) -> Vec<Value> {
+    let finding = |finding: &Finding| {
+        let advice = Some(finding.advice).filter(|advice| !advice.is_empty());
+        json!({ "place": section.place, "check": finding.check, "level": word(finding.level), "what": finding.what, "advice": advice })
+    };
+    section.findings.iter().map(finding).collect()
+}
+
+/// Examines each server by itself, then a lock on all of them. Also returns whether all were reachable.
+async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
+    let servers = &options.servers;
+    let is_quorum = !servers.quorum.is_empty();
+    let waits_after_restart = servers.delay().is_some_and(|delay| !delay.is_zero());
+    // Report wrong settings as such, before any server is asked.
+    drop(servers.builder().build_lazy()?);
+    let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url().to_owned()] };
+    let (mut sections, mut all_there) = (Vec::new(), true);
+    for (at, url) in urls.into_iter().enumerate() {
+        let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
+        let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
+        // In a quorum, the other servers would hide one that grants nothing, and then none is to spare.
+        let findings = match look(&alone, is_quorum.then_some(&*options.name)).await {
+            Ok((address, capabilities, vote)) => {
+                place = address;
+                let mut findings = judge(&capabilities, is_quorum, waits_after_restart);
+                findings.extend(vote);
+                findings
+            }
+            Err(error) => {
+                all_there = false;
+                let usual = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
+                vec![problem("server", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))]
+            }
+        };
+        sections.push(Section { place, findings });
+    }
+    if !is_quorum && !all_there {
+        return Ok((sections, false));
+    }
+    let findings = match servers.builder().build().await {
+        Ok(leases) => {
+            let findings = try_out(&leases, &options.name, is_quorum).await;
+            leases.close().await;
+            findings?
+        }
+        Err(error) => {
+            all_there = false;
+            let usual = match error {
+                Error::Config(_) => "correct the URLs",
+                _ if is_quorum => "a majority of the servers must be there",
+                _ => "ask again",
+            };
+            vec![problem("lock", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))]
+        }
+    };
+    sections.push(Section { place: "a lock".into(), findings });
+    Ok((sections, all_there))
+}
+
+/// A server's address and capabilities. Given a name, also the reason if it grants no lock for that name.
+async fn look(
+    servers: &Servers,
+    name: Option<&str>,
+) -> Result<(String, Capabilities, Option<Finding>), leasehold::Error> {
+    let leases = servers.builder().build().await?;
+    let address = leases.nodes().first().map(|node| node.address().to_owned()).unwrap_or_default();
+    let capabilities = leases.capabilities().await;
+    let vote = match name {
+        Some(name) => vote(&leases, name).await,
+        None => None,
+    };
+    leases.close().await;
+    Ok((address, capabilities?, vote))
+}
+
+async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
+    let why = match leases.lock(format!("{name}:doctor")).try_acquire().await {
+        Ok(Some(lease)) => match lease.release().await {
+            Ok(Released::Unconfirmed(why)) => why.to_string(),
+            Ok(_) => return None,
+            Err(error) => error.to_string(),
+        },
+        Ok(None) => return None,
+        Err(error) => error.to_string(),
+    };
+    let advice = advice_for(&why).unwrap_or("a quorum goes on without it, with one less to spare");
+    Some(problem("vote", format!("it grants no lock: {why}"), advice))
+}
+
+/// Acquires, renews and releases a lock, as `run` would.
+async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
+    const RIGHTS: &str = "give our user the right that is named there, for these keys";
+    const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";
+    let advice = |passes: bool| if passes { SLOW } else { RIGHTS };
+    let lock = leases.lock(format!("{name}:doctor"));
+    let mut misplaced = Vec::new();
+    for name in [name, lock.name()] {
+        // The lock below reports any error.
+        if let Ok(Some(holder)) = leases.lock(name).holder().await {
+            misplaced.extend(judge_key(name, holder.not_a_lock()));
+        }
+    }
+    let began = SystemClock.now();
+    let lease = match lock.try_acquire().await {
+        Ok(Some(lease)) => lease,
+        Ok(None) => {
+            if misplaced.is_empty() {
+                let held = format!("{:?} is held: another doctor is at work", lock.name());
+                misplaced.push(note("lock", held, "ask again"));
+            }
+            return Ok(misplaced);
+        }
+        Err(error @ Error::Config(_)) => return Err(error.into()),
+        Err(error) => {
+            let usual = if is_too_early(&error) { "wait for that long" } else { advice(error.is_transient()) };
+            let advice = advice_for(&error.to_string()).unwrap_or(usual);
+            return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice)]);
+        }
+    };
+    let listed = leases.list(lock.name()).await;
+    let renewed = lease.renew().await.map_err(|error| {
+        problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, Error::Lost(_))))
+    });
+    let unreleased = match lease.release().await {
+        Ok(Released::Unconfirmed(why)) => Some((why.to_string(), advice(false))),
+        Ok(_) => None,
+        Err(error) => Some((error.to_string(), advice(matches!(error, Error::Lost(_))))),
+    };
+    let unreleased = unreleased.map(|(why, advice)| problem("lock", format!("it cannot be released: {why}"), advice));
+    let mut findings: Vec<_> = renewed.err().into_iter().chain(unreleased).collect();
+    let works = findings.is_empty();
+    findings.extend(misplaced);
+    if works {
+        findings.push(ok(
+            "lock",
+            format!("acquired, renewed and released within {:.1?}", SystemClock.now().saturating_sub(began)),
+        ));
+    }
+    if let Err(error) = lock.holder().await {
+        findings.push(problem(
+            "lock",
+            format!("its holder cannot be asked for: {error}"),
+            advice(error.is_transient()),
+        ));
+    }
+    match listed {
+        Ok(locks) if locks.is_empty() => {
+            findings.push(note(
+                "lock",
+                "ls and top will not see all locks",
+                "allow our user to read all keys: getrange",
+            ));
+        }
+        Ok(_) => {}
+        Err(error) => findings.push(note("lock", format!("ls and top will not work: {error}"), RIGHTS)),
+    }
+    if !is_quorum {
+        match lock.clone().fair(true).try_acquire().await {
+            Ok(Some(lease)) => drop(lease.release().await),
+            Ok(None) => {}
+            Err(error) => {
+                findings.push(note("lock", format!("it cannot be fair: {error}"), advice(error.is_transient())));
+            }
+        }
+    }
+    findings.extend(clocks(leases));
+    Ok(findings)
+}
+
+/// A problem if the key under a lock's name is no lock.
+fn judge_key(name: &str, not_a_lock: Option<&str>) -> Option<Finding> {
+    let what = format!("{name:?} holds a {}, which is no lock: nobody releases it", not_a_lock?);
+    Some(problem("name", what, "give the lock another name or a --prefix, or delete the key"))
+}
+
+/// Whether servers grant nothing because they have just started.
+fn is_too_early(error: &Error) -> bool {
+    let mut answers = error.votes().into_iter().flat_map(Votes::nodes).map(Vote::answer);
+    answers.any(|answer| matches!(answer, NodeAnswer::Recovering { .. }))
+}
+
+/// Whether the clocks of the servers agree, as far as the clocks are known.
+fn clocks(leases: &Leases) -> Option<Finding> {
+    let nodes = leases.nodes();
+    let offsets: Vec<i64> = nodes.iter().filter_map(leasehold::NodeStatus::clock_offset_micros).collect();
+    let (least, most) = (offsets.iter().min()?, offsets.iter().max()?);
+    (offsets.len() > 1).then(|| judge_clocks(offsets.len(), most.abs_diff(*least)))
+}
+
+fn judge_clocks(clocks: usize, micros: u64) -> Finding {
+    let apart = format!("{:.1} ms", std::time::Duration::from_micros(micros).as_secs_f64() * 1e3);
+    if micros > CLOCKS_DIFFER {
+        return problem(
+            "clocks",
+            format!("the clocks of {clocks} servers are {apart} apart, more than leases allow for"),
+            "have them synchronised (NTP)",
+        );
+    }
+    ok("clocks", format!("the clocks of {clocks} servers are within {apart}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_may_differ_by_what_leases_allow_for() {
+        assert_eq!(judge_clocks(3, 302_000).level, Level::Ok);
+        assert_eq!(judge_clocks(3, 302_001).level, Level::Problem);
+    }
+}
