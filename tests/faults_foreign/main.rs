@@ -96,7 +96,10 @@ async fn cause(event: &str, scene: &Scene) {
             let Servers::Cluster(cluster) = &scene.servers else { panic!("it is a cluster") };
             let name = cluster.name_at(0, "victim");
             if event == "primary" {
-                cluster.replica_of(0).wire().must(&["CLUSTER", "FAILOVER"]);
+                let replica = cluster.replica_of(0);
+                replica.wire().must(&["CLUSTER", "FAILOVER"]);
+                let has_taken_over = || replica.wire().info_field("replication", "role").as_deref() == Some("master");
+                eventually_async(HANGS, "the replica has taken over", has_taken_over).await;
             } else {
                 // That of the second is found by the keeper, which looks because of the first.
                 for name in [&name, &cluster.name_at(0, "unasked")] {

@@ -38,7 +38,9 @@ impl Cluster {
     #[track_caller]
     pub fn with(primaries: usize, replicas: usize, more: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
         let clock = ClockShim::new();
-        let server = |_| more(Server::builder().cluster(true).clock(&clock)).start();
+        // A replica is not listed before its primary has written, or pinged it: after ten seconds unless that is set.
+        let prompt = || Server::builder().arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1");
+        let server = |_| more(prompt().cluster(true).clock(&clock)).start();
         let servers: Vec<Server> = (0..primaries * (1 + replicas)).map(server).collect();
         let cluster = Self { servers, primaries, clock };
         cluster.join();
