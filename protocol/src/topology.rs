@@ -209,7 +209,9 @@ impl Topology {
             if let Some(server) = self.servers.get_mut(&shard).filter(|server| Some(primary.epoch) >= server.epoch) {
                 server.epoch = Some(primary.epoch);
                 if !primary.slots.is_empty() {
-                    server.replicas.clone_from(&primary.replicas);
+                    // One that is a primary in this view may be about to take over.
+                    server.replicas.retain(|replica| primaries.iter().any(|other| other.id == replica.id));
+                    server.replicas.extend(primary.replicas.iter().cloned());
                 }
                 if let Some(place) = primary.place.as_ref().filter(|place| **place != server.place) {
                     server.place = place.clone();

@@ -259,6 +259,13 @@ fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     let elsewhere = Primary { id: "id-101".into(), ..primary(9, 3, &[0..=99]) };
     let changes = topology.merge(&view(&[elsewhere, first[1].clone()]), Time::ZERO);
     assert_eq!(taken_over(&changes), [(1, 9, 3, 100)]);
+    // Some servers know it as a primary before they know of its slots.
+    let mut topology = of(&[view(&first)]);
+    let lonely = Primary { replicas: Vec::new(), ..first[0].clone() };
+    let halfway = view(&[lonely, primary(101, 3, &[]), first[1].clone()]);
+    assert!(topology.merge(&halfway, Time::ZERO).slots.is_empty());
+    let changes = topology.merge(&view(&[primary(101, 3, &[0..=99]), first[1].clone()]), Time::ZERO);
+    assert_eq!(taken_over(&changes), [(1, 101, 3, 100)]);
     // By a redirection, for one slot.
     let mut topology = of(&[view(&first)]);
     let owner = topology.owner(7).unwrap();
