@@ -526,6 +526,11 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     scene.is_taken_away_within(MEDIUM / 2, NAME).await;
 }
 
+/// What a silent node is asked. A connection that has just been made asks for sections of it.
+fn probe() -> Match {
+    Match::with(|args| matches!(args, [name] if name.eq_ignore_ascii_case(b"INFO")))
+}
+
 /// Only probed while it is silent, a node may come back at any moment: a release waits for it as for an answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_waits_for_nodes_that_are_about_to_answer_again() {
@@ -533,7 +538,7 @@ async fn a_release_waits_for_nodes_that_are_about_to_answer_again() {
     let lease = scene.acquire_everywhere(LONG).await;
     let majority = &scene.nodes[1..];
     let lost = on_each(majority, RENEW, Action::SwallowReply);
-    let hold = |node: &Node| node.proxy.on_each(Match::command("INFO"), Action::HoldReply);
+    let hold = |node: &Node| node.proxy.on_each(probe(), Action::HoldReply);
     let probes: Vec<_> = majority.iter().map(hold).collect();
     lease.renew().await.expect_err("two of three are silent");
     all_hit(&probes, "the probe").await;
@@ -557,7 +562,7 @@ async fn a_node_that_answers_on_another_connection_is_not_silent() {
     let renewed = async || lease.renew().await.expect("two of three answer");
     renewed().await;
     // Were it probed, no answer would come.
-    let probes = scene.nodes[2].proxy.on_each(Match::command("INFO"), Action::HoldReply);
+    let probes = scene.nodes[2].proxy.on_each(probe(), Action::HoldReply);
     let held = scene.nodes[2].proxy.on_each(Match::script(ACQUIRE), Action::HoldReply);
     let other = tokio::spawn(scene.leases.lock("other").try_acquire());
     // Nothing is under way for most of the time, and each answer is newer than what makes a node silent.
