@@ -11,6 +11,7 @@ use support::{
     Action, Cluster, HANGS, Lag, Match, Proxy, Server, eventually, eventually_async, eventually_but_for,
     scripts::COMBINED_SLOTS, within,
 };
+use tokio::task::JoinSet;
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
@@ -638,7 +639,13 @@ async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
     let sent = scripts() - before;
     // The first two to each primary go at once, and then there is one a millisecond, for as long as more come.
     assert!(sent < 160, "{sent} scripts for 240 acquires");
-    drop(held);
+    let before = scripts();
+    let mut releases: JoinSet<_> = held.into_iter().map(Lease::release).collect();
+    while let Some(released) = within(HANGS, "the releases", releases.join_next()).await {
+        released.unwrap().unwrap().confirmed();
+    }
+    let sent = scripts() - before;
+    assert!(sent < 160, "{sent} scripts for 240 releases");
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let moving = async {
         // Those of some of the names, as fast as an operator's tool.

@@ -1,6 +1,6 @@
 //! Real clusters, made by raw commands.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use super::{
     clock_shim::ClockShim,
@@ -23,8 +23,8 @@ const SLOTS: usize = 16_384;
 pub struct Cluster {
     servers: Vec<Server>,
     primaries: usize,
-    /// They all go by it.
-    clock: ClockShim,
+    /// They all go by it; without one, by the machine's.
+    clock: Option<ClockShim>,
 }
 
 impl Cluster {
@@ -37,10 +37,26 @@ impl Cluster {
     /// The same, with more to each server.
     #[track_caller]
     pub fn with(primaries: usize, replicas: usize, more: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
-        let clock = ClockShim::new();
+        Self::of(primaries, replicas, Some(ClockShim::new()), more)
+    }
+
+    /// The same by the machine's clock, as servers are in production: two seconds later, and with nothing beside them.
+    #[track_caller]
+    pub fn start_unshimmed(primaries: usize, replicas: usize) -> Self {
+        Self::of(primaries, replicas, None, |server| server)
+    }
+
+    #[track_caller]
+    fn of(
+        primaries: usize,
+        replicas: usize,
+        clock: Option<ClockShim>,
+        more: impl Fn(ServerBuilder) -> ServerBuilder,
+    ) -> Self {
         // A replica is not listed before its primary has written, or pinged it: after ten seconds unless that is set.
         let prompt = || Server::builder().arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1");
-        let server = |_| more(prompt().cluster(true).clock(&clock)).start();
+        let by_the_clock = |server: ServerBuilder| clock.iter().fold(server, ServerBuilder::clock);
+        let server = |_| more(by_the_clock(prompt().cluster(true))).start();
         let servers: Vec<Server> = (0..primaries * (1 + replicas)).map(server).collect();
         let cluster = Self { servers, primaries, clock };
         cluster.join();
@@ -52,15 +68,16 @@ impl Cluster {
             let (mut wire, epoch) = (server.wire(), (at + 1).to_string());
             wire.must(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
             if at < self.primaries {
-                let (first, next) = (SLOTS * at / self.primaries, SLOTS * (at + 1) / self.primaries);
-                let slots: Vec<String> = (first..next).map(|slot| slot.to_string()).collect();
+                let slots: Vec<String> = self.slots_of(at).map(|slot| slot.to_string()).collect();
                 let all: Vec<&str> =
                     ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
                 wire.must(&all);
             }
         }
         // A new primary waits for two seconds before it says that it is up, and for a node timeout since it had no slots.
-        self.clock.forward(Duration::from_secs(3));
+        if let Some(clock) = &self.clock {
+            clock.forward(Duration::from_secs(3));
+        }
         for one in &self.servers {
             let mut wire = one.wire();
             for other in self.servers.iter().filter(|other| other.port() != one.port()) {
@@ -127,13 +144,13 @@ impl Cluster {
 
     /// The clock of all of them.
     pub fn clock(&self) -> &ClockShim {
-        &self.clock
+        self.clock.as_ref().expect("it does not go by the machine's clock")
     }
 
     /// Which primary had this key at first.
     pub fn home_of(&self, key: &str) -> usize {
         let slot = usize::from(self.slot_of(key));
-        (0..self.primaries).find(|at| slot < SLOTS * (at + 1) / self.primaries).expect("every slot has a home")
+        (0..self.primaries).find(|at| self.slots_of(*at).contains(&slot)).expect("every slot has a home")
     }
 
     /// In which slot a key is.
@@ -198,6 +215,26 @@ impl Cluster {
         for at in [from, to] {
             self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
         }
+    }
+
+    /// The slots that this primary had at first.
+    pub fn slots_of(&self, primary: usize) -> Range<usize> {
+        SLOTS * primary / self.primaries..SLOTS * (primary + 1) / self.primaries
+    }
+
+    /// So many names like this one that are in these slots.
+    pub fn names_in(&self, slots: &Range<usize>, like: &str, count: usize) -> Vec<String> {
+        let mut wire = self.servers[0].wire();
+        let mut slot_of = |name: &str| wire.cmd(&["CLUSTER", "KEYSLOT", name]).int();
+        // Names spread over all slots.
+        let most = (count + 10) * SLOTS / slots.len() * 10;
+        let names = (0..most).map(|number| format!("{like}-{number}"));
+        let names: Vec<String> = names
+            .filter(|name| usize::try_from(slot_of(name)).is_ok_and(|slot| slots.contains(&slot)))
+            .take(count)
+            .collect();
+        assert_eq!(names.len(), count, "of {most} names");
+        names
     }
 
     /// A name like this one that is at home on this primary.
