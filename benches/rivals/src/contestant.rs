@@ -8,17 +8,26 @@ use distributed_lock_redis::{RedisLockHandle, RedisLockProvider};
 use fred::{
     clients::Client,
     interfaces::{ClientLike as _, KeysInterface as _},
-    types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value},
+    types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value, config::ServerConfig},
 };
 use leasehold::{Lease, Leases, Released};
-use redis::aio::{ConnectionManager, MultiplexedConnection};
+use redis::{
+    aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
+    cluster::ClusterClient,
+    cluster_async::ClusterConnection,
+};
 use rlock::{
     AcquireOptions,
     async_lock::{RLock, RLockGuard},
 };
 use rslock::{LockGuard, LockManager};
+use support::Cluster;
 
-use crate::{Result, Server, TTL, plain, rounds::Rounds};
+use crate::{
+    Result, Server, TTL, plain,
+    rounds::Rounds,
+    server::{client_at, client_of},
+};
 
 /// The library under test, on the calling runtime.
 pub async fn leases(server: &Server) -> Result<Leases> {
@@ -43,6 +52,8 @@ pub enum Contestant {
     Leasehold(Leases),
     Fair(Leases),
     InMemory(Leases),
+    /// On one server, beside others on a cluster.
+    OneServer(Leases),
     Rslock(LockManager, Duration),
     Rlock(RLock, AcquireOptions),
     DistributedLock(Arc<RedisLockProvider>),
@@ -51,6 +62,8 @@ pub enum Contestant {
     Plain(Client, String),
     /// The same by redis-rs, the client of rlock, rslock and distkit.
     PlainRedisRs(MultiplexedConnection, String),
+    /// The same on a cluster.
+    PlainRedisRsCluster(ClusterConnection, String),
     /// The same on several servers at once, and a majority's answer.
     PlainRounds(Rounds, String),
     /// Not even a lock: two rounds of `PING`, and a majority's answer.
@@ -144,6 +157,25 @@ impl Contestant {
         ])
     }
 
+    /// Those that can take a lock on a cluster, in the order of the tables: ours, the rival, the baselines.
+    pub async fn cluster(cluster: &Cluster) -> Result<Vec<Self>> {
+        let urls: Vec<String> = cluster.primaries().iter().map(support::Server::url).collect();
+        let mut hash = String::new();
+        // A replica that is promoted knows only the scripts that were loaded there.
+        for server in cluster.servers() {
+            hash = plain::load(&client_at(server.port()).await?).await?;
+        }
+        let hosts = cluster.primaries().iter().map(|server| ("127.0.0.1", server.port())).collect();
+        let fred = client_of(ServerConfig::new_clustered(hosts)).await?;
+        let redis_rs = ClusterClient::new(urls.clone())?.get_async_connection().await?;
+        Ok(vec![
+            Self::leasehold(&cluster.url(), TTL).await?,
+            Self::Rslock(LockManager::new_cluster(urls)?, TTL),
+            Self::Plain(fred, hash.clone()),
+            Self::PlainRedisRsCluster(redis_rs, hash),
+        ])
+    }
+
     /// Whether it is another library, and no baseline.
     pub fn is_rival(&self) -> bool {
         matches!(self, Self::Rslock(..) | Self::Rlock(..) | Self::DistributedLock(_) | Self::Distkit(..))
@@ -154,12 +186,13 @@ impl Contestant {
             Self::Leasehold(_) => "leasehold",
             Self::Fair(_) => "leasehold, fair",
             Self::InMemory(_) => "leasehold in memory",
+            Self::OneServer(_) => "leasehold on one server",
             Self::Rslock(..) => "rslock",
             Self::Rlock(..) => "rlock",
             Self::DistributedLock(_) => "distributed-lock-redis",
             Self::Distkit(..) => "distkit",
             Self::Plain(..) => "plain fred",
-            Self::PlainRedisRs(..) => "plain redis-rs",
+            Self::PlainRedisRs(..) | Self::PlainRedisRsCluster(..) => "plain redis-rs",
             Self::PlainRounds(..) => "two plain rounds",
             Self::Pings(..) => "two rounds of `PING`",
         }
@@ -168,7 +201,7 @@ impl Contestant {
     /// Waits for the lock as the library does it by default.
     pub async fn acquire(&self, name: &str) -> Result<Guard> {
         Ok(match self {
-            Self::Leasehold(leases) | Self::Fair(leases) | Self::InMemory(leases) => {
+            Self::Leasehold(leases) | Self::Fair(leases) | Self::InMemory(leases) | Self::OneServer(leases) => {
                 Guard::Leasehold(leases.lock(name).acquire().await?)
             }
             Self::Rslock(manager, ttl) => Guard::Rslock(manager.acquire(name, *ttl).await?),
@@ -189,14 +222,8 @@ impl Contestant {
                 }
                 Guard::Plain(name.to_owned())
             }
-            Self::PlainRedisRs(connection, _) => {
-                let mut set = redis::cmd("SET");
-                set.arg(name).arg(VALUE).arg("NX").arg("PX").arg(u64::try_from(TTL.as_millis())?);
-                if set.query_async::<redis::Value>(&mut connection.clone()).await? == redis::Value::Nil {
-                    return Err("the plain lock does not wait".into());
-                }
-                Guard::Plain(name.to_owned())
-            }
+            Self::PlainRedisRs(connection, _) => set_by_redis_rs(&mut connection.clone(), name).await?,
+            Self::PlainRedisRsCluster(connection, _) => set_by_redis_rs(&mut connection.clone(), name).await?,
             Self::PlainRounds(rounds, _) => {
                 rounds.set(name, VALUE, i64::try_from(TTL.as_millis())?).await?;
                 Guard::Plain(name.to_owned())
@@ -227,18 +254,17 @@ impl Contestant {
                 guard.release().await?;
             }
             (Self::Plain(client, hash), Guard::Plain(name)) => {
-                let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::FirstKey, false);
+                let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
                 let deleted: i64 = client.custom(evalsha, vec![hash.as_str(), "1", &name, VALUE]).await?;
                 if deleted != 1 {
                     return Err("the plain lock was lost".into());
                 }
             }
             (Self::PlainRedisRs(connection, hash), Guard::Plain(name)) => {
-                let mut delete = redis::cmd("EVALSHA");
-                delete.arg(hash).arg(1).arg(&name).arg(VALUE);
-                if delete.query_async::<i64>(&mut connection.clone()).await? != 1 {
-                    return Err("the plain lock was lost".into());
-                }
+                delete_by_redis_rs(&mut connection.clone(), hash, &name).await?;
+            }
+            (Self::PlainRedisRsCluster(connection, hash), Guard::Plain(name)) => {
+                delete_by_redis_rs(&mut connection.clone(), hash, &name).await?;
             }
             (Self::PlainRounds(rounds, hash), Guard::Plain(name)) => rounds.delete(hash, &name, VALUE).await?,
             (Self::Pings(rounds), Guard::None) => rounds.ping().await?,
@@ -258,6 +284,21 @@ impl fmt::Debug for Contestant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+async fn set_by_redis_rs(connection: &mut impl ConnectionLike, name: &str) -> Result<Guard> {
+    let mut set = redis::cmd("SET");
+    set.arg(name).arg(VALUE).arg("NX").arg("PX").arg(u64::try_from(TTL.as_millis())?);
+    if set.query_async::<redis::Value>(connection).await? == redis::Value::Nil {
+        return Err("the plain lock does not wait".into());
+    }
+    Ok(Guard::Plain(name.to_owned()))
+}
+
+async fn delete_by_redis_rs(connection: &mut impl ConnectionLike, hash: &str, name: &str) -> Result<()> {
+    let mut delete = redis::cmd("EVALSHA");
+    delete.arg(hash).arg(1).arg(name).arg(VALUE);
+    if delete.query_async::<i64>(connection).await? == 1 { Ok(()) } else { Err("the plain lock was lost".into()) }
 }
 
 /// A release that nobody confirmed is no cycle to count.

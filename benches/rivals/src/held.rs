@@ -39,32 +39,32 @@ const LONGER: Duration = WINDOW.saturating_mul(3);
 /// More than so many are looked at seldom, since a look at all of them takes its time.
 const MANY: usize = 100_000;
 
+pub const TITLES: [&str; 9] = [
+    "leases of TTL 30 s",
+    "keeper, of a core",
+    "server, of a core",
+    "renewals a second",
+    "memory of each",
+    "latest renewal",
+    "lost",
+    "taken in",
+    "measured for",
+];
+
 pub fn main() -> Result<()> {
     machine::pin_to_two()?;
     let mut section = Section::new("held");
     let (mut rows, mut keepers) = (Vec::new(), Vec::new());
-    for (leases, title) in
-        [("1", "1"), ("100", "100"), ("10000", "10,000"), ("100000", "100,000"), ("1000000", "1,000,000")]
+    for (leases, title) in [(1, "1"), (100, "100"), (10_000, "10,000"), (100_000, "100,000"), (1_000_000, "1,000,000")]
     {
         let server = Server::start()?;
-        let line = peer::output_of(&["holder", &server.port().to_string(), &server.id().to_string(), leases])?;
-        let cells: Vec<String> = line.trim().split('|').map(str::to_owned).collect();
+        let (ports, ids) = (vec![server.port()], vec![server.id()]);
+        let cells = measured(&Holder { url: server.url(), ports, ids, leases })?;
         let keeper = cells.first().and_then(|cell| cell.split(' ').next()?.parse().ok()).unwrap_or_default();
         keepers.push((title.to_owned(), Spread::of([keeper])));
         rows.push([title.to_owned()].into_iter().chain(cells).collect());
     }
-    let titles = [
-        "leases of TTL 30 s",
-        "keeper, of a core",
-        "server, of a core",
-        "renewals a second",
-        "memory of each",
-        "latest renewal",
-        "lost",
-        "taken in",
-        "measured for",
-    ];
-    section.table("Held leases", "server and client on the same 2 cores", &titles, &rows);
+    section.table("Held leases", "server and client on the same 2 cores", &TITLES, &rows);
     let title = "The keeper's share of a core, in %, by the number of held leases";
     section.bars("held", &Bars::of_one(title, "% of a core", keepers))?;
     let short = Builder::new_multi_thread().enable_all().build()?.block_on(short())?;
@@ -72,11 +72,41 @@ pub fn main() -> Result<()> {
     section.write()
 }
 
+/// A process that holds leases, on these servers.
+#[derive(Debug)]
+pub struct Holder {
+    pub url: String,
+    pub ports: Vec<u16>,
+    /// Of the servers' processes.
+    pub ids: Vec<u32>,
+    pub leases: usize,
+}
+
+/// What it costs: the cells behind the first of [`TITLES`].
+pub fn measured(holder: &Holder) -> Result<Vec<String>> {
+    fn list<T: ToString>(values: &[T]) -> String {
+        values.iter().map(T::to_string).collect::<Vec<_>>().join(",")
+    }
+    let Holder { url, ports, ids, leases } = holder;
+    let line = peer::output_of(&["holder", url, &list(ports), &list(ids), &leases.to_string()])?;
+    Ok(line.trim().split('|').map(str::to_owned).collect())
+}
+
+impl Holder {
+    /// Of the arguments of its process.
+    pub fn of(url: &str, ports: &str, ids: &str, leases: &str) -> Result<Self> {
+        let ports = ports.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        let ids = ids.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        Ok(Self { url: url.to_owned(), ports, ids, leases: leases.parse()? })
+    }
+}
+
 /// Does what a holder does: a process of its own, so that memory is that of its leases.
-pub fn serve(port: u16, server: u32, count: usize) -> Result<()> {
+pub fn serve(holder: Holder) -> Result<()> {
+    let Holder { url, ports, ids, leases: count } = holder;
     let runtime = Builder::new_multi_thread().enable_all().build()?;
-    let leases = runtime.block_on(leases_at(format!("redis://127.0.0.1:{port}"), TTL, false))?;
-    let client = runtime.block_on(client_at(port))?;
+    let leases = runtime.block_on(leases_at(url, TTL, false))?;
+    let clients = ports.iter().map(|port| runtime.block_on(client_at(*port))).collect::<Result<Vec<_>>>()?;
     runtime.block_on(async { leases.lock("first").acquire().await?.release().await })?;
     let mut held: Vec<Lease> = Vec::with_capacity(count);
     let mut deadlines = vec![0_u64; count];
@@ -88,8 +118,10 @@ pub fn serve(port: u16, server: u32, count: usize) -> Result<()> {
 
     thread::sleep(SETTLED);
     look(&held, &mut deadlines, started);
-    let renewed = || runtime.block_on(stats::calls_of(&client, "pexpire"));
-    let (keeper, redis) = (usage::cpu_of_threads(KEEPER)?, usage::cpu_of(server)?);
+    let renewals = |client| runtime.block_on(stats::calls_of(client, "pexpire"));
+    let renewed = || clients.iter().map(renewals).sum::<Result<u64>>();
+    let servers = || ids.iter().map(|id| usage::cpu_of(*id)).sum::<Result<f64>>();
+    let (keeper, redis) = (usage::cpu_of_threads(KEEPER)?, servers()?);
     let (before, watched) = (renewed()?, Instant::now());
     let mut latest = 0;
     while watched.elapsed() < if count > MANY { LONGER } else { WINDOW } {
@@ -102,7 +134,7 @@ pub fn serve(port: u16, server: u32, count: usize) -> Result<()> {
     let lost = held.iter().filter(|lease| !lease.is_held()).count();
     let cells = [
         share(usage::cpu_of_threads(KEEPER)? - keeper),
-        share(usage::cpu_of(server)? - redis),
+        share(servers()? - redis),
         format!("{:.1}", f64::from(u32::try_from(renewed()? - before)?) / seconds),
         // A few leases take less than a page of memory.
         if count < FEW { String::new() } else { format!("{each:.0} bytes") },

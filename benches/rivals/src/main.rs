@@ -4,6 +4,7 @@ use std::{env, error, time::Duration};
 
 mod bound;
 mod chart;
+mod cluster;
 mod command;
 mod contestant;
 mod hand_off;
@@ -43,13 +44,14 @@ fn main() -> Result<()> {
         ["waiting"] => waiting::main(),
         ["idle"] => idle::main(),
         ["held"] => held::main(),
+        ["cluster"] => cluster::main(),
         ["profile"] => profile::main(),
         ["command", tool] => command::main(tool),
         // The parts start this program once more, with these.
         ["peer", url] => peer::serve(url),
         ["bound", port] => bound::serve(port.parse()?),
         ["names", port] => waiting::serve_names(port.parse()?),
-        ["holder", port, server, leases] => held::serve(port.parse()?, server.parse()?, leases.parse()?),
+        ["holder", url, ports, ids, leases] => held::serve(held::Holder::of(url, ports, ids, leases)?),
         _ => Err("run it by scripts/bench".into()),
     }
 }

@@ -51,8 +51,9 @@ pub fn main() -> Result<()> {
 }
 
 fn rates(section: &mut Section, servers: &[Server]) -> Result<()> {
+    let ids: Vec<u32> = servers.iter().map(Server::id).collect();
     let loads = [1, 16, 256]
-        .map(|tasks| Load::new(Builder::new_multi_thread(), tasks, Contestant::quorum(servers))?.measure(servers));
+        .map(|tasks| Load::new(Builder::new_multi_thread(), tasks, Contestant::quorum(servers))?.measure(&ids));
     let loads: Vec<_> = loads.into_iter().collect::<Result<_>>()?;
     let Some(first) = loads.first() else { return Ok(()) };
     let rows = first.iter().enumerate().map(|(at, turns)| {

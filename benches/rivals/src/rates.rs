@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{Contestant, Result, Server, Spread, median, usage};
+use crate::{Contestant, Result, Spread, median, usage};
 
 const ROUNDS: usize = 7;
 const TURN: Duration = Duration::from_millis(250);
@@ -72,7 +72,8 @@ impl Load {
         Ok(Self { runtime, contestants, tasks })
     }
 
-    pub fn measure(self, servers: &[Server]) -> Result<Vec<Turns>> {
+    /// Beside the processor time of these servers' processes.
+    pub fn measure(self, servers: &[u32]) -> Result<Vec<Turns>> {
         let count = self.contestants.len();
         let mut turns: Vec<Vec<Turn>> = vec![Vec::with_capacity(ROUNDS); count];
         // The first round warms up: connections, scripts, allocations.
@@ -89,8 +90,10 @@ impl Load {
         Ok(all.map(|(contestant, turns)| Turns { contestant, turns }).collect())
     }
 
-    fn turn(&self, contestant: &Contestant, servers: &[Server], round: usize) -> Result<Turn> {
-        let used = || Ok::<_, crate::Error>((usage::cpu()?, servers.iter().map(Server::cpu).sum::<Result<f64>>()?));
+    fn turn(&self, contestant: &Contestant, servers: &[u32], round: usize) -> Result<Turn> {
+        let used = || {
+            Ok::<_, crate::Error>((usage::cpu()?, servers.iter().map(|id| usage::cpu_of(*id)).sum::<Result<f64>>()?))
+        };
         let (before, started) = (used()?, Instant::now());
         let cycles = f64::from(self.runtime.block_on(cycles(contestant, self.tasks, round))?);
         let (seconds, after) = (started.elapsed().as_secs_f64(), used()?);

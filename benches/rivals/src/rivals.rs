@@ -22,16 +22,16 @@ const RUNTIMES: Runtimes = [("multi", Builder::new_multi_thread), ("current", Bu
 pub fn rivals() -> Result<()> {
     machine::pin_to_two()?;
     let mut section = Section::new("rivals");
-    let servers = [Server::start()?];
+    let server = Server::start()?;
     let mut ahead = Vec::new();
     for (kind, runtime) in RUNTIMES {
         let mut measured = Vec::new();
         for (tasks, title) in [(1, "1 task"), (16, "16 tasks"), (256, BUSY), (2_000, "2,000 tasks")] {
-            let load = Load::new(runtime(), tasks, Contestant::all(&servers[0]))?;
-            measured.push((title.to_owned(), load.measure(&servers)?));
+            let load = Load::new(runtime(), tasks, Contestant::all(&server))?;
+            measured.push((title.to_owned(), load.measure(&[server.id()])?));
         }
         rates(&mut section, &format!("Cycles per second, {kind}-thread runtime"), TWO, &measured);
-        processor_time(&mut section, &format!("Processor time of a cycle, {kind}-thread runtime"), &measured);
+        processor_time(&mut section, &format!("Processor time of a cycle, {kind}-thread runtime"), TWO, &measured);
         section.bars(&format!("rates-{kind}"), &rates_chart(kind, &measured))?;
         for (title, turns) in &measured {
             if title == BUSY {
@@ -53,12 +53,12 @@ pub fn lone() -> Result<()> {
     let mut measured = Vec::new();
     for (place, server_core) in [("one core", cores[0]), ("two cores", cores[1])] {
         machine::pin(&[server_core])?;
-        let servers = [Server::start()?];
+        let server = Server::start()?;
         machine::pin(&cores[..1])?;
         for (kind, runtime) in RUNTIMES {
             let title = format!("{kind}, {place}");
-            let load = Load::new(runtime(), 1, Contestant::all(&servers[0]))?;
-            measured.push((title, load.measure(&servers)?));
+            let load = Load::new(runtime(), 1, Contestant::all(&server))?;
+            measured.push((title, load.measure(&[server.id()])?));
         }
     }
     let place = "the client pinned to one core, the server to the same one or to another";
@@ -70,7 +70,7 @@ pub fn lone() -> Result<()> {
     section.write()
 }
 
-type Measured = [(String, Vec<Turns>)];
+pub(crate) type Measured = [(String, Vec<Turns>)];
 
 fn titles<'a>(first: &'a str, measured: &'a Measured) -> Vec<&'a str> {
     [first].into_iter().chain(measured.iter().map(|(title, _)| title.as_str())).collect()
@@ -89,7 +89,7 @@ fn rows(measured: &Measured, cell: impl Fn(&Turns) -> String) -> Vec<Vec<String>
         .collect()
 }
 
-fn rates(section: &mut Section, title: &str, place: &str, measured: &Measured) {
+pub(crate) fn rates(section: &mut Section, title: &str, place: &str, measured: &Measured) {
     let mut rows = rows(measured, |turns| turns.rate().show(thousands));
     rows.push(ratios("leasehold to plain fred", measured, |all| {
         let fred = all.iter().find(|turns| matches!(turns.contestant, Contestant::Plain(..)))?;
@@ -102,14 +102,14 @@ fn rates(section: &mut Section, title: &str, place: &str, measured: &Measured) {
     section.table(title, place, &titles("median (least..most)", measured), &rows);
 }
 
-fn processor_time(section: &mut Section, title: &str, measured: &Measured) {
+pub(crate) fn processor_time(section: &mut Section, title: &str, place: &str, measured: &Measured) {
     let mut rows =
         rows(measured, |turns| format!("{:.1} + {:.1}", turns.client().median, turns.server().median.max(0.0)));
     rows.push(ratios("leasehold to the best rival, both sides", measured, |all| {
         let least = all.iter().filter(|turns| turns.contestant.is_rival()).map(Turns::both).min_by(f64::total_cmp)?;
         Some(format!("**{:.2}**", all.first()?.both() / least))
     }));
-    section.table(title, TWO, &titles("microseconds, client + server", measured), &rows);
+    section.table(title, place, &titles("microseconds, client + server", measured), &rows);
 }
 
 fn ratios(name: &str, measured: &Measured, ratio: impl Fn(&[Turns]) -> Option<String>) -> Vec<String> {

@@ -23,7 +23,11 @@ use crate::Result;
 
 /// A plain client of a server on this machine, in another process too.
 pub async fn client_at(port: u16) -> Result<Client> {
-    let server = ServerConfig::new_centralized("127.0.0.1", port);
+    client_of(ServerConfig::new_centralized("127.0.0.1", port)).await
+}
+
+/// A plain client of any servers.
+pub async fn client_of(server: ServerConfig) -> Result<Client> {
     let client = Builder::from_config(Config { server, ..Config::default() })
         .with_connection_config(|connection| connection.tcp.nodelay = Some(true))
         .build()?;
