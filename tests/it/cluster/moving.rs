@@ -1,0 +1,155 @@
+//! Slots that move to another primary, with what is in them.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, LossReason};
+use support::{Cluster, HANGS, eventually_async, within};
+
+use super::{acquire, connect};
+use crate::common::{Confirmed as _, LONG};
+
+/// A waiter that watches a slot hears that it leaves, and asks its new owner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44a_a_slot_that_moves_takes_its_holder_and_its_waiters_along() {
+    for fair in [false, true] {
+        let cluster = Cluster::start(3, 0);
+        let leases = connect(&cluster.url()).await.unwrap();
+        let other = connect(&cluster.url()).await.unwrap();
+        let name = cluster.name_at(0, "job");
+        let lock = leases.lock(&name).ttl(Duration::from_secs(2)).fair(fair);
+        let lease = within(HANGS, "the lock", lock.acquire()).await.unwrap();
+        let waiter = tokio::spawn(other.lock(&name).ttl(LONG).fair(fair).acquire());
+        cluster.move_slot(cluster.slot_of(&name), 0, 2);
+        // Longer than its TTL: it was renewed where it is now.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        lease.check().unwrap();
+        assert!(cluster.primaries()[2].wire().exists(&name));
+        let fence = lease.fence();
+        lease.release().await.unwrap().confirmed();
+        let next = within(HANGS, "the next lease", waiter).await.unwrap().unwrap();
+        assert!(next.fence() > fence);
+        next.release().await.unwrap().confirmed();
+        let slots: Vec<_> = leases.nodes().iter().map(leasehold::NodeStatus::slots).collect();
+        assert_eq!(slots, [Some(5_460), Some(5_463), Some(5_461)], "in the order of the lowest slot");
+    }
+}
+
+/// In each state of a slot that is moved key by key, locks are renewed, acquired and released; and nothing is left behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
+    let (cluster, ttl) = (Cluster::start(3, 0), Duration::from_millis(900));
+    let leases = connect(&cluster.url()).await.unwrap();
+    for moved in ["nothing", "the lock", "the lock and its fence"] {
+        // A slot of its own: one that goes there and back may be lost between servers that hear of it late.
+        let tag = cluster.name_at(0, moved);
+        let (slot, name) = (cluster.slot_of(&tag), |what: &str| format!("{{{tag}}}{what}"));
+        let held = acquire(&leases, &name("held"), ttl).await;
+        let free = acquire(&leases, &name("free"), LONG).await;
+        let mut fences = vec![free.fence()];
+        free.release().await.unwrap().confirmed();
+        cluster.begin_to_move(slot, 0, 2);
+        if moved != "nothing" {
+            cluster.move_key(&name("held"), 0, 2);
+        }
+        if moved == "the lock and its fence" {
+            cluster.move_key(&format!("{}:lht:fence", name("held")), 0, 2);
+        }
+        // Longer than its TTL: it was renewed, wherever it is.
+        let renewed_for = Instant::now();
+        while renewed_for.elapsed() < ttl * 2 {
+            held.check().unwrap();
+            // One that is free, and was held before: its floor is there.
+            let lease = acquire(&leases, &name("free"), LONG).await;
+            assert!(leases.lock(name("free")).try_acquire().await.unwrap().is_none(), "{moved}: it is held");
+            let holder = leases.lock(name("free")).holder().await.unwrap().expect("we hold it");
+            assert_eq!((holder.is_ours(), holder.fence()), (true, Some(lease.fence())), "{moved}");
+            fences.push(lease.fence());
+            lease.release().await.unwrap().confirmed();
+            assert!(leases.lock(name("free")).holder().await.unwrap().is_none(), "{moved}: it was released");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let fence = held.fence();
+        held.release().await.unwrap().confirmed();
+        let next = acquire(&leases, &name("held"), LONG).await;
+        assert!(next.fence() > fence, "{moved}");
+        next.release().await.unwrap().confirmed();
+        cluster.finish_moving(slot, 0, 2);
+        let locks: Vec<String> = cluster.keys_in(slot, 2).into_iter().filter(|key| !key.ends_with(":fence")).collect();
+        assert!(locks.is_empty(), "{moved}: {locks:?} is left");
+        let lease = acquire(&leases, &name("free"), LONG).await;
+        fences.push(lease.fence());
+        lease.release().await.unwrap().confirmed();
+        assert!(fences.is_sorted_by(|one, next| one < next), "{moved}: {fences:?}");
+    }
+}
+
+/// To a server that has no slot yet, as when a cluster grows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44d_the_first_slot_of_a_new_primary() {
+    let cluster = Cluster::start(2, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    // All that the second has goes to the first, so that it is as new; and no replica, as servers from 7.0 on would make it.
+    cluster.servers()[1].wire().cmd(&["CONFIG", "SET", "cluster-allow-replica-migration", "no"]);
+    let mine = cluster.name_at(1, "job");
+    let home = cluster.slot_of(&mine);
+    let ids = [cluster.id(0), cluster.id(1)];
+    for slot in 8_192..16_384_u16 {
+        for at in [0, 1] {
+            cluster.servers()[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &ids[0]]);
+        }
+    }
+    let lease = acquire(&leases, &mine, Duration::from_millis(900)).await;
+    eventually_async(HANGS, "the second has none", || leases.nodes().len() == 1).await;
+    cluster.begin_to_move(home, 0, 1);
+    cluster.move_key(&mine, 0, 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    lease.check().unwrap();
+    assert_eq!(leases.nodes().len(), 1, "it has no slot yet");
+    cluster.finish_moving(home, 0, 1);
+    eventually_async(HANGS, "it has one", || leases.nodes().len() == 2).await;
+    lease.check().unwrap();
+    lease.release().await.unwrap().confirmed();
+    leases.close().await;
+}
+
+/// An operator gives a move up after keys have gone: they are forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f54_a_move_that_is_given_up_after_keys_have_gone() {
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(0, "job");
+    let slot = cluster.slot_of(&name);
+    let lease = acquire(&leases, &name, Duration::from_millis(900)).await;
+    cluster.begin_to_move(slot, 0, 2);
+    cluster.move_key(&name, 0, 2);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    lease.check().unwrap();
+    cluster.give_up_moving(slot, 0, 2);
+    let lost = within(HANGS, "the signal", lease.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Deleted);
+    let next = acquire(&leases, &name, LONG).await;
+    assert!(next.fence() > lease.fence());
+    next.release().await.unwrap().confirmed();
+}
+
+/// A fair lock waits, and says for what; its queue goes on afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f54_a_fair_lock_waits_until_its_slot_has_arrived() {
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(0, "job");
+    let slot = cluster.slot_of(&name);
+    let lock = leases.lock(&name).ttl(LONG).fair(true);
+    let lease = within(HANGS, "the lock", lock.clone().acquire()).await.unwrap();
+    cluster.begin_to_move(slot, 0, 2);
+    cluster.move_key(&name, 0, 2);
+    let error = lock.clone().owner(leasehold::Owner::anonymous()).try_acquire().await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unavailable(_)) && text.contains(&format!("slot {slot} is being moved")), "{text}");
+    let error = leases.lock(&name).force_release().await.unwrap_err().to_string();
+    assert!(error.contains("is being moved"), "{error}");
+    lease.release().await.unwrap().confirmed();
+    let waiting = tokio::spawn(lock.acquire());
+    cluster.finish_moving(slot, 0, 2);
+    within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
+}

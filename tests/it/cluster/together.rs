@@ -1,0 +1,124 @@
+//! Requests that travel together to each primary, though their keys are in many slots.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use leasehold::{Lease, Leases};
+use support::{Action, Cluster, HANGS, Match, Proxy, Server, eventually_async, scripts::COMBINED_SLOTS, within};
+use tokio::task::JoinSet;
+
+use crate::common::{Confirmed as _, LONG};
+
+/// A crowd of tasks, each of which takes and releases locks in all slots, and some that others hold. Nobody is in beside
+/// another, and fences grow.
+async fn crowd(leases: &Leases, tasks: usize, cycles: usize) {
+    let fences = Arc::new(Mutex::new(HashMap::<String, (bool, Option<leasehold::Fence>)>::new()));
+    let work = (0..tasks).map(|task| {
+        let (leases, fences) = (leases.clone(), fences.clone());
+        tokio::spawn(async move {
+            for cycle in 0..cycles {
+                let name =
+                    if cycle % 4 == 0 { format!("shared:{}", task % 8) } else { format!("own:{task}:{}", cycle % 3) };
+                let lease = within(HANGS, &format!("{name:?}"), leases.lock(&name).ttl(LONG).acquire()).await.unwrap();
+                {
+                    let mut fences = fences.lock().unwrap();
+                    let (is_in, last) = fences.entry(name.clone()).or_default();
+                    assert!(!*is_in, "{name}: somebody is in");
+                    assert!(last.is_none_or(|last| lease.fence() > last), "{name}: {last:?}, {}", lease.fence());
+                    (*is_in, *last) = (true, Some(lease.fence()));
+                }
+                lease.check().unwrap();
+                tokio::task::yield_now().await;
+                fences.lock().unwrap().get_mut(&name).unwrap().0 = false;
+                lease.release().await.unwrap().confirmed();
+            }
+        })
+    });
+    for task in work.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+}
+
+/// So many acquires that come at once, for the servers stand still until they are there.
+async fn at_once(leases: &Leases, cluster: &Cluster, many: usize) -> Vec<Lease> {
+    cluster.primaries().iter().for_each(Server::stop);
+    let acquire = |number| tokio::spawn(leases.lock(format!("at once:{number}")).ttl(LONG).acquire());
+    let acquires: Vec<_> = (0..many).map(acquire).collect();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    cluster.primaries().iter().for_each(Server::cont);
+    let mut held = Vec::new();
+    for acquire in acquires {
+        held.push(within(HANGS, "the lock", acquire).await.unwrap().unwrap());
+    }
+    held
+}
+
+/// The locks of that crowd that are left.
+fn locks(cluster: &Cluster) -> Vec<String> {
+    let all = cluster.primaries().iter().flat_map(|server| server.wire().keys("*"));
+    all.filter(|key| !key.ends_with(":fence")).collect()
+}
+
+/// Requests travel together to each primary, though their keys are in many slots: also while slots are moved under them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
+    let cluster = Cluster::start(3, 0);
+    let leases = within(HANGS, "build", Leases::builder().url(cluster.url()).build()).await.unwrap();
+    crowd(&leases, 2, 4).await;
+    let scripts = || cluster.primaries().iter().map(|server| server.wire().scripts()).sum::<usize>();
+    let before = scripts();
+    let held = at_once(&leases, &cluster, 240).await;
+    let sent = scripts() - before;
+    // The first two to each primary go at once, and then there is one a millisecond, for as long as more come.
+    assert!(sent < 160, "{sent} scripts for 240 acquires");
+    let before = scripts();
+    let mut releases: JoinSet<_> = held.into_iter().map(Lease::release).collect();
+    while let Some(released) = within(HANGS, "the releases", releases.join_next()).await {
+        released.unwrap().unwrap().confirmed();
+    }
+    let sent = scripts() - before;
+    assert!(sent < 160, "{sent} scripts for 240 releases");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let moving = async {
+        // Those of some of the names, as fast as an operator's tool.
+        let slots: Vec<u16> = (0..16).map(|task| cluster.slot_of(&format!("own:{task}:1"))).collect();
+        let home = |slot: u16| (0..3).find(|at| slot < u16::try_from(16_384 * (at + 1) / 3).unwrap()).unwrap();
+        for slot in slots {
+            let (from, to) = (home(slot), (home(slot) + 1) % 3);
+            cluster.begin_to_move(slot, from, to);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            cluster.finish_moving(slot, from, to);
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Release);
+    };
+    let working = async {
+        while !is_over.load(std::sync::atomic::Ordering::Acquire) {
+            crowd(&leases, 32, 8).await;
+        }
+    };
+    tokio::join!(moving, working);
+    eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
+}
+
+/// A server that does not serve such a batch is asked for each lock alone, and not asked again at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_alone() {
+    let cluster = Cluster::start(1, 0);
+    let [server] = cluster.servers() else { panic!("there is one") };
+    let proxy = Proxy::to(server);
+    let map = [(format!("127.0.0.1:{}", server.port()), format!("127.0.0.1:{}", proxy.port()))];
+    let url = cluster.url_of(cluster.servers());
+    let leases = within(HANGS, "build", Leases::builder().url(url).address_map(map).build()).await.unwrap();
+    let batches = proxy.on_each(Match::script(COMBINED_SLOTS), Action::Mangle);
+    drop(at_once(&leases, &cluster, 100).await);
+    let refused = batches.hits();
+    // Those that were under way when the first was refused.
+    assert!((1..=8).contains(&refused), "{refused} batches were tried");
+    eventually_async(HANGS, "all are released", || locks(&cluster).is_empty()).await;
+    drop(at_once(&leases, &cluster, 100).await);
+    assert_eq!(batches.hits(), refused, "not again at once");
+    eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
+}
