@@ -1,12 +1,15 @@
 //! Primaries that fail, and replicas that take over.
 
 use std::{
+    cell::Cell,
     collections::HashSet,
     time::{Duration, Instant},
 };
 
 use leasehold::{Error, LossReason, NodeState, Status};
-use support::{Cluster, HANGS, Lag, SIGNAL, Server, eventually, eventually_async, eventually_but_for, seen, within};
+use support::{
+    ClockShim, Cluster, HANGS, Lag, SIGNAL, Server, eventually, eventually_async, eventually_but_for, seen, within,
+};
 use tokio::task::JoinSet;
 
 use super::{acquire, connect};
@@ -349,4 +352,38 @@ fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("the status of this process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line on memory");
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1_024
+}
+
+/// The server that takes over goes by a clock that is ahead by more than a TTL: the key has expired there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f60_the_clock_of_the_next_primary_is_ahead() {
+    const TTL: Duration = Duration::from_secs(3);
+    let (ahead, servers) = (ClockShim::new(), Cell::new(0));
+    // A cluster that has begun steps its own clock by three seconds.
+    ahead.forward(Duration::from_secs(3) + TTL * 2);
+    let cluster = Cluster::with(3, 1, |server| {
+        servers.set(servers.get() + 1);
+        if servers.get() == 5 { server.clock(&ahead) } else { server }
+    });
+    let leases = connect(&cluster.url()).await.unwrap();
+    let name = cluster.name_at(1, "job");
+    let lease = acquire(&leases, &name, TTL).await;
+    let replica = cluster.replica_of(1);
+    replica.wire().must(&["CLUSTER", "FAILOVER"]);
+    takes_over(replica).await;
+    let lost = within(HANGS, "the signal", lease.lost()).await;
+    assert_eq!(lost.reason(), LossReason::FailedOver, "{lost}");
+    let next = acquire(&leases, &name, TTL).await;
+    assert!(next.fence() > lease.fence());
+    next.check().unwrap();
+    // Back to the clock that is behind: fences grow all the same.
+    let is_a_replica = || cluster.primaries()[1].wire().info_field("replication", "master_link_status");
+    eventually_async(HANGS, "the old one is a replica", || is_a_replica().as_deref() == Some("up")).await;
+    cluster.primaries()[1].wire().must(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+    takes_over(&cluster.primaries()[1]).await;
+    let fence = next.fence();
+    next.release().await.unwrap().confirmed();
+    let last = acquire(&leases, &name, TTL).await;
+    assert!(last.fence() > fence, "{} after {fence}", last.fence());
+    last.release().await.unwrap().confirmed();
 }
