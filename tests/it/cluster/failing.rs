@@ -12,11 +12,8 @@ use support::{
 };
 use tokio::task::JoinSet;
 
-use super::{acquire, connect};
+use super::{TAKEN_OVER, acquire, connect};
 use crate::common::{COMMAND, Confirmed as _, LONG};
-
-/// By then a replica has taken over: the others may deny it their votes at first, and are asked again after four seconds.
-const TAKEN_OVER: Duration = Duration::from_secs(30);
 
 /// A primary is killed, or stands still.
 fn end(primary: &Server, killed: bool) {

@@ -11,6 +11,9 @@ use support::{Cluster, HANGS, Server, eventually, eventually_async, within};
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
+/// By then a replica has taken over: the others may deny it their votes at first, and are asked again after four seconds.
+const TAKEN_OVER: Duration = Duration::from_secs(30);
+
 async fn connect(url: &str) -> Result<Leases, Error> {
     within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
 }

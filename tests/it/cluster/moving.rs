@@ -1,11 +1,19 @@
 //! Slots that move to another primary, with what is in them.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use leasehold::{Error, LossReason};
-use support::{Cluster, HANGS, eventually_async, within};
+use support::{Cluster, HANGS, Lag, Server, eventually_async, within};
+use tokio::{sync::watch, task::JoinSet};
 
-use super::{acquire, connect};
+use super::{TAKEN_OVER, acquire, connect};
 use crate::common::{Confirmed as _, LONG};
 
 /// A waiter that watches a slot hears that it leaves, and asks its new owner.
@@ -152,4 +160,74 @@ async fn f54_a_fair_lock_waits_until_its_slot_has_arrived() {
     let waiting = tokio::spawn(lock.acquire());
     cluster.finish_moving(slot, 0, 2);
     within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
+}
+
+/// Servers of the next version join as replicas, take over one after the other, and the old ones go: under load.
+/// `scripts/test-servers` has two versions for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f59_a_rolling_upgrade_under_load() {
+    const TTL: Duration = Duration::from_secs(10);
+    const TASKS: usize = 16;
+    let (started, lag) = (Cell::new(0), Lag::start());
+    let cluster = Cluster::with(3, 1, |server| {
+        started.set(started.get() + 1);
+        server.next_version(started.get() > 3)
+    });
+    let leases = connect(&cluster.url()).await.unwrap();
+    let mut held = Vec::new();
+    for number in 0..100 {
+        held.push(acquire(&leases, &format!("held-{number}"), TTL).await);
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (mut load, cycles) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
+    for task in 0..TASKS {
+        let lock = leases.lock(format!("busy-{task}")).ttl(TTL);
+        let (stopped, cycles) = (stopped.clone(), cycles.clone());
+        load.spawn(async move {
+            let mut last = None;
+            while !*stopped.borrow() {
+                let lease = within(TAKEN_OVER, "the lock", lock.acquire()).await.unwrap();
+                assert!(last.is_none_or(|last| lease.fence() > last), "{last:?}, then {}", lease.fence());
+                last = Some(lease.fence());
+                // Its server may end before it has answered.
+                let _confirmed = lease.release().await;
+                cycles.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    for primary in 0..3 {
+        let (old, new) = (&cluster.primaries()[primary], cluster.replica_of(primary));
+        let role = |server: &Server| server.wire().info_field("replication", "role");
+        // The others may deny it their votes. Then the old one serves nobody for ten seconds, and it is to be told again.
+        let mut told = None::<Instant>;
+        eventually_async(TAKEN_OVER, "the new one has taken over", || {
+            if told.is_none_or(|told| told.elapsed() > Duration::from_secs(11)) {
+                told = Some(Instant::now());
+                new.wire().must(&["CLUSTER", "FAILOVER"]);
+            }
+            role(new).as_deref() == Some("master")
+        })
+        .await;
+        eventually_async(HANGS, "the old one knows it", || role(old).as_deref() == Some("slave")).await;
+        let id = cluster.id(primary);
+        old.kill();
+        for server in &cluster.servers()[primary + 1..] {
+            server.wire().must(&["CLUSTER", "FORGET", &id]);
+        }
+        let goes_on = cycles.load(Ordering::Relaxed) + 10 * TASKS;
+        eventually_async(TAKEN_OVER, "the load goes on", || cycles.load(Ordering::Relaxed) >= goes_on).await;
+    }
+    stop.send_replace(true);
+    while let Some(ended) = within(TAKEN_OVER, "the load ends", load.join_next()).await {
+        ended.unwrap();
+    }
+    let all = || leases.nodes().iter().map(|node| node.address().to_owned()).collect::<Vec<_>>();
+    let is_new = |address: &String| (0..3).any(|at| address.ends_with(&format!(":{}", cluster.replica_of(at).port())));
+    eventually_async(HANGS, "only new servers are left", || all().len() == 3 && all().iter().all(is_new)).await;
+    for lease in held {
+        // Replicated long before, it has outlived its primary.
+        lease.check().unwrap_or_else(|lost| panic!("{}: {lost}; the machine lagged {:?}", lease.name(), lag.worst()));
+        lease.renew().await.unwrap();
+        lease.release().await.unwrap().confirmed();
+    }
 }

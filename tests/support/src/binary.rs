@@ -9,6 +9,9 @@ use std::sync::OnceLock;
 /// Names the server program; without it `redis-server` is taken from `PATH`.
 const VARIABLE: &str = "LEASEHOLD_TEST_SERVER";
 
+/// Names the program that takes its place in an upgrade; without it, the same takes it.
+const NEXT: &str = "LEASEHOLD_TEST_NEXT_SERVER";
+
 /// What a server program says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
@@ -62,6 +65,13 @@ impl Binary {
     pub(crate) fn get() -> &'static Self {
         static FOUND: OnceLock<Binary> = OnceLock::new();
         FOUND.get_or_init(Self::find)
+    }
+
+    /// Where the program is that takes its place in an upgrade.
+    pub(crate) fn next() -> PathBuf {
+        let named = std::env::var_os(NEXT).filter(|name| !name.is_empty());
+        let found = |name: OsString| on_path(&name).unwrap_or_else(|| panic!("{NEXT}: there is no {name:?}"));
+        named.map_or_else(|| Self::get().path.clone(), found)
     }
 
     fn find() -> Self {

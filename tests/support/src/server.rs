@@ -231,6 +231,7 @@ pub struct ServerBuilder {
     cluster: bool,
     tls: bool,
     tls_clients: bool,
+    is_next: bool,
 }
 
 impl ServerBuilder {
@@ -290,6 +291,13 @@ impl ServerBuilder {
     #[must_use]
     pub fn tls_clients(mut self, yes: bool) -> Self {
         self.tls_clients = yes;
+        self
+    }
+
+    /// Whether it is of the version that follows, where the tests run against an older one.
+    #[must_use]
+    pub fn next_version(mut self, yes: bool) -> Self {
+        self.is_next = yes;
         self
     }
 
@@ -362,6 +370,7 @@ impl ServerBuilder {
             port,
             tls_port: None,
             tls_clients: self.tls_clients,
+            is_next: self.is_next,
         };
         if self.tls {
             tls::write_certificates(plan.directory.path());
@@ -399,6 +408,7 @@ struct Plan {
     port: u16,
     tls_port: Option<u16>,
     tls_clients: bool,
+    is_next: bool,
 }
 
 impl Plan {
@@ -418,7 +428,8 @@ impl Plan {
         }
         let output = std::fs::File::create(self.file(OUTPUT)).expect("a file for the output");
         let errors = output.try_clone().expect("a second handle to the output");
-        let mut command = spawner::mortal(&Binary::get().path);
+        let next = self.is_next.then(Binary::next);
+        let mut command = spawner::mortal(next.as_ref().unwrap_or(&Binary::get().path));
         command
             .args(self.arguments())
             .envs(self.env.iter().map(|(name, value)| (name, value)))
