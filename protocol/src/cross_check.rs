@@ -16,7 +16,7 @@ pub const AFTER: Duration = Duration::from_millis(900);
 pub const IDLE: Duration = Duration::from_secs(5);
 
 /// The questions about one primary.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CrossCheck {
     asked: Time,
 }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// A request that needs one key.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Single {
     /// Take the lock if it is free, without a fence: [`SingleReply::Taken`] or [`SingleReply::Busy`]. Again it is the same.
     Take(Claim),
@@ -33,7 +33,7 @@ pub enum Single {
 }
 
 /// The answer to it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SingleReply {
     /// The lock is the token's.
     Taken,
@@ -55,13 +55,13 @@ pub enum Next {
 }
 
 /// One acquire.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stepwise {
     claim: Claim,
     step: Step,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Step {
     Take,
     Issue,

@@ -25,6 +25,7 @@ use crate::{
 mod floors;
 mod guarded;
 mod queue;
+mod single;
 #[cfg(test)]
 mod tests;
 
@@ -314,7 +315,8 @@ impl Store {
         }
         let StoredLock { token, fence, until } = self.lock(now, key)?;
         let remaining = Duration::from_micros(until.saturating_sub(now));
-        Some(Holder::of(Some(token.clone()), Some(remaining), Some(*fence)))
+        // Zero: it is acquired in steps, and has none yet.
+        Some(Holder::of(Some(token.clone()), Some(remaining), Some(*fence).filter(|fence| *fence > fence::ZERO)))
     }
 
     /// The locks that are held and match a pattern.
@@ -398,14 +400,9 @@ impl Store {
         proposal: Option<Fence>,
         memory: Duration,
     ) -> Fence {
-        let floor = self.floors.get(now, key);
         let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
-        let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
-        // Only a clock beyond the year 294,000 could not give a fence.
-        let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
+        let fence = self.issue(now, key, least, memory);
         self.locks.insert(key.clone(), StoredLock { token, fence, until: now + micros(span) });
-        self.floors.keep(now, key, fence, memory);
-        self.sweep(now);
         fence
     }
 

@@ -94,7 +94,7 @@ pub struct View {
 }
 
 /// The owners of all slots.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     owners: Box<[Option<Shard>]>,
     servers: BTreeMap<Shard, Server>,
@@ -106,7 +106,7 @@ pub struct Topology {
 }
 
 /// A server that has slots.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Server {
     /// Unknown if only a redirection has named it.
     id: Option<Box<str>>,

@@ -25,7 +25,7 @@ const MOST: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// One request.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Trip {
     slot: u16,
     sendings: u32,

@@ -75,11 +75,21 @@ pub enum SeededBug {
     BatchTooLarge,
     /// A full batch leaves requests behind, and the sweeper does not hear of them.
     LeftBehind,
+    /// Answers of a primary that was replaced count, though the new one is known.
+    ReplacedCounts,
+    /// The view that was heard last decides who has a slot.
+    TopologyGoesBack,
+    /// Nobody else is asked whether a primary still is one.
+    NotCrossChecked,
+    /// An acquire in steps is granted without its third.
+    StepUnconfirmed,
+    /// An acquire in steps has its fence issued before it takes the lock.
+    FloorBeforeTake,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 40] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -115,6 +125,11 @@ impl SeededBug {
         Self::OvertakenIsTheFirsts,
         Self::BatchTooLarge,
         Self::LeftBehind,
+        Self::ReplacedCounts,
+        Self::TopologyGoesBack,
+        Self::NotCrossChecked,
+        Self::StepUnconfirmed,
+        Self::FloorBeforeTake,
     ];
 
     /// What scripts and pages call it.
@@ -156,6 +171,11 @@ impl SeededBug {
             Self::OvertakenIsTheFirsts => "overtaken-is-the-firsts",
             Self::BatchTooLarge => "batch-too-large",
             Self::LeftBehind => "left-behind",
+            Self::ReplacedCounts => "replaced-counts",
+            Self::TopologyGoesBack => "topology-goes-back",
+            Self::NotCrossChecked => "not-cross-checked",
+            Self::StepUnconfirmed => "step-unconfirmed",
+            Self::FloorBeforeTake => "floor-before-take",
         }
     }
 
@@ -197,7 +217,12 @@ impl SeededBug {
             | Self::AnsweredAgain
             | Self::OvertakenIsTheFirsts
             | Self::BatchTooLarge
-            | Self::LeftBehind => None,
+            | Self::LeftBehind
+            | Self::ReplacedCounts
+            | Self::TopologyGoesBack
+            | Self::NotCrossChecked
+            | Self::StepUnconfirmed
+            | Self::FloorBeforeTake => None,
         }
     }
 }

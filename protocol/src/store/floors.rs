@@ -41,6 +41,17 @@ impl Floors {
         self.0.insert(key.clone(), (fence, until));
     }
 
+    /// A floor that goes to another server, and for how long it is kept.
+    pub(super) fn take(&mut self, now: Micros, key: &Key) -> Option<(Fence, Micros)> {
+        self.get(now, key)?;
+        self.0.remove(key).map(|(fence, until)| (fence, until.saturating_sub(now)))
+    }
+
+    /// A floor that comes from another server, and is kept until then.
+    pub(super) fn put(&mut self, key: &Key, fence: Fence, until: Micros) {
+        self.0.insert(key.clone(), (fence, until));
+    }
+
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,0 +1,146 @@
+//! A failover, searched: a primary and its replica, which lags and takes over, while the old primary goes on answering.
+//! What happens besides is in [`routed`](super::routed).
+//!
+//! # What befalls the servers
+//!
+//! 1. *Replicate*: the replica gets all that the primary has written. It may do so after each write, or never.
+//! 2. *Promote*: the replica takes over, in a larger epoch. What it has not got by then is lost.
+//! 3. *The old one answers*, as if nothing had happened, until it *hears* that it is a replica: then it sends everybody
+//!    to the new one.
+//! 4. *Word gets round*: from then on others name the new primary to whoever asks them. Before that they name the old
+//!    one. A client asks them when [`CrossCheck`] says so, and at any other moment: for a doubt. Their answers may be
+//!    late, and so come after newer ones.
+//!
+//! # Which promise is checked
+//!
+//! Rule 11, as it stands. It does not prevent that a lock is granted twice when a failover loses a write. So two clients
+//! may believe at one moment: one by a write that was lost, until it is told, and another by the new primary.
+//!
+//! - Of those whose belief rests on a write that was not lost there is never more than one. A lost one that was counted
+//!   after its client had heard of the new primary is taken for one that was not.
+//! - After a client has heard of the new primary it counts no answer of the old one, whatever views it hears later. Its
+//!   leases are asked about at the new one, and whoever is told stops, and is told why.
+//! - Once others know, answers of the old primary count for as long as [`AFTER`] from the first, at most.
+//! - Who begins after a lease was won, and is not deceived, has a larger fence: also than a lease of a lost write. The
+//!   new primary's clock must not be behind for that.
+//!
+//! [`CrossCheck`]: leasehold_protocol::cross_check::CrossCheck
+//! [`AFTER`]: leasehold_protocol::cross_check::AFTER
+
+use std::fmt;
+
+use leasehold_protocol::{
+    failure::Redirection,
+    slot::{self, SLOTS},
+    topology::{Primary, Replica, View},
+};
+
+use super::routed::{Asked, Effect, Ground, Handover, Scene, Server, place_of};
+
+mod tests;
+
+/// How far a failover is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct Failover {
+    is_promoted: bool,
+    /// Others name the new primary.
+    is_out: bool,
+    /// The old one knows that it is a replica.
+    has_stepped_down: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Replicate,
+    Promote,
+    GetRound,
+    StepDown,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Replicate => "the replica gets all",
+            Self::Promote => "the replica takes over",
+            Self::GetRound => "others hear that it has taken over",
+            Self::StepDown => "the old primary hears that it is a replica",
+        })
+    }
+}
+
+impl Handover for Failover {
+    type Event = Event;
+
+    const IS_FAILOVER: bool = true;
+
+    fn views(_slot: u16) -> Vec<View> {
+        let id = |server: usize| server.to_string().into_boxed_str();
+        let view = |epoch: u64, server: usize, other: usize| {
+            let replica = Replica { id: id(other), place: place_of(other), is_failing: false };
+            let (place, slots) = (Some(place_of(server)), vec![0..=SLOTS - 1]);
+            let primary = Primary { id: id(server), place, epoch, slots, replicas: vec![replica] };
+            View { primaries: vec![primary], known: [id(0), id(1)].into(), begins_anew: None }
+        };
+        vec![view(1, 0, 1), view(2, 1, 0)]
+    }
+
+    fn possible(&self, at: &Scene<'_>, events: &mut Vec<Event>) {
+        if self.is_promoted {
+            events.extend((!self.is_out).then_some(Event::GetRound));
+            events.extend((!self.has_stepped_down).then_some(Event::StepDown));
+        } else {
+            events.extend((at.servers[0] != at.servers[1]).then_some(Event::Replicate));
+            events.push(Event::Promote);
+        }
+    }
+
+    fn take(&mut self, event: Event, _: Scene<'_>, servers: &mut [Server; 2]) -> Effect {
+        match event {
+            Event::Replicate => {
+                servers[1] = servers[0].clone();
+                Effect::Kept
+            }
+            Event::Promote => {
+                self.is_promoted = true;
+                Effect::Lost
+            }
+            Event::GetRound => {
+                self.is_out = true;
+                Effect::Nothing
+            }
+            Event::StepDown => {
+                self.has_stepped_down = true;
+                // It gets all from the new one, and nobody reads it there.
+                servers[0] = Server::default();
+                Effect::Nothing
+            }
+        }
+    }
+
+    fn elsewhere(&self, at: &Scene<'_>, request: &Asked<'_>) -> Option<Redirection> {
+        let has_it = if request.server == 0 { !self.has_stepped_down } else { self.is_promoted };
+        let slot = slot::of(at.key.lock());
+        (!has_it).then(|| Redirection::Moved { slot, to: Some(place_of(1 - request.server)) })
+    }
+
+    fn view(&self) -> usize {
+        usize::from(self.is_out)
+    }
+
+    fn ground(&self, server: usize) -> Ground {
+        match (self.is_promoted, server) {
+            (false, _) => Ground::Fresh,
+            (true, 0) => Ground::Lost,
+            (true, _) => Ground::Kept,
+        }
+    }
+
+    fn settle(&mut self, servers: &mut [Server; 2]) {
+        (self.is_out, self.has_stepped_down) = (true, true);
+        servers[0] = Server::default();
+    }
+
+    fn serves(&self, server: usize) -> bool {
+        (server == 1) == self.is_promoted
+    }
+}

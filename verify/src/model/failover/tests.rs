@@ -1,0 +1,112 @@
+//! The searches: with rule 11 no order of events breaks the promise; without each part of it, one does.
+
+use stateright::Path;
+
+use super::*;
+use crate::{
+    model::{
+        routed::{AUTHORITY, Action, BOTH_BELIEVE, BRIEFLY, IN_STEPS, ONE_HOLDER, Setup, State, told},
+        search::{Search, World, breaks, holds},
+        state::Clock,
+    },
+    seeded::SeededBug,
+};
+
+/// Both gain on the clients what they may. The replica's is ahead by less than the drift leaves for that.
+const CLOCKS: [Clock; 2] = [
+    Clock { offset: 1_000_000_100_000_000_000, rate: 1_010 },
+    Clock { offset: 1_000_000_100_001_000_000, rate: 1_010 },
+];
+
+impl World for Setup<Failover> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn told(&self, path: Path<State<Failover>, Action<Event>>) -> String {
+        told(self, path)
+    }
+
+    fn is_expected(&self, good: &str) -> bool {
+        good != IN_STEPS
+    }
+}
+
+fn world(name: &'static str) -> Setup<Failover> {
+    Setup::new(name, Failover::default(), CLOCKS)
+}
+
+/// What is searched in every test run.
+fn quick() -> Vec<Setup<Failover>> {
+    vec![
+        world("nothing is late, short").for_millis(700),
+        world("a message is late, short").late(1, 0).for_millis(100),
+        world("a view is late, short").late(0, 1).for_millis(100),
+    ]
+}
+
+/// What is searched when somebody has the time.
+fn deep() -> Vec<Setup<Failover>> {
+    vec![
+        world("nothing is late"),
+        world("a message is late").late(1, 0),
+        world("a view is late").late(0, 1),
+        world("a message and a view are late, short").late(1, 1).for_millis(400),
+        world("nothing is late, retries, short").attempts(2, 2).for_millis(400),
+    ]
+}
+
+fn within(name: &str) {
+    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
+    holds(&setup);
+}
+
+#[test]
+fn a_failover_breaks_no_promise() {
+    within("nothing is late, short");
+}
+
+#[test]
+fn a_failover_and_a_late_message_break_no_promise() {
+    within("a message is late, short");
+}
+
+#[test]
+fn a_failover_and_a_late_view_break_no_promise() {
+    within("a view is late, short");
+}
+
+#[test]
+fn answers_of_a_replaced_primary_that_count_give_two_holders() {
+    let setup = world("").with(SeededBug::ReplacedCounts).for_millis(100);
+    breaks(&setup, ONE_HOLDER);
+    breaks(&setup, AUTHORITY);
+}
+
+#[test]
+fn a_topology_that_goes_back_gives_two_holders() {
+    breaks(&world("").late(0, 1).with(SeededBug::TopologyGoesBack).for_millis(100), ONE_HOLDER);
+}
+
+#[test]
+fn without_questions_a_replaced_primary_is_believed_for_long() {
+    breaks(&world("").with(SeededBug::NotCrossChecked), BRIEFLY);
+}
+
+/// A write that was not replicated may be lost, whatever clients do: rule 11 is for what they hear after that.
+#[test]
+fn a_lost_write_gives_two_holders_until_the_first_is_told() {
+    let search = Search::of(&world("two believers").for_millis(100), &[BOTH_BELIEVE]);
+    assert!(search.path(BOTH_BELIEVE).is_some() && search.path(ONE_HOLDER).is_none());
+}
+
+/// With the figures for `docs/evidence/model.md`: `scripts/model` runs it.
+#[test]
+#[ignore = "takes minutes even when optimised"]
+fn the_deep_search() {
+    for setup in quick().into_iter().chain(deep()) {
+        let Search { states, steps, depth, .. } = holds(&setup);
+        let Setup { name, attempts: [first, second], closes, .. } = setup;
+        println!("| {name} | {first} + {second} | {} ms | {states} | {steps} | {depth} |", closes.as_millis());
+    }
+}

@@ -1,0 +1,313 @@
+//! Clients of two servers, one of which has the slot of their lock: what the searches of a [failover](super::failover)
+//! and of a [slot that is moved](super::migrating) share. What decides is what is shipped: [`Topology`] says whose
+//! answers count, [`Trip`] where a request goes, [`Stepwise`] which steps an acquire has while keys are in two places,
+//! [`CrossCheck`] when others are asked, `Acquisition` what follows, and [`Store`] what each server does.
+//!
+//! # What a run is
+//!
+//! 1. A message arrives at the moment at which it was sent, those of one client in their order; or it is *late*, and
+//!    then it arrives at any later moment, or never. A late one whose connection is reset is known to be unknown at
+//!    once. So is one to a server that is left. Lateness is a fault, and faults are counted.
+//! 2. What befalls the servers comes at any moment, between any two messages.
+//! 3. Time passes to the next moment at which something is due for anybody, and to every multiple of the grid.
+//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
+//!
+//! The pauses between two sendings of one request are left out, and so is the spread of renewals after a change.
+//!
+//! # Which promise is checked
+//!
+//! A lease rests on what a server has written. A failover may *lose* a write that was not replicated, and an operator
+//! who gives up the move of a slot the keys that have gone. Then the lock may have a second holder, and no rule prevents
+//! that. So each confirmation that a client counts is *firm* or *lost*. One holder at a time means: of those that
+//! believe, at most one has a belief that is not lost. A confirmation of a replaced primary that a client counts
+//! although it has heard of the new one is no excuse: it counts as firm (rule 11).
+//!
+//! [`Topology`]: leasehold_protocol::topology::Topology
+//! [`Trip`]: leasehold_protocol::trip::Trip
+//! [`Stepwise`]: leasehold_protocol::stepwise::Stepwise
+//! [`CrossCheck`]: leasehold_protocol::cross_check::CrossCheck
+//! [`Store`]: leasehold_protocol::store::Store
+
+use std::{fmt, hash::Hash, time::Duration};
+
+use leasehold_protocol::{
+    failure::Redirection,
+    fence,
+    key::Key,
+    message::Claim,
+    slot,
+    stepwise::Single,
+    time::Micros,
+    token::Token,
+    topology::{Place, View},
+};
+use stateright::{Model, Property};
+use uuid::Uuid;
+
+pub(super) use self::{
+    action::Action,
+    path::told,
+    server::Server,
+    state::{Effect, Ground, Part, State},
+};
+use self::{
+    atlas::Atlas,
+    client::Run,
+    state::{Broken, Client},
+};
+use super::{
+    TTL,
+    state::{Clock, Kind, Owner},
+};
+use crate::seeded::SeededBug;
+
+mod action;
+mod atlas;
+mod client;
+mod errand;
+mod path;
+mod run;
+mod server;
+mod state;
+
+const CLIENTS: usize = 2;
+
+/// The most attempts of a client.
+const ATTEMPTS: usize = 4;
+
+/// How the slot changes hands: what differs between the searches.
+pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static {
+    /// One thing that befalls the servers.
+    type Event: Copy + fmt::Debug + fmt::Display + PartialEq + Send + Sync + 'static;
+
+    /// Whether a replica may take over. Otherwise the slot is moved, with its keys.
+    const IS_FAILOVER: bool;
+
+    /// The views that others may have of the slot, the oldest first.
+    fn views(slot: u16) -> Vec<View>;
+
+    /// Everything that may befall the servers now.
+    fn possible(&self, at: &Scene<'_>, events: &mut Vec<Self::Event>);
+
+    /// It does.
+    fn take(&mut self, event: Self::Event, at: Scene<'_>, servers: &mut [Server; 2]) -> Effect;
+
+    /// Where a server sends a request instead of doing it.
+    fn elsewhere(&self, at: &Scene<'_>, request: &Asked<'_>) -> Option<Redirection>;
+
+    /// The view of those who are asked now.
+    fn view(&self) -> usize;
+
+    /// What becomes of what a server writes now.
+    fn ground(&self, server: usize) -> Ground;
+
+    /// Nobody asks the first server any more: what is there is of no interest.
+    fn settle(&mut self, _servers: &mut [Server; 2]) {}
+
+    /// Whether the floors of fences may be forgotten.
+    fn has_forgotten(&self) -> bool {
+        false
+    }
+
+    /// Whether a server has the slot, so that its keys keep others out.
+    fn serves(&self, server: usize) -> bool;
+}
+
+/// What the servers have, and when.
+pub(super) struct Scene<'a> {
+    pub(super) servers: &'a [Server; 2],
+    /// What their clocks show.
+    pub(super) times: [Micros; 2],
+    pub(super) key: &'a Key,
+}
+
+/// A request at a server.
+pub(super) struct Asked<'a> {
+    pub(super) server: usize,
+    /// It says that the slot's owner has sent it on.
+    pub(super) is_asking: bool,
+    pub(super) kind: Kind,
+    pub(super) part: &'a Part,
+}
+
+impl Asked<'_> {
+    /// Whether it needs the lock's key, and whether that of its floor.
+    pub(super) fn needs(&self) -> (bool, bool) {
+        match (self.part, self.kind) {
+            (Part::Single(Single::Issue(_)), _) => (false, true),
+            (Part::Single(_), _) | (Part::Whole, Kind::Renew) => (true, false),
+            (Part::Whole, _) => (true, true),
+        }
+    }
+
+    /// Whether it needs the key of a queue too, to which it passes the lock on.
+    pub(super) fn needs_a_queue(&self) -> bool {
+        *self.part == Part::Whole && matches!(self.kind, Kind::Release | Kind::Undo)
+    }
+}
+
+// The names of the rules and of the good things that tests speak of.
+pub(super) const ONE_HOLDER: &str = "one holder at a time, but for one who is not told yet that a write was lost";
+pub(super) const AUTHORITY: &str = "who has heard of the new primary counts no answer of the old one";
+pub(super) const BRIEFLY: &str = "a replaced primary is believed for a second at most, once others know";
+pub(super) const NEWER_IS_LARGER: &str = "who begins later has a larger fence";
+pub(super) const FENCES_GROW: &str = "fences grow from lease to lease";
+pub(super) const SHOWN: &str = "who looks sees the lease's fence";
+pub(super) const BOTH_BELIEVE: &str = "both believe, one by a lost write";
+pub(super) const LIVES_ON: &str = "a lease lives on at the other server";
+pub(super) const IS_TOLD: &str = "a lease is lost by a failover, and told so";
+pub(super) const IN_STEPS: &str = "a lock is acquired in steps";
+
+/// A world to search.
+#[derive(Debug, Clone)]
+pub(super) struct Setup<H> {
+    pub(super) name: &'static str,
+    /// How the slot begins.
+    pub(super) handover: H,
+    /// The clients' clocks, which agree.
+    pub(super) clients: Clock,
+    pub(super) servers: [Clock; 2],
+    /// How many attempts each client makes at most.
+    pub(super) attempts: [u8; CLIENTS],
+    pub(super) grid: Duration,
+    /// How many requests and replies are late, by any time, and how many views.
+    pub(super) late: (u8, u8),
+    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    pub(super) closes: Duration,
+    /// What the clients do wrong.
+    pub(super) bug: Option<SeededBug>,
+    slot: u16,
+    key: Key,
+    tokens: Vec<Vec<Token>>,
+    atlas: Atlas,
+}
+
+impl<H: Handover> Setup<H> {
+    pub(super) fn new(name: &'static str, handover: H, servers: [Clock; 2]) -> Self {
+        let token = |client: u64, number: u64| {
+            let uuid = Uuid::from_u64_pair(client, number);
+            Token::parse(&format!("lh1:{uuid}@client-{client}.{number}")).unwrap()
+        };
+        let key = Key::new("", "job").unwrap();
+        let slot = slot::of(key.lock());
+        Self {
+            name,
+            handover,
+            clients: Clock { offset: 5_000_000_000, rate: 1_000 },
+            servers,
+            attempts: [1; CLIENTS],
+            grid: TTL / 2,
+            late: (0, 0),
+            closes: TTL * 5 / 4,
+            bug: None,
+            slot,
+            key,
+            tokens: (0..2).map(|client| (0..ATTEMPTS).map(|number| token(client, number as u64)).collect()).collect(),
+            atlas: Atlas::of(H::views(slot)),
+        }
+    }
+
+    pub(super) fn with(self, bug: SeededBug) -> Self {
+        Self { name: bug.name(), bug: Some(bug), ..self }
+    }
+
+    pub(super) fn attempts(self, first: u8, second: u8) -> Self {
+        Self { attempts: [first, second], ..self }
+    }
+
+    /// So many requests and replies are late, and so many views.
+    pub(super) fn late(self, messages: u8, views: u8) -> Self {
+        Self { late: (messages, views), ..self }
+    }
+
+    /// Things happen for so many milliseconds.
+    pub(super) fn for_millis(self, millis: u64) -> Self {
+        Self { closes: Duration::from_millis(millis), ..self }
+    }
+
+    fn token(&self, (client, number): Owner) -> &Token {
+        &self.tokens[usize::from(client)][usize::from(number)]
+    }
+
+    fn owner(&self, token: &Token) -> Option<Owner> {
+        (0_u8..).zip(&self.tokens).find_map(|(client, tokens)| {
+            let number = tokens.iter().position(|other| other == token)?;
+            Some((client, u8::try_from(number).ok()?))
+        })
+    }
+
+    fn claim(&self, owner: Owner) -> Claim {
+        let (key, token) = (self.key.clone(), self.token(owner).clone());
+        Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
+    }
+}
+
+/// Where a server is.
+pub(super) fn place_of(server: usize) -> Place {
+    Place { host: "h".into(), port: if server == 0 { 1 } else { 2 } }
+}
+
+/// Which server is there.
+pub(super) fn server_at(place: &Place) -> usize {
+    usize::from(place.port != 1)
+}
+
+impl<H: Handover> Model for Setup<H> {
+    type State = State<H>;
+    type Action = Action<H::Event>;
+
+    fn init_states(&self) -> Vec<State<H>> {
+        vec![State {
+            now: 0,
+            handover: self.handover,
+            servers: [Server::default(), Server::default()],
+            clients: vec![Client::default(); CLIENTS],
+            net: Vec::new(),
+            views: Vec::new(),
+            late: self.late,
+            largest: [None; 2],
+            broken: Broken::default(),
+        }]
+    }
+
+    fn actions(&self, state: &State<H>, actions: &mut Vec<Self::Action>) {
+        action::possible(self, state, actions);
+    }
+
+    fn next_state(&self, state: &State<H>, action: Self::Action) -> Option<State<H>> {
+        let mut run = Run { setup: self, state: state.clone() };
+        action.take(&mut run)?;
+        run.state.tidy();
+        Some(run.state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONE_HOLDER, |setup: &Self, state: &State<H>| state.believers(setup) <= 1),
+            Property::always(AUTHORITY, |_, state: &State<H>| !state.broken.counts_the_replaced),
+            Property::always(BRIEFLY, |_, state: &State<H>| !state.broken.believes_too_long),
+            Property::always("who is told stops", |_, state: &State<H>| !state.broken.denied_and_held),
+            Property::always("what a failover loses is told as that", |_, state: &State<H>| !state.broken.wrong_reason),
+            Property::always(FENCES_GROW, |_, state: &State<H>| !state.broken.fence_fell),
+            Property::always(NEWER_IS_LARGER, |_, state: &State<H>| !state.broken.fence_is_stale),
+            Property::always(SHOWN, |setup: &Self, state: &State<H>| !state.shows_another_fence(setup)),
+            Property::always("what is confirmed as released is free", |_, state: &State<H>| {
+                !state.broken.release_did_not
+            }),
+            Property::always("what nobody uses is taken off", |_, state: &State<H>| {
+                H::IS_FAILOVER || !state.leaves_a_key()
+            }),
+            Property::always("in the end nothing is left", |setup: &Self, state: &State<H>| !state.is_stuck(setup)),
+            Property::sometimes("both have had it", |_, state: &State<H>| {
+                state.clients.iter().all(|client| client.has_had_it)
+            }),
+            Property::sometimes(BOTH_BELIEVE, |setup: &Self, state: &State<H>| {
+                state.all_believers(setup) == 2 && state.believers(setup) == 1
+            }),
+            Property::sometimes(LIVES_ON, |_, state: &State<H>| state.lives_on()),
+            Property::sometimes(IS_TOLD, |_, state: &State<H>| state.clients.iter().any(|client| client.is_told)),
+            Property::sometimes(IN_STEPS, |_, state: &State<H>| state.is_in_steps()),
+            Property::sometimes("the end", |setup: &Self, state: &State<H>| state.is_end(setup)),
+        ]
+    }
+}
