@@ -5,7 +5,7 @@ use stateright::Path;
 use super::*;
 use crate::{
     model::{
-        routed::{AUTHORITY, Action, BOTH_BELIEVE, BRIEFLY, IN_STEPS, ONE_HOLDER, Setup, State, told},
+        routed::{AUTHORITY, Action, BOTH_BELIEVE, BOTH_HAVE_IT, BRIEFLY, IN_STEPS, ONE_HOLDER, Setup, State, told},
         search::{Search, World, breaks, holds},
         state::Clock,
     },
@@ -28,7 +28,11 @@ impl World for Setup<Failover> {
     }
 
     fn is_expected(&self, good: &str) -> bool {
-        good != IN_STEPS
+        match good {
+            IN_STEPS => false,
+            BOTH_BELIEVE | BOTH_HAVE_IT => self.attempts[1] > 0,
+            _ => true,
+        }
     }
 }
 
@@ -42,6 +46,7 @@ fn quick() -> Vec<Setup<Failover>> {
         world("nothing is late, short").for_millis(700),
         world("a message is late, short").late(1, 0).for_millis(100),
         world("a view is late, short").late(0, 1).for_millis(100),
+        world("one client, nothing is late").attempts(1, 0).for_millis(2_000),
     ]
 }
 
@@ -74,6 +79,11 @@ fn a_failover_and_a_late_message_break_no_promise() {
 #[test]
 fn a_failover_and_a_late_view_break_no_promise() {
     within("a view is late, short");
+}
+
+#[test]
+fn a_replaced_primary_is_believed_for_a_second_at_most() {
+    within("one client, nothing is late");
 }
 
 #[test]

@@ -153,6 +153,7 @@ pub(super) const BRIEFLY: &str = "a replaced primary is believed for a second at
 pub(super) const NEWER_IS_LARGER: &str = "who begins later has a larger fence";
 pub(super) const FENCES_GROW: &str = "fences grow from lease to lease";
 pub(super) const SHOWN: &str = "who looks sees the lease's fence";
+pub(super) const BOTH_HAVE_IT: &str = "both have had it";
 pub(super) const BOTH_BELIEVE: &str = "both believe, one by a lost write";
 pub(super) const LIVES_ON: &str = "a lease lives on at the other server";
 pub(super) const IS_TOLD: &str = "a lease is lost by a failover, and told so";
@@ -298,7 +299,7 @@ impl<H: Handover> Model for Setup<H> {
                 H::IS_FAILOVER || !state.leaves_a_key()
             }),
             Property::always("in the end nothing is left", |setup: &Self, state: &State<H>| !state.is_stuck(setup)),
-            Property::sometimes("both have had it", |_, state: &State<H>| {
+            Property::sometimes(BOTH_HAVE_IT, |_, state: &State<H>| {
                 state.clients.iter().all(|client| client.has_had_it)
             }),
             Property::sometimes(BOTH_BELIEVE, |setup: &Self, state: &State<H>| {
