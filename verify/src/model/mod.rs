@@ -25,7 +25,8 @@
 //! uses is taken off, who asks for a free lock gets it, nothing is lost without a fault, what is over stays over, and
 //! at the end of every run nothing is left. And that what should be possible is.
 //!
-//! The combiner, which decides what travels together to one node, is searched by itself in [`combining`].
+//! The combiner, which decides what travels together to one node, is searched by itself in [`combining`]; so are a
+//! [failover] and a slot that is [moved](migrating) from server to server.
 //!
 //! That the search would notice is shown outside of the assumptions: there it must find what breaks.
 
