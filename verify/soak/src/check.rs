@@ -25,6 +25,7 @@
 //!   and nothing for ever.
 //! - (g) Memory has a bound: a process at rest has not grown by more than [`GROWTH`] since its work began, whatever its
 //!   servers, its links and its log did meanwhile.
+//! - (h) Everybody hears of a new primary within two seconds, and nobody goes back to the old one.
 //!
 //! # What is forgiven
 //!
@@ -36,10 +37,11 @@
 //! key was deleted on one server and nothing else happened to that, to the holder or between them. Not a moment longer,
 //! and no lease that was granted after the loss: none that was asked for after it, and none whose own key was seen
 //! after it on the one server that had lost it. A quorum's node that restarts empty is covered by its restart delay,
-//! and (a) to (c) forgive nothing for it.
+//! and (a) to (c) forgive nothing for it. What a failover forgives is said in `check/failovers.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 
+use self::failovers::Failovers;
 use crate::{
     history::{Cause, Found, History, Lease, Look, Loss, Mark, Memory, Whom, Write},
     record::{Ending, LeaseId, MILLI, Nanos, Process, Written},
@@ -61,7 +63,7 @@ const GROWTH: u64 = 24 * 1024;
 /// A check that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// `a` to `g`.
+    /// `a` to `h`.
     pub check: char,
     pub name: usize,
     pub at: Nanos,
@@ -72,8 +74,10 @@ pub struct Violation {
 /// All that is wrong, in the order of time.
 pub fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
+    let failovers = Failovers::new(history);
+    failovers.news(&mut found);
     for name in 0..history.names.len() {
-        let judge = Judge::new(history, name);
+        let judge = Judge::new(history, &failovers, name);
         judge.one_holder(&mut found);
         judge.fences_grow(&mut found);
         judge.resource(&mut found);
@@ -90,9 +94,16 @@ pub fn check(history: &History) -> Vec<Violation> {
     found
 }
 
+/// How often two believed in one lock, forgiven or not.
+pub fn rivals(history: &History) -> usize {
+    let failovers = Failovers::new(history);
+    (0..history.names.len()).map(|name| Judge::new(history, &failovers, name).at_once().len()).sum()
+}
+
 /// One name.
 struct Judge<'a> {
     history: &'a History,
+    failovers: &'a Failovers<'a>,
     name: usize,
     /// In the order of their starts.
     leases: Vec<&'a Lease>,
@@ -103,7 +114,7 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    fn new(history: &'a History, name: usize) -> Self {
+    fn new(history: &'a History, failovers: &'a Failovers<'a>, name: usize) -> Self {
         let mut leases: Vec<&Lease> = history.leases.iter().filter(|lease| lease.name == name).collect();
         leases.sort_by_key(|lease| lease.start);
         let servers = history.names.get(name).map(|name| name.servers.clone()).unwrap_or_default();
@@ -116,7 +127,7 @@ impl<'a> Judge<'a> {
                 *last = look.from.max(*last);
             }
         }
-        Self { history, name, leases, losses, servers, seen }
+        Self { history, failovers, name, leases, losses, servers, seen }
     }
 
     fn nodes(&self) -> usize {
@@ -126,6 +137,9 @@ impl<'a> Judge<'a> {
     /// Whether the loss may have taken the lease's key. A key that is there when all are gone came later; but a clock
     /// that jumps leaves some, and a quorum brings its own back.
     fn can_hit(&self, loss: &Loss, lease: &Lease) -> bool {
+        if let Cause::Failover(failover) = loss.cause {
+            return self.failovers.may_lose(failover, lease);
+        }
         let seen_after = || {
             let seen = self.seen.get(&(lease.id.process, lease.fence));
             loss.cause != Cause::ClockJump && self.nodes() == 1 && seen.is_some_and(|&seen| seen >= loss.to)
@@ -142,7 +156,14 @@ impl<'a> Judge<'a> {
     fn forgiven(&self, lease: &Lease) -> impl Iterator<Item = (&'a Loss, Nanos, Nanos)> {
         let held = |loss: &&&Loss| lease.end.is_some_and(|end| loss.from <= end);
         let losses = self.losses.iter().filter(held).filter(|loss| self.can_hit(loss, lease));
-        losses.map(|loss| (*loss, loss.from, loss.to.saturating_add(self.unaware(loss, lease))))
+        losses.map(|loss| (*loss, loss.from, self.forgiven_until(loss, lease)))
+    }
+
+    fn forgiven_until(&self, loss: &Loss, lease: &Lease) -> Nanos {
+        match loss.cause {
+            Cause::Failover(failover) => self.failovers.until(failover, lease),
+            _ => loss.to.saturating_add(self.unaware(loss, lease)),
+        }
     }
 
     /// How long the holder may not know of the loss: a TTL, but the next renewal tells if nothing is in its way.
@@ -153,7 +174,7 @@ impl<'a> Judge<'a> {
             Whom::Process(process) => process == lease.id.process,
             Whom::Link { slot, server } => slot == lease.id.process.slot && self.servers.contains(&server),
             // Its own mark contains the loss.
-            Whom::Log(_) => false,
+            Whom::Log(_) | Whom::Shard(_) => false,
             Whom::Server(server) => self.servers.contains(&server) && !(mark.from <= loss.from && loss.to <= mark.to),
         };
         if self.nodes() > 1 || loss.cause != Cause::Deletion || around.any(in_its_way) {
@@ -167,28 +188,36 @@ impl<'a> Judge<'a> {
     }
 
     /// Another server may have granted it beside this one, with a larger fence: the resource refuses the smaller for good.
-    fn was_held_during_a_move(&self, lease: &Lease) -> bool {
-        let overlaps = |loss: &&&Loss| lease.invoked < loss.to && lease.end.is_some_and(|end| loss.from <= end);
-        self.losses.iter().filter(|loss| loss.cause == Cause::Move).any(|loss| overlaps(&loss))
+    fn had_a_rival(&self, lease: &Lease, at: Nanos) -> bool {
+        self.losses.iter().filter(|loss| lease.end.is_some_and(|end| loss.from <= end)).any(|loss| match loss.cause {
+            Cause::Move => lease.invoked < loss.to,
+            Cause::Failover(failover) => self.failovers.explains(failover, lease, at, &self.leases),
+            _ => false,
+        })
     }
 
     fn violation(&self, check: char, at: Nanos, leases: &[&Lease], what: String) -> Violation {
         Violation { check, name: self.name, at, leases: leases.iter().map(|lease| lease.id).collect(), what }
     }
 
-    fn one_holder(&self, found: &mut Vec<Violation>) {
-        let mut before: Vec<(&Lease, Nanos)> = Vec::new();
-        for lease in &self.leases {
+    /// Those that are both believed, and from when until when.
+    fn at_once(&self) -> Vec<(&'a Lease, &'a Lease, Nanos, Nanos)> {
+        let (mut before, mut both): (Vec<(&Lease, Nanos)>, Vec<_>) = (Vec::new(), Vec::new());
+        for &lease in &self.leases {
             let Some(end) = lease.end else { continue };
             before.retain(|(_, end)| *end >= lease.start);
-            for (other, other_end) in &before {
-                let (from, to) = (lease.start, end.min(*other_end));
-                if !self.is_forgiven(other, from, to) && !self.is_forgiven(lease, from, to) {
-                    let what = format!("{} and {} are both believed, for {}", other.id, lease.id, span(from, to));
-                    found.push(self.violation('a', from, &[other, lease], what));
-                }
-            }
+            both.extend(before.iter().map(|&(other, other_end)| (other, lease, lease.start, end.min(other_end))));
             before.push((lease, end));
+        }
+        both
+    }
+
+    fn one_holder(&self, found: &mut Vec<Violation>) {
+        for (other, lease, from, to) in self.at_once() {
+            if !self.is_forgiven(other, from, to) && !self.is_forgiven(lease, from, to) {
+                let what = format!("{} and {} are both believed, for {}", other.id, lease.id, span(from, to));
+                found.push(self.violation('a', from, &[other, lease], what));
+            }
         }
     }
 
@@ -261,7 +290,7 @@ impl<'a> Judge<'a> {
         }
         for write in of_name().filter(|write| write.written == Written::Refused) {
             let Some(lease) = by_id.get(&write.lease) else { continue };
-            let is_forgiven = self.is_forgiven(lease, write.to, write.to) || self.was_held_during_a_move(lease);
+            let is_forgiven = self.is_forgiven(lease, write.to, write.to) || self.had_a_rival(lease, write.to);
             if lease.end.is_some_and(|end| end > write.to) && !is_forgiven {
                 let what = format!("{} is refused as a past holder, and believes in its lease after it", lease.id);
                 found.push(self.violation('c', write.to, &[lease], what));
@@ -294,7 +323,9 @@ impl<'a> Judge<'a> {
 
     fn no_false_alarm(&self, found: &mut Vec<Violation>) {
         let by_id = self.by_id();
-        let is_signal = |lease: &&&Lease| matches!(lease.how, Ending::Deleted | Ending::Taken | Ending::Forced);
+        let is_signal = |lease: &&&Lease| {
+            matches!(lease.how, Ending::Deleted | Ending::Taken | Ending::Forced | Ending::FailedOver)
+        };
         let signals = self.leases.iter().filter(is_signal).map(|lease| (*lease, lease.told));
         let releases = self.history.lost_releases.iter().filter_map(|lost| Some((*by_id.get(&lost.lease)?, lost.at)));
         let early =
@@ -334,7 +365,7 @@ impl<'a> Judge<'a> {
             }
         }
         for remnant in self.history.remnants.iter().filter(|remnant| remnant.name == self.name) {
-            let may_last = match remnant.key.rsplit_once(":lh:") {
+            let may_last = match remnant.key.rsplit_once(":lh:").or(remnant.key.rsplit_once(":lht:")) {
                 Some((_, "fence")) => Nanos::MAX,
                 Some((_, "wait")) => MARKS,
                 // Nobody came back to leave it.
@@ -380,6 +411,8 @@ impl<'a> Judge<'a> {
 pub fn span(from: Nanos, to: Nanos) -> String {
     format!("{:?}", std::time::Duration::from_micros(to.saturating_sub(from) / 1_000))
 }
+
+pub mod failovers;
 
 #[cfg(test)]
 mod tests;

@@ -125,7 +125,7 @@ fn played<F: Future<Output = ()>>(seed: u64, play: impl FnOnce(&'static Scene) -
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.expect("a runtime").block_on(play(scene));
     });
-    round::judge(seed, start.elapsed(), scene)
+    round::judge(seed, start.elapsed(), &scene.crew)
 }
 
 /// Every answer takes a good part of the TTL, and the link comes to a stand after the acquire, or after some renewals.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now};
+use crate::record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Ports, Process, Written, now};
 
 /// A lock, and which of the servers have its key.
 #[derive(Debug, Clone)]
@@ -90,6 +90,32 @@ pub enum Cause {
     ClockJump,
     /// The address leads to another server; this one goes on for those who have not looked yet.
     Move,
+    /// A replica has taken over, which may lack the last writes: which of the failovers.
+    Failover(usize),
+}
+
+/// A replica has taken over. Servers go by their ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failover {
+    pub shard: usize,
+    pub old: u16,
+    pub new: u16,
+    /// When it was a replica still, and when it was a primary.
+    pub promoted: (Nanos, Nanos),
+    /// By then it could be known: another server, or a Sentinel, named it.
+    pub named: Nanos,
+    /// The old one said nothing after this; nothing if it goes on.
+    pub dead: Option<Nanos>,
+    /// Whether it may lack a write that the old one had confirmed: one that hands over in peace waits until it has all.
+    pub loses: bool,
+}
+
+/// The primaries as a process has seen them from this moment on, as far as it has said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    pub process: Process,
+    pub at: Nanos,
+    pub ports: Ports,
 }
 
 /// A call that was to end within a time of its `from`, and had ended, or was given up, by `to`.
@@ -129,6 +155,8 @@ pub struct Mark {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whom {
     Server(usize),
+    /// Servers of a shard of a cluster, or what looks after them.
+    Shard(usize),
     Process(Process),
     /// What a process writes its log to: no excuse for anything.
     Log(Process),
@@ -155,6 +183,8 @@ pub struct History {
     pub lost_releases: Vec<LostRelease>,
     pub looks: Vec<Look>,
     pub losses: Vec<Loss>,
+    pub failovers: Vec<Failover>,
+    pub named: Vec<Named>,
     pub marks: Vec<Mark>,
     /// Those that were late, and the last ones.
     pub calls: Vec<Timed>,
@@ -211,6 +241,9 @@ impl Recorder {
             Line::Rested { process, before, after } => {
                 self.history.memories.push(Memory { process, at: now(), before, after });
                 self.rested.insert(process);
+            }
+            Line::Named { process, at, ref ports } => {
+                self.history.named.push(Named { process, at, ports: ports.clone() });
             }
             Line::Counted(outcome) => *self.outcomes.entry(outcome).or_default() += 1,
         }

@@ -1,7 +1,7 @@
 //! Random faults against real servers, recorded histories, and a checker that reads them (docs/evidence/soak.md).
 //!
 //! ```text
-//! leasehold-soak [--seconds N] [--seed S]
+//! leasehold-soak [--scene servers|cluster|sentinel] [--seconds N] [--seed S]
 //! leasehold-soak --bugs                      the seeded bugs, each with its patch of mutations/
 //! leasehold-soak --bug NAME seeded|absent    the scene of one, in a program with it or without
 //! ```
@@ -10,9 +10,13 @@ use std::{process::ExitCode, time::Duration};
 
 use leasehold_verify::seeded::SeededBug;
 
+use self::setup::Stage;
+
 mod chance;
 mod check;
+mod crew;
 mod duel;
+mod failover;
 mod history;
 mod log;
 mod nemesis;
@@ -49,21 +53,24 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let (mut seconds, mut seed) = (600, 1);
+    let (mut seconds, mut seed, mut stage) = (600, 1, Stage::Servers);
     for pair in args.chunks(2) {
         match pair {
             [name, value] if name == "--seconds" => seconds = value.parse().expect("--seconds takes a number"),
             [name, value] if name == "--seed" => seed = value.parse().expect("--seed takes a number"),
+            [name, value] if name == "--scene" && value.parse::<Stage>().is_ok() => {
+                stage = value.parse().unwrap_or(stage);
+            }
             _ => {
-                eprintln!("leasehold-soak [--seconds N] [--seed S]");
+                eprintln!("leasehold-soak [--scene servers|cluster|sentinel] [--seconds N] [--seed S]");
                 return ExitCode::FAILURE;
             }
         }
     }
-    soak(seconds, seed)
+    soak(stage, seconds, seed)
 }
 
-fn soak(seconds: u64, first_seed: u64) -> ExitCode {
+fn soak(stage: Stage, seconds: u64, first_seed: u64) -> ExitCode {
     let mut totals = report::Totals::default();
     let (mut left, longest) = (Duration::from_secs(seconds), Duration::from_secs(ROUND));
     for seed in first_seed.. {
@@ -71,10 +78,14 @@ fn soak(seconds: u64, first_seed: u64) -> ExitCode {
             break;
         }
         // A long outage takes longer than a round, and the time of as many.
-        let length = if plan::has_outage(seed) { left.min(plan::LONG_ROUND) } else { left.min(longest) };
+        let has_outage = stage == Stage::Servers && plan::has_outage(seed);
+        let length = if has_outage { left.min(plan::LONG_ROUND) } else { left.min(longest) };
         left -= length;
         eprintln!("seed {seed}, {length:?}");
-        let outcome = round::run(seed, length);
+        let outcome = match stage {
+            Stage::Servers => round::run(seed, length),
+            Stage::Cluster | Stage::Sentinel => failover::run(stage, seed, length),
+        };
         for violation in outcome.violations.iter().take(3) {
             println!("seed {seed}: {}", report::timeline(&outcome.recorder.history, violation));
         }

@@ -8,10 +8,11 @@ use std::{
 use support::{Action, Match};
 
 use crate::{
+    crew::{Scenery, Worker},
     history::{Cause, Found, Look, Loss, Name, Whom},
     plan::{Fault, First, Lane, LinkFault, ProcessFault, ServerFault, plan},
     record::{MILLI, Nanos, Process, now},
-    scene::{Scene, Worker},
+    scene::Scene,
     setup::{GONE_OVER, KINDS, LONE, RESTART_DELAY, USER, nanos},
 };
 
@@ -31,7 +32,7 @@ pub fn run(scene: &Scene, lane: Lane, until: Instant) -> Option<Worker> {
 }
 
 /// Rests; whether there is time left after it.
-fn rest(by: Duration, until: Instant) -> bool {
+pub fn rest(by: Duration, until: Instant) -> bool {
     let left = until.saturating_duration_since(Instant::now());
     std::thread::sleep(by.min(left));
     by < left
@@ -213,7 +214,7 @@ fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
 }
 
 /// Keeps one worker going, one life after the other; the last one goes on.
-fn process_lane(scene: &Scene, slot: u16, until: Instant) -> Worker {
+pub fn process_lane(scene: &impl Scenery, slot: u16, until: Instant) -> Worker {
     let mut worker = scene.worker(Process { slot, life: 0 });
     for step in plan(scene.seed, Lane::Process(slot)) {
         if !rest(step.after, until) {

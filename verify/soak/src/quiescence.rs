@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use leasehold::Lock;
+use support::Server;
 use tokio::task::JoinSet;
 
 use crate::{
+    crew::{Crew, Worker},
     history::{Remnant, Timed},
     record::{Call, MILLI, Process, now},
-    scene::{Scene, Worker},
-    setup::{GIVEN_UP, KINDS, LONE, RESTART_DELAY, SERVERS, TTLS, nanos},
+    scene::Scene,
+    setup::{GIVEN_UP, LONE, RESTART_DELAY, SERVERS, TTLS, nanos},
     worker::builder,
 };
 
@@ -17,38 +20,60 @@ use crate::{
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Ends the workers in peace, with a look at what they leave.
-pub fn run(scene: &Scene, mut workers: Vec<Worker>) {
+pub fn run(scene: &Scene, workers: Vec<Worker>) {
+    end(scene, workers, acquire_all(scene));
+    // Longer than any TTL by any clock.
+    std::thread::sleep(RESTART_DELAY);
+    let elsewhere = scene.lone_servers().map(|server| (LONE, server));
+    for (server, at) in (LONE + 1..SERVERS).map(|node| (node, &scene.servers[node])).chain(elsewhere) {
+        look(scene, server, at, scene.server(server).port() != at.port());
+    }
+}
+
+/// Has the workers rest, and go when something was done meanwhile.
+pub fn end(crew: &Crew, mut workers: Vec<Worker>, meanwhile: impl Future<Output = ()>) {
     for worker in &mut workers {
         worker.rest();
     }
     for worker in &mut workers {
-        worker.rested(scene);
+        worker.rested(crew);
     }
     // While they live: what one of them did not let go of, it still renews.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(acquire_all(scene));
+    runtime.expect("a runtime").block_on(meanwhile);
     for worker in &mut workers {
         worker.dismiss();
     }
     for worker in workers {
-        worker.ended(scene);
+        worker.ended(crew);
     }
-    // Longer than any TTL by any clock.
-    std::thread::sleep(RESTART_DELAY);
-    look(scene);
 }
 
 /// Somebody new, past every proxy, acquires each lock and lets go of it.
 async fn acquire_all(scene: &Scene) {
-    let process = Process { slot: u16::try_from(scene.links.len()).unwrap_or(u16::MAX), life: 0 };
+    let process = somebody(scene.links.len());
     let (lone, nodes) = (scene.server(LONE).url(), scene.servers.urls().split_off(LONE + 1));
     let lone = builder(process).url(lone).build().await.expect("the server is there");
     let quorum = builder(process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
     let quorum = quorum.build().await.expect("the nodes are there");
-    let mut asking = JoinSet::new();
-    for (name, kind) in KINDS.iter().enumerate() {
+    let locks = scene.stage.kinds().iter().map(|kind| {
         let leases = if kind.quorum { &quorum } else { &lone };
-        let lock = leases.lock(kind.name).fair(kind.fair).ttl(TTLS[0]);
+        leases.lock(kind.name).fair(kind.fair).ttl(TTLS[0])
+    });
+    acquire(scene, process, locks).await;
+    lone.close().await;
+    quorum.close().await;
+}
+
+/// A process that is none of so many workers.
+pub fn somebody(workers: usize) -> Process {
+    Process { slot: u16::try_from(workers).unwrap_or(u16::MAX), life: 0 }
+}
+
+/// Acquires all of these locks, in the order of their names, and lets go of them.
+pub async fn acquire(crew: &Crew, process: Process, locks: impl Iterator<Item = Lock>) {
+    let mut asking = JoinSet::new();
+    for (name, lock) in locks.enumerate() {
         asking.spawn(async move {
             let from = now();
             let acquired = tokio::time::timeout(FREE_WITHIN + GIVEN_UP, lock.acquire()).await;
@@ -60,24 +85,21 @@ async fn acquire_all(scene: &Scene) {
         });
     }
     let calls = asking.join_all().await;
-    scene.recorder().history.calls.extend(calls);
-    lone.close().await;
-    quorum.close().await;
+    crew.recorder().history.calls.extend(calls);
 }
 
-fn look(scene: &Scene) {
-    let elsewhere = scene.lone_servers().map(|server| (LONE, server));
-    for (server, at) in (LONE + 1..SERVERS).map(|node| (node, &scene.servers[node])).chain(elsewhere) {
-        let mut wire = at.wire();
-        for key in wire.keys("*") {
-            let lasts = match wire.pttl(&key) {
-                -2 => continue,
-                left => u64::try_from(left).ok().map(|left| left * MILLI),
-            };
-            let is_of = |name: &str| key == name || key.starts_with(&format!("{{{name}}}:lh:"));
-            let name = KINDS.iter().position(|kind| is_of(kind.name)).unwrap_or(0);
-            let is_left = scene.server(server).port() != at.port();
-            scene.recorder().history.remnants.push(Remnant { name, server, key, at: now(), lasts, is_left });
-        }
+/// Looks at the keys that a server has still.
+pub fn look(crew: &Crew, server: usize, at: &Server, is_left: bool) {
+    let mut wire = at.wire();
+    for key in wire.keys("*") {
+        let lasts = match wire.pttl(&key) {
+            -2 => continue,
+            left => u64::try_from(left).ok().map(|left| left * MILLI),
+        };
+        let is_of = |name: &str| {
+            key == name || key.starts_with(&format!("{{{name}}}:lh:")) || key.starts_with(&format!("{name}:lht:"))
+        };
+        let name = crew.stage.kinds().iter().position(|kind| is_of(kind.name)).unwrap_or(0);
+        crew.recorder().history.remnants.push(Remnant { name, server, key, at: now(), lasts, is_left });
     }
 }

@@ -100,6 +100,7 @@ words! {
         Deleted = "deleted",
         Taken = "taken",
         Forced = "forced",
+        FailedOver = "failed-over",
         OtherLoss = "other-loss",
         // Never said: what the parent makes of a lease of a killed process.
         Killed = "killed",
@@ -115,6 +116,7 @@ impl Ending {
             LossReason::Deleted => Self::Deleted,
             LossReason::Taken => Self::Taken,
             LossReason::Forced => Self::Forced,
+            LossReason::FailedOver => Self::FailedOver,
             _ => Self::OtherLoss,
         }
     }
@@ -138,6 +140,7 @@ words! {
     /// What became of something that has no place in the histories, and is only counted.
     Outcome {
         Released = "released",
+        Reentered = "re-entered",
         ReleaseLost = "release-lost",
         ReleaseUnknown = "release-unknown",
         TimedOut = "acquire-timed-out",
@@ -157,6 +160,9 @@ words! {
         LastAcquire = "acquire after the last fault",
     }
 }
+
+/// Where a process takes the primaries to be: their ports, in order.
+pub type Ports = Box<[u16]>;
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,6 +211,12 @@ pub enum Line {
         from: Nanos,
         to: Nanos,
     },
+    /// At this moment these were the primaries to the process, and others before.
+    Named {
+        process: Process,
+        at: Nanos,
+        ports: Ports,
+    },
     /// It has nothing under way and begins nothing more. Its resident memory at the start of its work and now, in KiB.
     Rested {
         process: Process,
@@ -226,6 +238,10 @@ impl fmt::Display for Line {
             Self::ReleaseLost { lease, at } => write!(f, "L {lease} {at}"),
             Self::Late { process, name, call, within, from, to } => {
                 write!(f, "T {process} {name} {call} {within} {from} {to}")
+            }
+            Self::Named { process, at, ports } => {
+                let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+                write!(f, "N {process} {at} {}", ports.join(","))
             }
             Self::Rested { process, before, after } => write!(f, "R {process} {before} {after}"),
             Self::Counted(outcome) => write!(f, "C {outcome}"),
@@ -267,6 +283,11 @@ impl FromStr for Line {
                 from: number(word()?)?,
                 to: number(word()?)?,
             },
+            "N" => Self::Named {
+                process: word()?.parse()?,
+                at: number(word()?)?,
+                ports: word()?.split(',').map(number).collect::<Result<_, _>>()?,
+            },
             "R" => Self::Rested { process: word()?.parse()?, before: number(word()?)?, after: number(word()?)? },
             "C" => Self::Counted(word()?.parse()?),
             _ => return Err(Unreadable),
@@ -291,6 +312,7 @@ mod tests {
             Line::Ended { lease, at: 3, how: Ending::NoQuorum },
             Line::ReleaseLost { lease, at: 4 },
             Line::Late { process, name: 3, call: Call::Release, within: 4, from: 5, to: 6 },
+            Line::Named { process, at: 5, ports: [7_001, 7_002].into() },
             Line::Rested { process, before: 1, after: 2 },
             Line::Counted(Outcome::Released),
         ] {

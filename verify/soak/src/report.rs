@@ -1,17 +1,17 @@
 //! What people read: the timeline around a violation, and the totals of many rounds.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
     time::Duration,
 };
 
 use crate::{
-    check::{Violation, span},
+    check::{Violation, failovers::Failovers, span},
     history::{Found, History, Look, Whom},
     record::{Ending, MILLI, Nanos, Outcome, Written},
     round,
-    setup::{KINDS, Kind, LONE},
+    setup::LONE,
 };
 
 /// How much before and after a violation is shown at most, and how much before the leases that are involved.
@@ -56,6 +56,7 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
     }
     for mark in &history.marks {
         let hits = match mark.whom {
+            Whom::Shard(_) => true,
             Whom::Server(server) => name.servers.contains(&server),
             Whom::Link { slot, server } => {
                 name.servers.contains(&server) && violation.leases.iter().any(|lease| lease.process.slot == slot)
@@ -94,6 +95,7 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
 fn whom(whom: Whom) -> String {
     match whom {
         Whom::Server(server) => server_name(server),
+        Whom::Shard(shard) => format!("shard {shard}"),
         Whom::Process(process) => process.to_string(),
         Whom::Log(process) => format!("the log of {process}"),
         Whom::Link { slot, server } => format!("w{slot} to {}", server_name(server)),
@@ -119,12 +121,17 @@ pub struct Totals {
     seeds: Vec<u64>,
     lasted: Duration,
     leases: u64,
+    names: BTreeSet<String>,
     by_name: BTreeMap<String, u64>,
     endings: BTreeMap<Ending, u64>,
     writes: BTreeMap<Written, u64>,
     outcomes: BTreeMap<Outcome, u64>,
     looks: u64,
     faults: BTreeMap<String, u64>,
+    rivals: usize,
+    in_peace: usize,
+    took_over: usize,
+    slowest_news: Nanos,
     violations: u64,
 }
 
@@ -135,8 +142,15 @@ impl Totals {
         self.lasted += round.lasted;
         let is_answered = |look: &&Look| look.found.iter().any(|found| *found != Found::Unknown);
         self.looks += history.looks.iter().filter(is_answered).count() as u64;
+        self.rivals += round.rivals;
+        let failovers = || history.failovers.iter();
+        self.took_over += failovers().filter(|failover| failover.loses).count();
+        self.in_peace += failovers().filter(|failover| !failover.loses).count();
+        let slowest = Failovers::new(history).slowest_news().unwrap_or(0);
+        self.slowest_news = self.slowest_news.max(slowest);
         self.violations += round.violations.len() as u64;
         self.leases += history.leases.len() as u64;
+        self.names.extend(history.names.iter().map(|name| name.text.clone()));
         for lease in &history.leases {
             *self.by_name.entry(history.names[lease.name].text.clone()).or_default() += 1;
             *self.endings.entry(lease.how).or_default() += 1;
@@ -155,8 +169,8 @@ impl Totals {
 
     /// Whether there is a lock that nobody ever held, or nothing was seen of the servers or the resource.
     pub fn is_hollow(&self) -> bool {
-        let is_unheld = |kind: &Kind| !self.by_name.contains_key(kind.name);
-        KINDS.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
+        let is_unheld = |name: &String| !self.by_name.contains_key(name);
+        self.names.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
     }
 
     /// Acquires that failed for another reason than servers that are away and locks that are held.
@@ -199,6 +213,16 @@ impl fmt::Display for Totals {
         for (kind, count) in &self.faults {
             writeln!(f, "| {kind} | {count} |")?;
         }
+        if self.took_over + self.in_peace > 0 {
+            writeln!(f, "| replicas that took over in peace | {} |", self.in_peace)?;
+            writeln!(f, "| and otherwise | {} |", self.took_over)?;
+            let slowest = self.slowest_news / MILLI;
+            writeln!(
+                f,
+                "| milliseconds until the last process that was not stopped knew of a named one | {slowest} |"
+            )?;
+            writeln!(f, "| times that two believed in a lock, which only a failover forgives | {} |", self.rivals)?;
+        }
         writeln!(f, "| **violations** | **{}** |", self.violations)?;
         let by_name: Vec<String> = self.by_name.iter().map(|(name, count)| format!("{name} {count}")).collect();
         writeln!(f, "\nLeases by name: {}.", by_name.join(", "))
@@ -211,14 +235,14 @@ mod tests {
     use crate::{
         history::{Lease, Recorder, Write},
         record::{LeaseId, Process},
-        setup::names,
+        setup::{KINDS, names},
     };
 
     fn totals(history: History) -> Totals {
         let mut totals = Totals::default();
         let mut recorder = Recorder::new(names());
         recorder.history = history;
-        totals.add(&round::Outcome { seed: 1, lasted: Duration::ZERO, recorder, violations: Vec::new() });
+        totals.add(&round::Outcome { seed: 1, lasted: Duration::ZERO, recorder, violations: Vec::new(), rivals: 0 });
         totals
     }
 

@@ -1,12 +1,13 @@
 //! One round: servers, workers and a nemesis for a while, and then the checks.
 
 use std::{
-    sync::{PoisonError, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
 use crate::{
     check::{self, Violation},
+    crew::Crew,
     history::Recorder,
     nemesis,
     plan::Lane,
@@ -26,6 +27,8 @@ pub struct Outcome {
     pub lasted: Duration,
     pub recorder: Recorder,
     pub violations: Vec<Violation>,
+    /// How often two believed in one lock.
+    pub rivals: usize,
 }
 
 pub fn run(seed: u64, length: Duration) -> Outcome {
@@ -50,14 +53,15 @@ pub fn run(seed: u64, length: Duration) -> Outcome {
         }
     });
     let lasted = start.elapsed();
-    judge(seed, lasted, &scene)
+    judge(seed, lasted, &scene.crew)
 }
 
 /// The history of a scene that is over, and what is wrong with it.
-pub fn judge(seed: u64, lasted: Duration, scene: &Scene) -> Outcome {
-    let mut recorder = std::mem::take(&mut *scene.recorder.lock().unwrap_or_else(PoisonError::into_inner));
+pub fn judge(seed: u64, lasted: Duration, crew: &Crew) -> Outcome {
+    let mut recorder = std::mem::take(&mut *crew.recorder());
     recorder.end();
-    recorder.history.lag = nanos(scene.lag.worst());
+    recorder.history.lag = nanos(crew.lag.worst());
     let violations = check::check(&recorder.history);
-    Outcome { seed, lasted, recorder, violations }
+    let rivals = check::rivals(&recorder.history);
+    Outcome { seed, lasted, recorder, violations, rivals }
 }

@@ -66,7 +66,7 @@ fn aimed(
         quiescence::run(scene, workers.collect());
         drop(at_the_end);
     });
-    round::judge(seed, start.elapsed(), &scene)
+    round::judge(seed, start.elapsed(), &scene.crew)
 }
 
 const PROCESSES: [Lane; 3] = [Lane::Process(0), Lane::Process(1), Lane::Process(2)];

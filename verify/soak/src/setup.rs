@@ -1,8 +1,22 @@
 //! Which locks there are, on which servers, and who works on them: the same for the parent and its workers.
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{history::Name, record::Nanos};
+use crate::{
+    history::Name,
+    record::{Nanos, Unreadable},
+};
+
+/// What keeps the locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// A server on its own, and the nodes of a quorum.
+    Servers,
+    /// Three primaries, each with a replica.
+    Cluster,
+    /// A primary with two replicas, and three Sentinels.
+    Sentinel,
+}
 
 /// The server on its own, and how many nodes the quorum has behind it.
 pub const LONE: usize = 0;
@@ -37,7 +51,7 @@ pub enum Pace {
     Slow,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     pub name: &'static str,
     pub quorum: bool,
@@ -74,7 +88,87 @@ pub const KINDS: [Kind; 18] = [
     kind("quorum-slow-2", true, false, Pace::Slow, 1),
 ];
 
+/// Those of a cluster, whose slots are spread over its primaries, and of a primary behind Sentinels.
+pub const ROUTED_KINDS: [Kind; 28] = [
+    // The slots of the first primary.
+    kind("plain-4", false, false, Pace::Quick, 1),
+    kind("plain-8", false, false, Pace::Quick, 1),
+    kind("slow-4", false, false, Pace::Slow, 1),
+    kind("fair-3", false, true, Pace::Quick, 1),
+    // Of one slot.
+    kind("{two}-1", false, false, Pace::Quick, 1),
+    kind("{two}-2", false, false, Pace::Slow, 1),
+    kind("slow-8", false, false, Pace::Slow, 1),
+    kind("slow-12", false, false, Pace::Slow, 1),
+    kind("{two}-3", false, false, Pace::Slow, 1),
+    // Of the second.
+    kind("plain-1", false, false, Pace::Quick, 1),
+    kind("plain-5", false, false, Pace::Quick, 1),
+    kind("slow-1", false, false, Pace::Slow, 1),
+    kind("slow-5", false, false, Pace::Slow, 1),
+    kind("fair-2", false, true, Pace::Slow, 1),
+    kind("{one}-1", false, false, Pace::Quick, 1),
+    kind("{one}-2", false, false, Pace::Slow, 1),
+    kind("slow-9", false, false, Pace::Slow, 1),
+    kind("slow-10", false, false, Pace::Slow, 1),
+    kind("{one}-3", false, false, Pace::Slow, 1),
+    // Of the third.
+    kind("plain-2", false, false, Pace::Quick, 1),
+    kind("plain-3", false, false, Pace::Quick, 1),
+    kind("slow-2", false, false, Pace::Slow, 1),
+    kind("slow-3", false, false, Pace::Slow, 1),
+    kind("fair-1", false, true, Pace::Quick, 1),
+    kind("crowded-1", false, false, Pace::Quick, 2),
+    kind("slow-6", false, false, Pace::Slow, 1),
+    kind("slow-7", false, false, Pace::Slow, 1),
+    kind("fair-4", false, true, Pace::Slow, 1),
+];
+
+impl Stage {
+    pub fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Servers => &KINDS,
+            Self::Cluster | Self::Sentinel => &ROUTED_KINDS,
+        }
+    }
+
+    /// Long enough to outlive a failover, where there is one.
+    pub fn ttls(self, pace: Pace) -> [Duration; 3] {
+        match (self, pace) {
+            (Self::Servers, _) => TTLS,
+            (_, Pace::Quick) => [500, 1_000, 3_000].map(Duration::from_millis),
+            (_, Pace::Slow) => [1_000, 3_000, 5_000].map(Duration::from_millis),
+        }
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Servers => "servers",
+            Self::Cluster => "cluster",
+            Self::Sentinel => "sentinel",
+        })
+    }
+}
+
+impl FromStr for Stage {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        [Self::Servers, Self::Cluster, Self::Sentinel]
+            .into_iter()
+            .find(|stage| stage.to_string() == text)
+            .ok_or(Unreadable)
+    }
+}
+
 pub fn names() -> Vec<Name> {
     let servers = |kind: &Kind| if kind.quorum { LONE + 1..SERVERS } else { LONE..LONE + 1 };
     KINDS.iter().map(|kind| Name { text: kind.name.into(), servers: servers(kind) }).collect()
+}
+
+/// The locks of a cluster, or behind Sentinels: to a lock it is one server.
+pub fn routed_names() -> Vec<Name> {
+    ROUTED_KINDS.iter().map(|kind| Name { text: kind.name.into(), servers: LONE..LONE + 1 }).collect()
 }

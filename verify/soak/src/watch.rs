@@ -107,7 +107,7 @@ impl Eye {
     }
 }
 
-fn found(pair: &[Value]) -> Found {
+pub fn found(pair: &[Value]) -> Found {
     match pair {
         [Value::Nil, _] => Found::Nothing,
         [token, fence] => {

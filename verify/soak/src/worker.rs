@@ -10,17 +10,20 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock, Released, Server};
+use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock, NodeStatus, Released, Server};
 
 use crate::{
     chance::Chance,
     log::StallingLog,
-    record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
-    setup::{COMMAND_TIMEOUT, GIVEN_UP, KINDS, Kind, LOOK_EVERY, Pace, RESTART_DELAY, TTLS, USER, nanos},
+    record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Ports, Process, Written, now},
+    setup::{COMMAND_TIMEOUT, GIVEN_UP, Kind, LOOK_EVERY, Pace, RESTART_DELAY, Stage, TTLS, USER, nanos},
 };
 
 /// A call that is late by less is not worth a line.
 const LATE: Duration = Duration::from_millis(100);
+
+/// How often it is looked which servers are the primaries.
+const NAME_EVERY: Duration = Duration::from_millis(20);
 
 /// What the parent tells a worker by its input.
 pub const REST: u8 = b'.';
@@ -30,29 +33,32 @@ pub const UNSTALL_LOG: u8 = b'u';
 /// What the parent tells a worker on its command line.
 #[derive(Debug, Clone)]
 pub struct Part {
+    pub stage: Stage,
     pub process: Process,
     pub seed: u64,
-    /// Which of [`KINDS`] it works on, by their bits.
+    /// Which of the stage's kinds it works on, by their bits.
     pub kinds: u64,
     /// Where the resource is, which nothing happens to.
     pub resource: String,
     /// The file with the password for the lone server.
     pub password: String,
-    /// The lone server, then the quorum's nodes, each through a proxy.
+    /// The lone server, then the quorum's nodes, each through a proxy; or the url of a cluster, or of Sentinels.
     pub servers: Vec<String>,
 }
 
 impl Part {
     pub fn to_args(&self) -> Vec<String> {
         let (process, seed, kinds) = (self.process.to_string(), self.seed.to_string(), self.kinds.to_string());
-        let mut args = vec![process, seed, kinds, self.resource.clone(), self.password.clone()];
+        let stage = self.stage.to_string();
+        let mut args = vec![stage, process, seed, kinds, self.resource.clone(), self.password.clone()];
         args.extend(self.servers.iter().cloned());
         args
     }
 
     pub fn from_args(args: &[String]) -> Option<Self> {
-        let [process, seed, kinds, resource, password, servers @ ..] = args else { return None };
+        let [stage, process, seed, kinds, resource, password, servers @ ..] = args else { return None };
         Some(Self {
+            stage: stage.parse().ok()?,
             process: process.parse().ok()?,
             seed: seed.parse().ok()?,
             kinds: kinds.parse().ok()?,
@@ -89,27 +95,23 @@ pub async fn run(part: Part) {
         log.stall(false);
         drop(end);
     });
-    let (lone, nodes) = part.servers.split_first().expect("the parent names the servers");
-    let lone: Server = lone.parse().expect("the parent's url is one");
-    let lone = lone.user(USER).password_file(&part.password);
-    let lone = || builder(part.process).server(lone.clone()).check_address_every(LOOK_EVERY);
-    let lone = built(&over, lone).await;
-    let quorum = built(&over, || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0])).await;
-    let resource =
-        built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource)).await;
-    let (Some(lone), Some(quorum), Some(resource)) = (lone, quorum, resource) else { return };
+    let Some((lone, quorum)) = built_for(&part, &over).await else { return };
+    let resource = built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource));
+    let Some(resource) = resource.await else { return };
+    let naming = (part.stage != Stage::Servers).then(|| tokio::spawn(name_primaries(part.process, lone.clone())));
 
     let memory_before = memory();
     let numbers = Arc::new(AtomicU32::new(0));
     let mut tasks = Vec::new();
-    for (name, kind) in KINDS.iter().enumerate().filter(|(name, _)| part.kinds & (1 << name) != 0) {
+    for (name, kind) in part.stage.kinds().iter().enumerate().filter(|(name, _)| part.kinds & (1 << name) != 0) {
         for task in 0..kind.tasks {
-            let leases = if kind.quorum { &quorum } else { &lone };
+            let leases = quorum.as_ref().filter(|_| kind.quorum).unwrap_or(&lone);
             let place = [part.process.slot.into(), part.process.life.into(), name as u64, task as u64];
             let job = Job {
                 name,
                 kind: *kind,
-                lock: leases.lock(kind.name).fair(kind.fair),
+                stage: part.stage,
+                lock: leases.lock(kind.name).fair(kind.fair).reentrant(part.stage != Stage::Servers),
                 guarded: resource.guarded(format!("resource:{}", kind.name)),
                 chance: Chance::new(part.seed, &place),
                 process: part.process,
@@ -123,8 +125,40 @@ pub async fn run(part: Part) {
     }
     say([Line::Rested { process: part.process, before: memory_before, after: memory() }]);
     ends.await.ok();
-    for leases in [lone, quorum, resource] {
+    if let Some(naming) = naming {
+        naming.abort();
+    }
+    for leases in quorum.into_iter().chain([lone, resource]) {
         leases.close().await;
+    }
+}
+
+/// What the locks of its stage are on: of servers on their own, those of a quorum come second.
+async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option<Leases>)> {
+    let (first, nodes) = part.servers.split_first().expect("the parent names the servers");
+    if part.stage != Stage::Servers {
+        return Some((built(over, || builder(part.process).url(first)).await?, None));
+    }
+    let lone: Server = first.parse().expect("the parent's url is one");
+    let lone = lone.user(USER).password_file(&part.password);
+    let lone = built(over, || builder(part.process).server(lone.clone()).check_address_every(LOOK_EVERY)).await?;
+    let quorum = || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
+    Some((lone, Some(built(over, quorum).await?)))
+}
+
+/// Says which servers are the primaries, whenever that changes: from then on no answer of another one counts.
+async fn name_primaries(process: Process, leases: Leases) {
+    let mut last: Ports = [].into();
+    loop {
+        let port = |node: &NodeStatus| node.address().rsplit_once(':')?.1.parse().ok();
+        let mut ports: Vec<u16> = leases.nodes().iter().filter_map(port).collect();
+        ports.sort_unstable();
+        let ports: Ports = ports.into();
+        if ports != last && !ports.is_empty() {
+            say([Line::Named { process, at: now(), ports: ports.clone() }]);
+            last = ports;
+        }
+        tokio::time::sleep(NAME_EVERY).await;
     }
 }
 
@@ -166,6 +200,7 @@ fn say(lines: impl IntoIterator<Item = Line>) {
 struct Job {
     name: usize,
     kind: Kind,
+    stage: Stage,
     lock: Lock,
     guarded: Guarded,
     chance: Chance,
@@ -190,7 +225,7 @@ impl Job {
     }
 
     async fn cycle(&mut self) {
-        let ttl = *self.chance.pick(&TTLS);
+        let ttl = *self.chance.pick(&self.stage.ttls(self.kind.pace));
         let lock = self.lock.clone().ttl(ttl);
         let invoked = now();
         let within = self.chance.millis(50, 3_000);
@@ -233,14 +268,9 @@ impl Job {
     }
 
     async fn hold(&mut self, lease: Lease, ttl: Duration, invoked: Nanos, start: Nanos) {
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let id = LeaseId { process: self.process, number };
+        let id = self.next_id();
         let mut held = Held::new(id, lease);
-        let first = held.check();
-        let (fence, until) = (held.lease.fence().into(), first.is_ok().then_some(held.until));
-        let acquired = Line::Acquired { lease: id, name: self.name, ttl: nanos(ttl), fence, invoked, start, until };
-        say([acquired]);
-        let kept = match first {
+        let kept = match self.say_acquired(&mut held, ttl, invoked, start) {
             Ok(()) => self.work(&mut held, ttl).await,
             Err(how) => Err(how),
         };
@@ -256,6 +286,10 @@ impl Job {
     /// Holds the lease for as long as this cycle wants to, and checks it to the last.
     async fn work(&mut self, held: &mut Held, ttl: Duration) -> Result<(), Ending> {
         let time = self.hold_for(ttl);
+        if self.stage != Stage::Servers && self.chance.one_in(20) {
+            self.enter_again(held, ttl).await;
+            held.check()?;
+        }
         if self.kind.pace == Pace::Slow && self.chance.one_in(2) {
             self.rely_on_the_signal(held, time).await?;
             return held.check();
@@ -276,6 +310,36 @@ impl Job {
             }
         }
         held.check()
+    }
+
+    /// A part of the job that asks for the lock by itself: it has the same fence. Another one is a lease of its own.
+    async fn enter_again(&self, held: &Held, ttl: Duration) {
+        let invoked = now();
+        let Ok(Some(lease)) = self.lock.clone().ttl(ttl).try_acquire().await else { return };
+        if lease.fence() != held.lease.fence() {
+            let start = now();
+            let mut other = Held::new(self.next_id(), lease);
+            self.say_acquired(&mut other, ttl, invoked, start).ok();
+            return Self::say_let_go(&other, Ending::Drop);
+        }
+        say([Line::Counted(Outcome::Reentered)]);
+        lease.release().await.ok();
+    }
+
+    fn next_id(&self) -> LeaseId {
+        LeaseId { process: self.process, number: self.numbers.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Says that a lease is there, and checks it for the first time.
+    fn say_acquired(&self, held: &mut Held, ttl: Duration, invoked: Nanos, start: Nanos) -> Result<(), Ending> {
+        let first = held.check();
+        let (fence, until) = (held.lease.fence().into(), first.is_ok().then_some(held.until));
+        say([Line::Acquired { lease: held.id, name: self.name, ttl: nanos(ttl), fence, invoked, start, until }]);
+        first
+    }
+
+    fn say_let_go(held: &Held, how: Ending) {
+        say([held.believed(), Line::Ended { lease: held.id, at: now(), how }]);
     }
 
     /// A job that never checks: the signal has to come by the deadline.
@@ -312,6 +376,7 @@ impl Job {
             Pace::Quick if chance.one_in(2_000) => ttl * 2,
             Pace::Quick if chance.one_in(100) => chance.millis(1, 20),
             Pace::Quick => Duration::ZERO,
+            Pace::Slow if self.stage != Stage::Servers && chance.one_in(2) => chance.millis(1, 400),
             Pace::Slow if chance.one_in(2) => ttl * 5 / 2,
             Pace::Slow if chance.one_in(2) => ttl,
             Pace::Slow => chance.millis(1, 50),
@@ -332,7 +397,7 @@ impl Job {
         let drops = self.chance.one_in(10);
         let how = if drops { Ending::Drop } else { Ending::Release };
         let lease = held.id;
-        say([held.believed(), Line::Ended { lease, at: now(), how }]);
+        Self::say_let_go(&held, how);
         if drops {
             drop(held.lease);
             return;

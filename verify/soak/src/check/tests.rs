@@ -4,6 +4,8 @@ use crate::{
     record::{Call, Ending, Line, MILLI, Process},
 };
 
+mod failovers;
+
 const TTL: Nanos = 300 * MILLI;
 
 /// A lock on a server of its own, number 0, and one over the servers 1 to 3.
