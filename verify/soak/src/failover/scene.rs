@@ -63,6 +63,8 @@ impl Set {
         for sentinel in all.sentinels() {
             // Between two attempts of theirs they wait for twice as long.
             sentinel.wire().must(&["SENTINEL", "SET", SERVICE, "failover-timeout", "2500"]);
+            // Longer than a busy machine takes a core away.
+            sentinel.wire().must(&["SENTINEL", "SET", SERVICE, "down-after-milliseconds", "1000"]);
         }
         Self::Sentinel(Box::new(all))
     }

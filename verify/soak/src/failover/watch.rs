@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     history::Look,
-    record::{Nanos, now},
+    record::{MILLI, Nanos, now},
     watch::found,
 };
 
@@ -47,7 +47,14 @@ pub fn run(scene: &Scene, shard: usize, over: &AtomicBool) {
 pub fn hear(scene: &Scene, all: &Sentinels, over: &AtomicBool) {
     let ports = scene.ports();
     let mut last = vec![None; all.sentinels().len()];
+    let mut unnamed: Vec<Nanos> = vec![0; ports.len()];
     while !over.load(Ordering::SeqCst) {
+        let from = now();
+        for (server, unnamed) in unnamed.iter_mut().enumerate() {
+            if !last.contains(&Some(server)) {
+                *unnamed = from;
+            }
+        }
         for (sentinel, last) in last.iter_mut().enumerate() {
             let named =
                 named_by(all, sentinel, PATIENCE).and_then(|port| ports.iter().position(|other| *other == port));
@@ -56,7 +63,24 @@ pub fn hear(scene: &Scene, all: &Sentinels, over: &AtomicBool) {
                 scene.ledger().named.push((server, now()));
             }
         }
+        name_again(scene, &last, &unnamed);
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Two failovers may follow each other so soon that the second one promotes a server that is a primary still: no role
+/// changes then. It is the primary from when it is named on. The others know of a change of roles within this time.
+const SEEN: Nanos = 500 * MILLI;
+
+fn name_again(scene: &Scene, last: &[Option<usize>], unnamed: &[Nanos]) {
+    let mut ledger = scene.ledger();
+    let Some(&Some(server)) = last.first().filter(|first| last.iter().all(|other| other == *first)) else { return };
+    let Some(&(_, named)) = ledger.named.iter().rfind(|(of, at)| *of == server && *at > unnamed[server]) else {
+        return;
+    };
+    let newest = ledger.promotions.iter().map(|promotion| promotion.to).max().unwrap_or(0);
+    if ledger.primary(0) != server && named > newest && now() > named + SEEN {
+        ledger.promotions.push(Promotion { shard: 0, server, from: unnamed[server], to: named });
     }
 }
 
