@@ -47,16 +47,10 @@ use crate::{
     record::{Ending, LeaseId, MILLI, Nanos, Process, Written},
 };
 
-/// How late a call may be on a machine that does not lag.
-const SLACK: Nanos = 500 * MILLI;
 /// How late the news of a loss may be then, with nothing in its way.
 const NEWS: Nanos = 100 * MILLI;
 /// What had happened so long before a loss is not in the way of its news any more.
 const OVER: Nanos = 5_000 * MILLI;
-/// For so long after the last knock a fair lock may know of waiters, such as one that was killed when it was its turn,
-/// or went over to another server.
-const MARKS: Nanos = 30_000 * MILLI;
-
 /// What a process at rest may have grown by, in KiB.
 const GROWTH: u64 = 24 * 1024;
 
@@ -348,38 +342,6 @@ impl<'a> Judge<'a> {
         }
     }
 
-    fn everything_ends(&self, found: &mut Vec<Violation>) {
-        let violation = |at, what| Violation { check: 'f', name: self.name, at, leases: Vec::new(), what };
-        let stopped = |process, from, to| {
-            let whom = Whom::Process(process);
-            let marks = self.history.marks.iter().filter(move |mark| mark.whom == whom);
-            let during = marks.filter(|mark| mark.from <= to && from <= mark.to);
-            during.map(|mark| mark.to - mark.from).sum::<Nanos>()
-        };
-        for call in self.history.calls.iter().filter(|call| call.name == self.name) {
-            let allowed = call.within + stopped(call.process, call.from, call.to) + self.history.lag + SLACK;
-            if call.to - call.from > allowed {
-                let (took, within) = (span(call.from, call.to), span(0, call.within));
-                let what = format!("the {} of {} took {took} of {within}", call.call, call.process);
-                found.push(violation(call.to, what));
-            }
-        }
-        for remnant in self.history.remnants.iter().filter(|remnant| remnant.name == self.name) {
-            let may_last = match remnant.key.rsplit_once(":lh:").or(remnant.key.rsplit_once(":lht:")) {
-                Some((_, "fence")) => Nanos::MAX,
-                Some((_, "wait")) => MARKS,
-                // Nobody came back to leave it.
-                Some((_, "queue")) if remnant.is_left => MARKS,
-                _ => 0,
-            };
-            if remnant.lasts.is_none_or(|lasts| lasts > may_last) {
-                let lasts = remnant.lasts.map_or("ever".into(), |lasts| span(0, lasts));
-                let what = format!("{} is left on server {} for {lasts}", remnant.key, remnant.server);
-                found.push(violation(remnant.at, what));
-            }
-        }
-    }
-
     /// Whether there may have been a majority for the lease at every instant of the look.
     fn may_hold(&self, lease: &Lease, look: &Look) -> bool {
         let nodes = self.nodes();
@@ -412,6 +374,7 @@ pub fn span(from: Nanos, to: Nanos) -> String {
     format!("{:?}", std::time::Duration::from_micros(to.saturating_sub(from) / 1_000))
 }
 
+mod ends;
 pub mod failovers;
 
 #[cfg(test)]

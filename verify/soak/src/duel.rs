@@ -11,6 +11,7 @@ use leasehold::{Lease, Leases};
 use support::{Action, Match, eventually_async, scripts::ACQUIRE, urls};
 
 use crate::{
+    clients::builder,
     history::{Cause, Loss, Whom},
     nemesis::empty,
     record::{LeaseId, Line, Process, now},
@@ -18,7 +19,7 @@ use crate::{
     scene::Scene,
     setup::{KINDS, LONE, NODES, RESTART_DELAY, SERVERS},
     watch,
-    worker::{Held, builder},
+    worker::Held,
 };
 
 /// Processes of a scene that run inside this one.

@@ -14,6 +14,7 @@ use self::setup::Stage;
 
 mod chance;
 mod check;
+mod clients;
 mod crew;
 mod duel;
 mod failover;

@@ -7,12 +7,12 @@ use support::Server;
 use tokio::task::JoinSet;
 
 use crate::{
+    clients::builder,
     crew::{Crew, Worker},
     history::{Remnant, Timed},
     record::{Call, MILLI, Process, now},
     scene::Scene,
     setup::{GIVEN_UP, LONE, RESTART_DELAY, SERVERS, TTLS, nanos},
-    worker::builder,
 };
 
 /// By then whoever held a lock has let go of it, or its key has run out by a clock that was set back; the dead in its

@@ -10,20 +10,18 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Error, Guarded, Lease, Leases, Lock, NodeStatus, Released, Server};
+use leasehold::{Error, Guarded, Lease, Lock, Released};
 
 use crate::{
     chance::Chance,
+    clients::{builder, built, built_for, name_primaries},
     log::StallingLog,
-    record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Ports, Process, Written, now},
-    setup::{COMMAND_TIMEOUT, GIVEN_UP, Kind, LOOK_EVERY, Pace, RESTART_DELAY, Stage, TTLS, USER, nanos},
+    record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
+    setup::{COMMAND_TIMEOUT, GIVEN_UP, Kind, Pace, Stage, nanos},
 };
 
 /// A call that is late by less is not worth a line.
 const LATE: Duration = Duration::from_millis(100);
-
-/// How often it is looked which servers are the primaries.
-const NAME_EVERY: Duration = Duration::from_millis(20);
 
 /// What the parent tells a worker by its input.
 pub const REST: u8 = b'.';
@@ -67,15 +65,6 @@ impl Part {
             servers: servers.to_vec(),
         })
     }
-}
-
-/// The settings that every client here has.
-pub fn builder(process: Process) -> Builder {
-    Leases::builder()
-        .label(process.to_string())
-        .command_timeout(COMMAND_TIMEOUT)
-        .connect_timeout(Duration::from_secs(1))
-        .grant_timeout(Duration::from_millis(300))
 }
 
 /// Plays a part to its end.
@@ -133,35 +122,6 @@ pub async fn run(part: Part) {
     }
 }
 
-/// What the locks of its stage are on: of servers on their own, those of a quorum come second.
-async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option<Leases>)> {
-    let (first, nodes) = part.servers.split_first().expect("the parent names the servers");
-    if part.stage != Stage::Servers {
-        return Some((built(over, || builder(part.process).url(first)).await?, None));
-    }
-    let lone: Server = first.parse().expect("the parent's url is one");
-    let lone = lone.user(USER).password_file(&part.password);
-    let lone = built(over, || builder(part.process).server(lone.clone()).check_address_every(LOOK_EVERY)).await?;
-    let quorum = || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
-    Some((lone, Some(built(over, quorum).await?)))
-}
-
-/// Says which servers are the primaries, whenever that changes: from then on no answer of another one counts.
-async fn name_primaries(process: Process, leases: Leases) {
-    let mut last: Ports = [].into();
-    loop {
-        let port = |node: &NodeStatus| node.address().rsplit_once(':')?.1.parse().ok();
-        let mut ports: Vec<u16> = leases.nodes().iter().filter_map(port).collect();
-        ports.sort_unstable();
-        let ports: Ports = ports.into();
-        if ports != last && !ports.is_empty() {
-            say([Line::Named { process, at: now(), ports: ports.clone() }]);
-            last = ports;
-        }
-        tokio::time::sleep(NAME_EVERY).await;
-    }
-}
-
 /// Our resident memory, in KiB; zero where the system does not tell.
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -169,23 +129,8 @@ fn memory() -> u64 {
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// Tries until the servers are there.
-async fn built(over: &AtomicBool, builder: impl Fn() -> Builder) -> Option<Leases> {
-    while !over.load(Ordering::SeqCst) {
-        match builder().build().await {
-            Ok(leases) => return Some(leases),
-            // A password that only one side knows is refused.
-            Err(error) if error.is_transient() || matches!(error, Error::Refused(_)) => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    None
-}
-
 /// Says something to the parent, at once and in one piece.
-fn say(lines: impl IntoIterator<Item = Line>) {
+pub fn say(lines: impl IntoIterator<Item = Line>) {
     let mut text = Vec::new();
     for line in lines {
         writeln!(text, "{line}").expect("there is memory");

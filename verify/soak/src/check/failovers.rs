@@ -57,11 +57,16 @@ impl<'a> Failovers<'a> {
     fn known(&self, failover: &Failover, process: Process) -> Option<Nanos> {
         let named = self.named.get(&process)?;
         let knows = |named: &Named| named.ports.contains(&failover.new) && !named.ports.contains(&failover.old);
-        let first = named.partition_point(|named| named.at < failover.promoted.0);
-        if first.checked_sub(1).and_then(|last| named.get(last)).is_some_and(|named| knows(named)) {
-            return Some(failover.promoted.0);
-        }
-        named.get(first..)?.iter().find(|named| knows(named)).map(|named| named.at)
+        let (before, later) = named.split_at(named.partition_point(|named| named.at < failover.promoted.0));
+        let has_missed = before.last().is_some_and(|named| knows(named));
+        // It has not heard of the failover before this one, and may do so now.
+        let is_between = |named: &&Named| named.ports.contains(&failover.old) && !self.is_again(failover, named.at);
+        let from = match later.iter().position(is_between) {
+            None if has_missed => return Some(failover.promoted.0),
+            Some(between) if has_missed => between,
+            _ => 0,
+        };
+        later.iter().skip(from).find(|named| knows(named)).map(|named| named.at)
     }
 
     /// From when on nothing that the old primary says counts to a process.

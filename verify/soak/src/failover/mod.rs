@@ -10,12 +10,12 @@ use self::{
     scene::{SERVER, Scene, Set},
 };
 use crate::{
+    clients::builder,
     nemesis::process_lane,
     quiescence::{acquire, end, look, somebody},
     round::{self, Outcome, WORKERS},
     setup::{Pace, Stage},
     watch::Over,
-    worker::builder,
 };
 
 mod ledger;

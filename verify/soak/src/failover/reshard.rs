@@ -15,11 +15,13 @@ const ROUNDS: usize = 1_000;
 /// The slot of this lock goes from the one shard to the other, and is on its way for so long.
 pub fn move_slot(scene: &Scene, cluster: &Cluster, name: usize, (from, to): (usize, usize), takes: Duration) {
     let kinds = scene.stage.kinds();
-    let slot = cluster.slot_of(kinds[name].name);
-    let names: Vec<usize> = (0..kinds.len()).filter(|&at| cluster.slot_of(kinds[at].name) == slot).collect();
     let (source, target) = (scene.roles(from).0, scene.roles(to).0);
-    let (slot, ids) = (slot.to_string(), [source, target].map(|at| cluster.id(at)));
+    let ids = [source, target].map(|at| cluster.id(at));
     let [mut at_source, mut at_target] = [source, target].map(|at| scene.server(at).wire());
+    let mut slot_of = |name| at_source.must(&["CLUSTER", "KEYSLOT", name]).int();
+    let slot = slot_of(kinds[name].name);
+    let names: Vec<usize> = (0..kinds.len()).filter(|&at| slot_of(kinds[at].name) == slot).collect();
+    let slot = slot.to_string();
     scene.ledger().begin_to_move(&names, to, now());
     insist(&mut at_target, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
     insist(&mut at_source, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);

@@ -174,3 +174,17 @@ fn nobody_goes_back_to_a_primary_that_was_replaced() {
     again.named[2].at = at(5_900);
     assert_eq!(found(&again), "h", "before that");
 }
+
+#[test]
+fn a_process_that_stood_still_may_hear_of_two_failovers_one_after_the_other() {
+    let with = |last: &[Named]| {
+        let mut history = history_of(true, []);
+        history.failovers.push(Failover { old: NEW, new: OLD, promoted: (at(5_000), at(5_001)), ..failover(true) });
+        history.named = [&[named(1, 1_000, &[OLD, OTHER])], last].concat();
+        found(&history)
+    };
+    let (between, after) = (named(1, 5_050, &[NEW, OTHER]), named(1, 5_100, &[OLD, OTHER]));
+    assert_eq!(with(&[between.clone(), after.clone()]), "");
+    assert_eq!(with(&[]), "", "it has missed both");
+    assert_eq!(with(&[between, after, named(1, 5_200, &[NEW, OTHER])]), "h");
+}

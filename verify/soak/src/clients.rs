@@ -1,0 +1,70 @@
+//! The clients of a worker, and where they take the primaries to be.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use leasehold::{Builder, Error, Leases, NodeStatus, Server};
+
+use crate::{
+    record::{Line, Ports, Process, now},
+    setup::{COMMAND_TIMEOUT, LOOK_EVERY, RESTART_DELAY, Stage, TTLS, USER},
+    worker::{Part, say},
+};
+
+/// How often it is looked which servers are the primaries.
+const NAME_EVERY: Duration = Duration::from_millis(20);
+
+/// The settings that every client here has.
+pub fn builder(process: Process) -> Builder {
+    Leases::builder()
+        .label(process.to_string())
+        .command_timeout(COMMAND_TIMEOUT)
+        .connect_timeout(Duration::from_secs(1))
+        .grant_timeout(Duration::from_millis(300))
+}
+
+/// What the locks of its stage are on: of servers on their own, those of a quorum come second.
+pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option<Leases>)> {
+    let (first, nodes) = part.servers.split_first().expect("the parent names the servers");
+    if part.stage != Stage::Servers {
+        return Some((built(over, || builder(part.process).url(first)).await?, None));
+    }
+    let lone: Server = first.parse().expect("the parent's url is one");
+    let lone = lone.user(USER).password_file(&part.password);
+    let lone = built(over, || builder(part.process).server(lone.clone()).check_address_every(LOOK_EVERY)).await?;
+    let quorum = || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
+    Some((lone, Some(built(over, quorum).await?)))
+}
+
+/// Says which servers are the primaries, whenever that changes: from then on no answer of another one counts.
+pub async fn name_primaries(process: Process, leases: Leases) {
+    let mut last: Ports = [].into();
+    loop {
+        let port = |node: &NodeStatus| node.address().rsplit_once(':')?.1.parse().ok();
+        let mut ports: Vec<u16> = leases.nodes().iter().filter_map(port).collect();
+        ports.sort_unstable();
+        let ports: Ports = ports.into();
+        if ports != last && !ports.is_empty() {
+            say([Line::Named { process, at: now(), ports: ports.clone() }]);
+            last = ports;
+        }
+        tokio::time::sleep(NAME_EVERY).await;
+    }
+}
+
+/// Tries until the servers are there.
+pub async fn built(over: &AtomicBool, builder: impl Fn() -> Builder) -> Option<Leases> {
+    while !over.load(Ordering::SeqCst) {
+        match builder().build().await {
+            Ok(leases) => return Some(leases),
+            // A password that only one side knows is refused.
+            Err(error) if error.is_transient() || matches!(error, Error::Refused(_)) => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    None
+}
