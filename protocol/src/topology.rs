@@ -6,7 +6,7 @@
 //!
 //! 1. A slot never goes back to a server that has lost it by a failover: of two claims to it the one with the larger
 //!    config epoch wins, however late it is heard (Redis cluster specification, "configuration handling, propagation,
-//!    and failovers").
+//!    and failovers"). Nor in a view that has heard one half of the failover.
 //! 2. `MOVED` counts from the slot's owner only. Its target has at least the owner's epoch until a view says more, so no
 //!    older view takes the slot back.
 //! 3. A view that knows none of our servers is of another cluster. It counts for nothing before all views are such for
@@ -114,6 +114,8 @@ struct Server {
     /// Unknown once epochs begin anew.
     epoch: Option<u64>,
     replicas: Vec<Replica>,
+    /// The names of those whose slots it has taken over.
+    replaced: Vec<Box<str>>,
 }
 
 /// The outcome of a view or a redirection.
@@ -198,7 +200,17 @@ impl Topology {
             let epoch = owner.and_then(|owner| self.servers.get(&owner)).and_then(|server| server.epoch);
             // If it does not claim the slot there, it has given it away.
             let is_told_anew = owner.is_some_and(|owner| is_newer(&self.servers, owner));
+            // One that hears of a failover bit by bit knows the new one as a primary before it knows of its slots, and may
+            // take its epoch for that of the old one, which is its replica.
+            let other = owner.zip(claim).filter(|(owner, (shard, _))| owner != shard);
+            let is_replaced = other.is_some_and(|(owner, (shard, claimed))| {
+                let names =
+                    self.servers.get(&owner).zip(self.servers.get(&shard).and_then(|server| server.id.as_ref()));
+                let is_of_it = names.is_some_and(|(owner, id)| owner.replaced.contains(id));
+                is_of_it && epoch.is_some_and(|epoch| claimed <= epoch)
+            });
             *owner = match claim {
+                Some(_) if is_replaced => *owner,
                 Some((shard, claimed)) if is_told_anew || epoch.is_none_or(|epoch| claimed > epoch) => Some(shard),
                 None if is_told_anew => None,
                 _ => *owner,
@@ -232,8 +244,9 @@ impl Topology {
         let before = self.owners.clone();
         let epoch = self.servers.get(&from).and_then(|server| server.epoch);
         let target = to.map(|place| {
-            let target =
-                self.at(&place).unwrap_or_else(|| self.add(Server { id: None, place, epoch, replicas: Vec::new() }));
+            let target = self.at(&place).unwrap_or_else(|| {
+                self.add(Server { id: None, place, epoch, replicas: Vec::new(), replaced: Vec::new() })
+            });
             if let Some(server) = self.servers.get_mut(&target) {
                 server.epoch = server.epoch.max(epoch);
             }
@@ -321,7 +334,7 @@ impl Topology {
         }
         let place = primary.place.clone().filter(|_| !primary.slots.is_empty())?;
         let (id, replicas) = (Some(primary.id.clone()), primary.replicas.clone());
-        Some(self.add(Server { id, place, epoch: Some(primary.epoch), replicas }))
+        Some(self.add(Server { id, place, epoch: Some(primary.epoch), replicas, replaced: Vec::new() }))
     }
 
     fn add(&mut self, server: Server) -> Shard {
@@ -340,7 +353,17 @@ impl Topology {
                 hands.entry((*before, *now)).or_default().insert(slot);
             }
         }
-        let taken_over = hands.into_iter().filter_map(|(hands, slots)| self.taken_over(hands, slots)).collect();
+        let mut taken_over = Vec::new();
+        for (hands, slots) in hands {
+            let Some(one) = self.taken_over(hands, slots) else { continue };
+            taken_over.push(one);
+            let before = self.servers.get(&hands.0).and_then(|before| before.id.clone());
+            if let (Some(before), Some(now)) = (before, self.servers.get_mut(&hands.1)) {
+                if !now.replaced.contains(&before) {
+                    now.replaced.push(before);
+                }
+            }
+        }
         let there: BTreeSet<Shard> = self.owners.iter().flatten().copied().collect();
         let had: BTreeSet<Shard> = before.iter().flatten().copied().collect();
         self.servers.retain(|shard, _| there.contains(shard));

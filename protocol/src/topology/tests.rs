@@ -276,6 +276,23 @@ fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     assert_eq!((taken_over(&changes), changes.slots.len()), (vec![], 1));
 }
 
+/// A server that stood still in a failover hears of it bit by bit: that the new one is a primary, that the old one has
+/// the new epoch, which a replica tells as its own, and the slots last of all.
+#[test]
+fn slots_that_were_taken_over_do_not_go_back_in_a_view_that_is_halfway() {
+    let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
+    let failed_over = view(&[primary(101, 3, &[0..=99]), first[1].clone()]);
+    for epoch in [1, 3] {
+        let mut topology = of(&[view(&first), failed_over.clone()]);
+        let halfway = view(&[primary(1, epoch, &[0..=99]), primary(101, 3, &[]), first[1].clone()]);
+        assert!(topology.merge(&halfway, Time::ZERO).slots.is_empty(), "the old one claims them in epoch {epoch}");
+        assert_eq!(port(&topology, 0), Some(101));
+        // Until that takes over again.
+        let _changes = topology.merge(&view(&[primary(1, 4, &[0..=99]), first[1].clone()]), Time::ZERO);
+        assert_eq!(port(&topology, 0), Some(1));
+    }
+}
+
 /// With an epoch that is no larger, and with one that is zero.
 #[test]
 fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
