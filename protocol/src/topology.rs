@@ -159,6 +159,14 @@ impl Default for Topology {
     }
 }
 
+/// Whether the owner has taken over the slots of another. A server that hears of that bit by bit knows the new one as a
+/// primary before it knows of its slots, and may take its epoch for that of the old one, which is its replica.
+fn is_replaced(servers: &BTreeMap<Shard, Server>, owner: Option<Shard>, other: Shard) -> bool {
+    let owner = owner.filter(|owner| *owner != other).and_then(|owner| servers.get(&owner));
+    let id = servers.get(&other).and_then(|server| server.id.as_ref());
+    owner.zip(id).is_some_and(|(owner, id)| owner.replaced.contains(id))
+}
+
 impl Topology {
     /// Takes in a view that was asked for at this time.
     pub fn merge(&mut self, View { primaries, known, begins_anew }: &View, now: Time) -> Changes {
@@ -200,17 +208,8 @@ impl Topology {
             let epoch = owner.and_then(|owner| self.servers.get(&owner)).and_then(|server| server.epoch);
             // If it does not claim the slot there, it has given it away.
             let is_told_anew = owner.is_some_and(|owner| is_newer(&self.servers, owner));
-            // One that hears of a failover bit by bit knows the new one as a primary before it knows of its slots, and may
-            // take its epoch for that of the old one, which is its replica.
-            let other = owner.zip(claim).filter(|(owner, (shard, _))| owner != shard);
-            let is_replaced = other.is_some_and(|(owner, (shard, claimed))| {
-                let names =
-                    self.servers.get(&owner).zip(self.servers.get(&shard).and_then(|server| server.id.as_ref()));
-                let is_of_it = names.is_some_and(|(owner, id)| owner.replaced.contains(id));
-                is_of_it && epoch.is_some_and(|epoch| claimed <= epoch)
-            });
             *owner = match claim {
-                Some(_) if is_replaced => *owner,
+                Some((shard, claimed)) if Some(claimed) <= epoch && is_replaced(&self.servers, *owner, shard) => *owner,
                 Some((shard, claimed)) if is_told_anew || epoch.is_none_or(|epoch| claimed > epoch) => Some(shard),
                 None if is_told_anew => None,
                 _ => *owner,
