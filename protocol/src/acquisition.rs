@@ -64,6 +64,7 @@ enum Stage {
         nodes: usize,
         may_be_on: Nodes,
         valid_until: Time,
+        if_gone: LossReason,
     },
     Releasing(Releasing),
     Over(Over),
@@ -238,6 +239,7 @@ impl Acquisition {
         let mut actions = self.expire_if_due(now);
         let Stage::Held(lease) = &mut self.stage else { return (Leaving::Nothing, actions) };
         let (nodes, may_be_on, valid_until) = (lease.nodes(), lease.may_be_on(), lease.valid_until());
+        let if_gone = lease.reason_of_absence();
         let leaving = match lease.phase() {
             _ if self.is_closed => Leaving::Nothing,
             Phase::Held | Phase::AtRisk => Leaving::Release { is_forgiven: false },
@@ -253,7 +255,7 @@ impl Acquisition {
             Leaving::Nothing => Stage::Over(Over { may_be_on, mode: ReleaseMode::Delete }),
             Leaving::Release { is_forgiven } => {
                 let valid_until = if is_forgiven { now } else { valid_until };
-                Stage::Leaving { nodes, may_be_on, valid_until }
+                Stage::Leaving { nodes, may_be_on, valid_until, if_gone }
             }
         };
         (leaving, actions)
@@ -261,8 +263,8 @@ impl Acquisition {
 
     /// Releases the lease that [`let_go`](Self::let_go) has left. The outcome comes as [`News::Released`].
     pub fn release(&mut self, route: Route, mode: ReleaseMode) -> Actions {
-        let Stage::Leaving { nodes, may_be_on, valid_until } = self.stage else { return Actions::default() };
-        let tally = ReleaseTally::new(nodes, valid_until);
+        let Stage::Leaving { nodes, may_be_on, valid_until, if_gone } = self.stage else { return Actions::default() };
+        let tally = ReleaseTally::new(nodes, valid_until, if_gone);
         self.stage = Stage::Releasing(Releasing { tally, mode, may_be_on, unconfirmed: Nodes::NONE });
         self.released_on = Some(route);
         Actions { release: true, ..Actions::default() }

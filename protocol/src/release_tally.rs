@@ -21,7 +21,7 @@ pub struct ReleaseAnswer {
 pub type NodeVerdict = Result<(), Loss>;
 
 impl ReleaseAnswer {
-    fn verdict(&self, now: Time, valid_until: Time) -> NodeVerdict {
+    fn verdict(&self, now: Time, valid_until: Time, if_gone: LossReason) -> NodeVerdict {
         match &self.owned {
             Ok(()) => Ok(()),
             // It was over by then: its key had expired, whoever has it now.
@@ -30,6 +30,7 @@ impl ReleaseAnswer {
             Err(denial @ Denial::Forced(_)) => Err(denial.into()),
             // Our own replay: the sending before it did it, while the lease was good.
             Err(_) if !self.only_sending => Ok(()),
+            Err(Denial::Gone) => Err(if_gone.into()),
             Err(denial) => Err(denial.into()),
         }
     }
@@ -50,20 +51,21 @@ pub enum ReleaseEnd {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReleaseTally {
     valid_until: Time,
+    if_gone: LossReason,
     said: PerNode<Option<Result<NodeVerdict, Failure>>>,
     released: usize,
     denied: Vec<Loss>,
 }
 
 impl ReleaseTally {
-    /// The tally for a lease that was valid until this moment.
-    pub fn new(nodes: usize, valid_until: Time) -> Self {
-        Self { valid_until, said: PerNode::new(nodes, None), released: 0, denied: Vec::new() }
+    /// The tally for a lease that was valid until this moment. If its key has gone, that is why.
+    pub fn new(nodes: usize, valid_until: Time, if_gone: LossReason) -> Self {
+        Self { valid_until, if_gone, said: PerNode::new(nodes, None), released: 0, denied: Vec::new() }
     }
 
     /// Takes a node's last word. Returns the end, once it is certain.
     pub fn answer(&mut self, now: Time, node: usize, said: Result<ReleaseAnswer, Failure>) -> Option<ReleaseEnd> {
-        let said = said.map(|answer| answer.verdict(now, self.valid_until));
+        let said = said.map(|answer| answer.verdict(now, self.valid_until, self.if_gone));
         match &said {
             Ok(Ok(())) => self.released += 1,
             Ok(Err(loss)) => self.denied.push(loss.clone()),
@@ -79,7 +81,7 @@ impl ReleaseTally {
         if self.denied.len() >= majority {
             // A forced release says most, somebody else's key more than a missing one, and each more than our own replay.
             let any = |reason: LossReason| self.denied.iter().find(|loss| loss.reason == reason).cloned();
-            let said = [LossReason::Forced, LossReason::Taken, LossReason::Deleted].into_iter().find_map(any);
+            let said = [LossReason::Forced, LossReason::Taken, self.if_gone].into_iter().find_map(any);
             return Some(ReleaseEnd::Lost(said.unwrap_or_else(|| LossReason::Expired.into())));
         }
         let said: Option<Vec<_>> = self.said.iter().cloned().collect();
@@ -108,7 +110,13 @@ mod tests {
     const TAKEN: Owned = Err(Denial::Taken);
 
     fn one(now: Time, answer: Result<ReleaseAnswer, Failure>) -> Option<ReleaseEnd> {
-        ReleaseTally::new(1, at(100)).answer(now, 0, answer)
+        ReleaseTally::new(1, at(100), LossReason::Deleted).answer(now, 0, answer)
+    }
+
+    #[test]
+    fn a_key_that_a_failover_has_lost_was_not_deleted() {
+        let end = ReleaseTally::new(1, at(100), LossReason::FailedOver).answer(at(1), 0, said(GONE, true));
+        assert!(matches!(end, Some(ReleaseEnd::Lost(Loss { reason: LossReason::FailedOver, .. }))));
     }
 
     #[test]
@@ -153,12 +161,12 @@ mod tests {
 
     #[test]
     fn a_majority_decides_and_the_rest_is_of_no_interest() {
-        let mut tally = ReleaseTally::new(3, at(100));
+        let mut tally = ReleaseTally::new(3, at(100), LossReason::Deleted);
         assert!(tally.answer(at(1), 2, said(DONE, true)).is_none());
         assert!(tally.answer(at(1), 0, said(GONE, true)).is_none());
         assert!(matches!(tally.answer(at(1), 1, said(DONE, true)), Some(ReleaseEnd::Released)));
 
-        let mut tally = ReleaseTally::new(3, at(100));
+        let mut tally = ReleaseTally::new(3, at(100), LossReason::Deleted);
         assert!(tally.answer(at(1), 2, said(GONE, true)).is_none());
         assert!(matches!(
             tally.answer(at(1), 1, said(TAKEN, true)),
@@ -168,7 +176,7 @@ mod tests {
 
     #[test]
     fn without_a_majority_either_way_it_is_unknown() {
-        let mut tally = ReleaseTally::new(3, at(100));
+        let mut tally = ReleaseTally::new(3, at(100), LossReason::Deleted);
         assert!(tally.answer(at(1), 2, said(DONE, true)).is_none());
         assert!(tally.answer(at(1), 1, Err(Failure::unknown("no answer"))).is_none());
         let end = tally.answer(at(1), 0, said(GONE, true));

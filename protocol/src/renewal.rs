@@ -252,6 +252,11 @@ impl HeldLease {
         self.taken_over = now;
     }
 
+    /// The reason why the key has gone, where it has.
+    pub fn reason_of_absence(&self) -> LossReason {
+        if self.taken_over > Time::ZERO { LossReason::FailedOver } else { LossReason::Deleted }
+    }
+
     /// Something has happened to the key on this node: ask about it now, or as soon as invariants 9 and 12 allow.
     pub fn hint_of(&mut self, node: usize, now: Time) {
         if self.tally.nodes() > 1 && self.tally.lacks(node) {
@@ -383,7 +388,7 @@ impl HeldLease {
         }
         if let Some(denial) = self.tally.denied() {
             let reason = match denial {
-                Denial::Gone if self.taken_over > Time::ZERO => LossReason::FailedOver,
+                Denial::Gone => self.reason_of_absence(),
                 denial => Loss::from(denial).reason,
             };
             return self.end(reason, now);

@@ -109,6 +109,21 @@ fn undo(nodes: Nodes, route: Route, is_attempt: bool) -> Option<Undo> {
     Some(Undo { nodes, route, mode: ReleaseMode::Delete, is_attempt })
 }
 
+#[test]
+fn a_release_after_a_failover_says_what_has_lost_the_key() {
+    for taken_over in [false, true] {
+        let mut acquisition = held(1);
+        if taken_over {
+            acquisition.note_takeover(at(5));
+        }
+        let (_leaving, _) = acquisition.let_go(at(10));
+        let _sent = acquisition.release(Route::Home, ReleaseMode::Delete);
+        let told = released(&mut acquisition, 0, FIRST, Ok(Said::Owned(Err(Denial::Gone)))).news;
+        let reason = if taken_over { LossReason::FailedOver } else { LossReason::Deleted };
+        assert!(matches!(&told, Some(News::Released(ReleaseEnd::Lost(loss))) if loss.reason == reason), "{told:?}");
+    }
+}
+
 /// Nothing is to be done.
 fn is_idle(actions: &Actions) -> bool {
     let Actions { raise, renew, repair, reconnect, release, release_again, undo, news } = actions;
