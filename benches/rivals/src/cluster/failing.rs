@@ -217,10 +217,14 @@ impl First {
 
 /// `12 (10..15)`, or that it took too long.
 fn shown(times: &[Option<Duration>]) -> String {
-    let most = |time: &Option<Duration>| millis(time.unwrap_or(PATIENCE));
-    let spread = Spread::of(times.iter().map(most)).show(|time| format!("{time:.0}"));
-    let late = times.iter().filter(|time| time.is_none()).count();
-    if late == 0 { spread } else { format!("{spread}; {late} not within {} s", PATIENCE.as_secs()) }
+    let in_time: Vec<f64> = times.iter().flatten().copied().map(millis).collect();
+    let (late, limit) = (times.len() - in_time.len(), PATIENCE.as_secs());
+    let spread = Spread::of(in_time).show(|time| format!("{time:.0}"));
+    match late {
+        0 => spread,
+        late if late == times.len() => format!("none within {limit} s"),
+        late => format!("{spread}; {late} not within {limit} s"),
+    }
 }
 
 /// A primary hands over to its replica by order: how long is the slowest cycle?
