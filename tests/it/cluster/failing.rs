@@ -235,9 +235,7 @@ async fn f55_a_cluster_that_is_down_is_named_and_served_again() {
     let error = leases.lock(&names[0]).acquire_within(Duration::from_secs(1)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
     // A slot that nobody has.
-    for server in &cluster.primaries()[1..] {
-        server.wire().must(&["CLUSTER", "DELSLOTS", &slot.to_string()]);
-    }
+    cluster.delete_slot(slot, &cluster.primaries()[1..]);
     let is_named = async || {
         let error = leases.lock(&names[1]).acquire_within(Duration::from_millis(500)).await.unwrap_err();
         error.to_string().contains(&format!("slot {slot} "))

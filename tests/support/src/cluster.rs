@@ -237,6 +237,20 @@ impl Cluster {
         names
     }
 
+    /// None of these servers knows an owner of the slot any more. One may hear of it again by what its owner said before.
+    pub fn delete_slot(&self, slot: u16, servers: &[Server]) {
+        let mut looks = 0;
+        eventually(READY, "nobody has the slot", || {
+            looks += 1;
+            let know_one: Vec<_> = servers.iter().filter(|server| owner(server, slot).is_some()).collect();
+            for server in &know_one {
+                // An error, if it has forgotten by itself meanwhile.
+                server.wire().cmd(&["CLUSTER", "DELSLOTS", &slot.to_string()]);
+            }
+            know_one.is_empty() && looks > 5
+        });
+    }
+
     /// A name like this one that is at home on this primary.
     pub fn name_at(&self, primary: usize, like: &str) -> String {
         let names = (0..1_000).map(|number| format!("{like}-{number}"));
