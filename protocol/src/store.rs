@@ -400,12 +400,19 @@ impl Store {
         proposal: Option<Fence>,
         memory: Duration,
     ) -> Fence {
-        let floor = self.floors.get(now, key);
         let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
+        let fence = self.issue(now, key, least, memory);
+        self.locks.insert(key.clone(), StoredLock { token, fence, until: now + micros(span) });
+        fence
+    }
+
+    /// Issues the next fence of a lock, and keeps its floor.
+    #[inline]
+    fn issue(&mut self, now: Micros, key: &Key, least: Micros, memory: Duration) -> Fence {
+        let floor = self.floors.get(now, key);
         let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
         // Only a clock beyond the year 294,000 could not give a fence.
         let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
-        self.locks.insert(key.clone(), StoredLock { token, fence, until: now + micros(span) });
         self.floors.keep(now, key, fence, memory);
         self.sweep(now);
         fence

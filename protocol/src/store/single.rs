@@ -3,7 +3,7 @@
 
 use super::{Store, StoredLock, guarded_value};
 use crate::{
-    fence::{self, Fence},
+    fence,
     holder::Holder,
     key::Key,
     message::{Claim, Owned},
@@ -79,17 +79,6 @@ impl Store {
         if let Some((floor, left)) = self.floors.take(now, key) {
             to.floors.put(key, floor, there + left);
         }
-    }
-
-    /// Issues the next fence of a lock, and keeps its floor: as a grant does, which the compiler makes faster in one piece.
-    pub(super) fn issue(&mut self, now: Micros, key: &Key, least: Micros, memory: std::time::Duration) -> Fence {
-        let floor = self.floors.get(now, key);
-        let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
-        // Only a clock beyond the year 294,000 could not give a fence.
-        let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
-        self.floors.keep(now, key, fence, memory);
-        self.sweep(now);
-        fence
     }
 }
 

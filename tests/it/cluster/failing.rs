@@ -290,11 +290,11 @@ async fn f58_a_replica_that_is_reset() {
     held.check().unwrap();
 }
 
-/// A shard that stands still for two TTLs costs its own leases only, however many there are on the others. 100,000 of them:
-/// `LEASEHOLD_LEASES=100000 scripts/faults F45`.
+/// A shard that stands still for two TTLs costs its own leases only. Each end takes its time of the processor, in a debug
+/// build up to a third of a millisecond, so there are few here. More: `LEASEHOLD_LEASES=3000 scripts/faults F45`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f45_many_leases_of_which_a_third_stand_still() {
-    let many = std::env::var("LEASEHOLD_LEASES").map_or(600, |many| many.parse().expect("a number of leases"));
+async fn f45_leases_of_which_a_third_stand_still() {
+    let many = std::env::var("LEASEHOLD_LEASES").map_or(90, |many| many.parse().expect("a number of leases"));
     // A busy machine renews that many in a third of it, in a debug build too.
     let ttl = Duration::from_secs(6).max(Duration::from_micros(300) * many);
     let cluster = Cluster::start(3, 0);

@@ -221,7 +221,7 @@ async fn callers_who_do_not_poll_delay_nobody() {
 async fn an_impatient_caller_goes_alone() {
     let rig = Rig::start().await;
     let (fillers, patient) = rig.queued(names(2).map(|name| rig.leases.lock(name).try_acquire())).await;
-    let mut impatient = Crowd::of([rig.leases.lock("job:now").acquire_within(super::COMMAND / 4)]);
+    let mut impatient = Crowd::of([rig.leases.lock("job:now").acquire_within(super::COMMAND / 3)]);
     impatient.once().await;
     let alone = || rig.proxy.count(Match::script(ACQUIRE).and(Match::containing("job:")));
     eventually_async(HANGS, "it goes out", || alone() == 1).await;

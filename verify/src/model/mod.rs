@@ -40,14 +40,13 @@ use leasehold_protocol::{
     store::Store,
     tally::{drift, majority},
     time::Micros,
-    token::Token,
 };
 use stateright::{Model, Property};
-use uuid::Uuid;
 
 use self::{
     action::Action,
     state::{Clock, Faults, Owner, Server, State},
+    tokens::Tokens,
     world::Run,
 };
 use crate::seeded::SeededBug;
@@ -62,6 +61,7 @@ mod routed;
 mod search;
 mod state;
 mod tests;
+mod tokens;
 mod world;
 mod worlds;
 
@@ -106,21 +106,10 @@ struct Setup {
     /// What the clients do wrong.
     bug: Option<SeededBug>,
     key: Key,
-    tokens: Vec<Vec<Token>>,
+    tokens: Tokens,
 }
 
 impl Setup {
-    fn token(&self, (client, number): Owner) -> &Token {
-        &self.tokens[usize::from(client)][usize::from(number)]
-    }
-
-    fn owner(&self, token: &Token) -> Option<Owner> {
-        (0_u8..).zip(&self.tokens).find_map(|(client, tokens)| {
-            let number = tokens.iter().position(|other| other == token)?;
-            Some((client, u8::try_from(number).ok()?))
-        })
-    }
-
     /// The TTL that a client reckons with.
     fn client_ttl(&self) -> Duration {
         match self.bug {
@@ -224,9 +213,10 @@ impl State {
 
     /// Who asks all nodes is certain of a fence that is not that of the lease.
     fn shows_another_fence(&self, setup: &Setup) -> bool {
-        let shown = |server: &Server| Some(Holder::of(Some(setup.token(server.key?.0).clone()), None, server.shown));
+        let shown =
+            |server: &Server| Some(Holder::of(Some(setup.tokens.of(server.key?.0).clone()), None, server.shown));
         self.holders().any(|(client, session)| {
-            let token = &setup.tokens[client][usize::from(session.number)];
+            let token = setup.tokens.of((client, session.number));
             let held: Vec<Holder> = self.servers.iter().filter_map(shown).collect();
             Plurality::largest(&held, majority(self.servers.len())).is_some_and(|Plurality { holder, .. }| {
                 let fence = holder.fence().filter(|_| holder.whole_token() == Some(token));
@@ -260,10 +250,9 @@ impl State {
                 && self.clients.iter().all(|client| client.sessions.is_empty()))
     }
 
-    fn holders(&self) -> impl Iterator<Item = (usize, &state::Session)> {
-        self.clients
-            .iter()
-            .enumerate()
+    fn holders(&self) -> impl Iterator<Item = (u8, &state::Session)> {
+        (0_u8..)
+            .zip(&self.clients)
             .flat_map(|(at, client)| client.sessions.iter().map(move |session| (at, session)))
             .filter(|(_, session)| session.acquisition.is_held())
     }
@@ -280,9 +269,7 @@ impl State {
 
     fn is_brought_back(_: &Setup, state: &State) -> bool {
         state.holders().any(|(client, session)| {
-            let has = |server: &Server| {
-                server.key.is_some_and(|((owner, number), _)| usize::from(owner) == client && number == session.number)
-            };
+            let has = |server: &Server| server.key.is_some_and(|(owner, _)| owner == (client, session.number));
             let is_repaired = |(server, sendings): (&Server, &[u8; state::KINDS])| {
                 has(server) && sendings[state::Kind::Repair as usize] > 0
             };

@@ -35,7 +35,7 @@ pub(super) fn told(setup: &Setup, path: Path<State, Action>) -> String {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "milliseconds are read")]
-fn seconds(real: u64) -> f64 {
+pub(super) fn seconds(real: u64) -> f64 {
     real as f64 / 1e9
 }
 

@@ -105,7 +105,7 @@ impl Run<'_> {
         let shown = holder.as_ref().and_then(Holder::fence);
         let key = holder.and_then(|holder| {
             let until = now + u64::try_from(holder.remaining()?.as_micros()).ok()?;
-            Some((self.setup.owner(holder.whole_token()?)?, until))
+            Some((self.setup.tokens.owner(holder.whole_token()?)?, until))
         });
         if key.map(|(owner, _)| owner) != server.key.map(|(owner, _)| owner) {
             server.is_belated = false;
@@ -121,7 +121,7 @@ impl Run<'_> {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
         let claim = |owner| {
-            let (key, token) = (self.setup.key.clone(), self.setup.token(owner).clone());
+            let (key, token) = (self.setup.key.clone(), self.setup.tokens.of(owner).clone());
             Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
         };
         let restart_delay = self.setup.restart_delay;

@@ -31,10 +31,6 @@ pub(super) fn three(name: &'static str, faults: Faults) -> Setup {
 }
 
 fn world(name: &'static str, nodes: &[Clock], faults: Faults) -> Setup {
-    let token = |client: u64, number: u64| {
-        let uuid = Uuid::from_u64_pair(client, number);
-        Token::parse(&format!("lh1:{uuid}@client-{client}.{number}")).unwrap()
-    };
     Setup {
         name,
         clients: Clock { offset: 5_000_000_000, rate: 1_000 },
@@ -50,7 +46,7 @@ fn world(name: &'static str, nodes: &[Clock], faults: Faults) -> Setup {
         proposes: None,
         bug: None,
         key: Key::new("", "job").unwrap(),
-        tokens: (0..2).map(|client| (0..8).map(|number| token(client, number)).collect()).collect(),
+        tokens: Tokens::new(2, 8),
     }
 }
 

@@ -95,7 +95,8 @@ impl Cluster {
     ) -> Result<Counted<T>, Failure> {
         let slot = slot::of(key.lock());
         let (until, patient_until) = (began + via.limit, began + patience.min(via.limit));
-        let (mut trip, mut changes) = (Trip::new(slot), None);
+        // Its first sending has all of the limit: by that the server sees who may travel with others.
+        let (mut trip, mut changes, mut now) = (Trip::new(slot), None, began);
         loop {
             let step = trip.next(&self.topology.read());
             let (owner, on_to) = match step {
@@ -112,12 +113,13 @@ impl Cluster {
                     tokio::select! {
                         biased;
                         () = self.closed.cancelled() => return Err(Failure::unsent("it was closed meanwhile")),
-                        _ = changes.changed() => continue,
-                        () = self.host.sleep(patient_until.since(self.now())) => return Err(self.no_owner(slot)),
+                        _ = changes.changed() => {}
+                        () = self.host.sleep(patient_until.since(now)) => return Err(self.no_owner(slot)),
                     }
+                    now = self.now();
+                    continue;
                 }
             };
-            let now = self.now();
             let via = Via { is_asking: on_to.is_some(), ..rest(via, until, now) };
             let server = match &on_to {
                 None => self.server(owner),
@@ -133,7 +135,8 @@ impl Cluster {
                 }
                 Err(failure) => (Err(failure), None),
             };
-            let (failure, now) = (answer.as_ref().err(), self.now());
+            let failure = answer.as_ref().err();
+            now = self.now();
             if let Some(pulse) = pulse.as_ref().filter(|_| !failure.is_some_and(Failure::is_silence)) {
                 pulse.heard(now);
             }
@@ -182,6 +185,7 @@ impl Cluster {
                     }
                     if !pause.is_zero() {
                         self.host.sleep(pause).await;
+                        now = self.now();
                     }
                 }
             }

@@ -137,8 +137,7 @@ impl Combining {
     /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them
     /// all.
     pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
-        // A release has half of it, and has spent some on its way here.
-        Want::of(request).filter(|_| limit >= self.command_timeout / 3 && !self.rests())
+        Want::of(request).filter(|_| limit >= self.command_timeout / 2 && !self.rests())
     }
 
     /// Whether requests go alone now, for the server does not serve them together.

@@ -35,7 +35,7 @@ use leasehold_protocol::{
     topology::{Primary, Replica, View},
 };
 
-use super::routed::{Asked, Effect, Ground, Handover, Scene, Server, place_of};
+use super::routed::{Asked, BOTH_BELIEVE, BOTH_HAVE_IT, Effect, Ground, Handover, IN_STEPS, Scene, Server, place_of};
 
 mod tests;
 
@@ -142,5 +142,13 @@ impl Handover for Failover {
 
     fn serves(&self, server: usize) -> bool {
         (server == 1) == self.is_promoted
+    }
+
+    fn is_expected(&self, good: &str, are_both: bool) -> bool {
+        match good {
+            IN_STEPS => false,
+            BOTH_BELIEVE | BOTH_HAVE_IT => are_both,
+            _ => true,
+        }
     }
 }

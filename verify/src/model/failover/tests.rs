@@ -1,12 +1,10 @@
 //! The searches: with rule 11 no order of events breaks the promise; without each part of it, one does.
 
-use stateright::Path;
-
 use super::*;
 use crate::{
     model::{
-        routed::{AUTHORITY, Action, BOTH_BELIEVE, BOTH_HAVE_IT, BRIEFLY, IN_STEPS, ONE_HOLDER, Setup, State, told},
-        search::{Search, World, breaks, holds},
+        routed::{AUTHORITY, BOTH_BELIEVE, BRIEFLY, ONE_HOLDER, Setup},
+        search::{Search, breaks, holds},
         state::Clock,
     },
     seeded::SeededBug,
@@ -17,24 +15,6 @@ const CLOCKS: [Clock; 2] = [
     Clock { offset: 1_000_000_100_000_000_000, rate: 1_010 },
     Clock { offset: 1_000_000_100_001_000_000, rate: 1_010 },
 ];
-
-impl World for Setup<Failover> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn told(&self, path: Path<State<Failover>, Action<Event>>) -> String {
-        told(self, path)
-    }
-
-    fn is_expected(&self, good: &str) -> bool {
-        match good {
-            IN_STEPS => false,
-            BOTH_BELIEVE | BOTH_HAVE_IT => self.attempts[1] > 0,
-            _ => true,
-        }
-    }
-}
 
 fn world(name: &'static str) -> Setup<Failover> {
     Setup::new(name, Failover::default(), CLOCKS)

@@ -31,7 +31,7 @@ use leasehold_protocol::{
     topology::{Primary, View},
 };
 
-use super::routed::{Asked, Effect, Ground, Handover, Scene, Server, place_of};
+use super::routed::{Asked, BOTH_BELIEVE, Effect, Ground, Handover, IS_TOLD, Scene, Server, place_of};
 
 mod tests;
 
@@ -178,6 +178,14 @@ impl Handover for Move {
             Stage::Before | Stage::GivenUp => server == 0,
             Stage::Moving | Stage::TargetKnows => true,
             Stage::Over => server == 1,
+        }
+    }
+
+    fn is_expected(&self, good: &str, _are_both: bool) -> bool {
+        match good {
+            IS_TOLD => false,
+            BOTH_BELIEVE => self.may_be_given_up,
+            _ => true,
         }
     }
 }

@@ -1,12 +1,10 @@
 //! The searches: while a slot is moved no order of events breaks the promise; without a step of an acquire, one does.
 
-use stateright::Path;
-
 use super::*;
 use crate::{
     model::{
-        routed::{Action, BOTH_BELIEVE, FENCES_GROW, IS_TOLD, ONE_HOLDER, SHOWN, Setup, State, told},
-        search::{Search, World, breaks, holds},
+        routed::{FENCES_GROW, ONE_HOLDER, SHOWN, Setup},
+        search::{Search, breaks, holds},
         state::Clock,
     },
     seeded::SeededBug,
@@ -19,24 +17,6 @@ const CLOCKS: [Clock; 2] =
 const MOVING: Move = Move { stage: Stage::Before, may_end: false, may_be_given_up: false };
 const WHOLE: Move = Move { may_end: true, ..MOVING };
 const GIVEN_UP: Move = Move { may_be_given_up: true, ..MOVING };
-
-impl World for Setup<Move> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn told(&self, path: Path<State<Move>, Action<Event>>) -> String {
-        told(self, path)
-    }
-
-    fn is_expected(&self, good: &str) -> bool {
-        match good {
-            IS_TOLD => false,
-            BOTH_BELIEVE => self.handover.may_be_given_up,
-            _ => true,
-        }
-    }
-}
 
 fn world(name: &'static str, handover: Move) -> Setup<Move> {
     Setup::new(name, handover, CLOCKS)

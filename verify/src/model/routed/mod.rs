@@ -38,15 +38,12 @@ use leasehold_protocol::{
     slot,
     stepwise::Single,
     time::Micros,
-    token::Token,
     topology::{Place, View},
 };
-use stateright::{Model, Property};
-use uuid::Uuid;
+use stateright::{Model, Path, Property};
 
 pub(super) use self::{
     action::Action,
-    path::told,
     server::Server,
     state::{Effect, Ground, Part, State},
 };
@@ -57,7 +54,9 @@ use self::{
 };
 use super::{
     TTL,
+    search::World,
     state::{Clock, Kind, Owner},
+    tokens::Tokens,
 };
 use crate::seeded::SeededBug;
 
@@ -73,7 +72,7 @@ mod state;
 const CLIENTS: usize = 2;
 
 /// The most attempts of a client.
-const ATTEMPTS: usize = 4;
+const ATTEMPTS: u64 = 4;
 
 /// How the slot changes hands: what differs between the searches.
 pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static {
@@ -111,6 +110,9 @@ pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static
 
     /// Whether a server has the slot, so that its keys keep others out.
     fn serves(&self, server: usize) -> bool;
+
+    /// Whether something good must be possible with it, where both clients make attempts, or one.
+    fn is_expected(&self, good: &str, are_both: bool) -> bool;
 }
 
 /// What the servers have, and when.
@@ -179,16 +181,12 @@ pub(super) struct Setup<H> {
     pub(super) bug: Option<SeededBug>,
     slot: u16,
     key: Key,
-    tokens: Vec<Vec<Token>>,
+    tokens: Tokens,
     atlas: Atlas,
 }
 
 impl<H: Handover> Setup<H> {
     pub(super) fn new(name: &'static str, handover: H, servers: [Clock; 2]) -> Self {
-        let token = |client: u64, number: u64| {
-            let uuid = Uuid::from_u64_pair(client, number);
-            Token::parse(&format!("lh1:{uuid}@client-{client}.{number}")).unwrap()
-        };
         let key = Key::new("", "job").unwrap();
         let slot = slot::of(key.lock());
         Self {
@@ -203,7 +201,7 @@ impl<H: Handover> Setup<H> {
             bug: None,
             slot,
             key,
-            tokens: (0..2).map(|client| (0..ATTEMPTS).map(|number| token(client, number as u64)).collect()).collect(),
+            tokens: Tokens::new(CLIENTS as u64, ATTEMPTS),
             atlas: Atlas::of(H::views(slot)),
         }
     }
@@ -226,20 +224,23 @@ impl<H: Handover> Setup<H> {
         Self { closes: Duration::from_millis(millis), ..self }
     }
 
-    fn token(&self, (client, number): Owner) -> &Token {
-        &self.tokens[usize::from(client)][usize::from(number)]
-    }
-
-    fn owner(&self, token: &Token) -> Option<Owner> {
-        (0_u8..).zip(&self.tokens).find_map(|(client, tokens)| {
-            let number = tokens.iter().position(|other| other == token)?;
-            Some((client, u8::try_from(number).ok()?))
-        })
-    }
-
     fn claim(&self, owner: Owner) -> Claim {
-        let (key, token) = (self.key.clone(), self.token(owner).clone());
+        let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
         Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
+    }
+}
+
+impl<H: Handover> World for Setup<H> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn told(&self, path: Path<State<H>, Action<H::Event>>) -> String {
+        path::told(self, path)
+    }
+
+    fn is_expected(&self, good: &str) -> bool {
+        self.handover.is_expected(good, self.attempts[1] > 0)
     }
 }
 

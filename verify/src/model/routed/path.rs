@@ -10,7 +10,7 @@ use super::{
     action::Action,
     state::{Message, Part, State},
 };
-use crate::model::state::Kind;
+use crate::model::{path::seconds, state::Kind};
 
 /// One line for everything that happened.
 pub(in crate::model) fn told<H: Handover>(setup: &Setup<H>, path: Path<State<H>, Action<H::Event>>) -> String {
@@ -30,11 +30,6 @@ pub(in crate::model) fn told<H: Handover>(setup: &Setup<H>, path: Path<State<H>,
         let _ = writeln!(text, "{:>6.3} s  clients that believe they hold the lock: {believers}", seconds(last.now));
     }
     text
-}
-
-#[allow(clippy::cast_precision_loss, reason = "milliseconds are read")]
-fn seconds(real: u64) -> f64 {
-    real as f64 / 1e9
 }
 
 /// What is different for the clients and the servers.

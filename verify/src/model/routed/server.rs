@@ -35,7 +35,7 @@ impl Server {
         self.shown = holder.as_ref().and_then(Holder::fence);
         let key = holder.and_then(|holder| {
             let until = now + u64::try_from(holder.remaining()?.as_micros()).ok()?;
-            Some((setup.owner(holder.whole_token()?)?, until))
+            Some((setup.tokens.owner(holder.whole_token()?)?, until))
         });
         self.is_belated &= key.map(|(owner, _)| owner) == self.key.map(|(owner, _)| owner);
         self.key = key;

@@ -1,0 +1,32 @@
+//! The tokens of all attempts.
+
+use leasehold_protocol::token::Token;
+use uuid::Uuid;
+
+use super::state::Owner;
+
+#[derive(Debug, Clone)]
+pub(super) struct Tokens(Vec<Vec<Token>>);
+
+impl Tokens {
+    /// Of so many clients, each with so many attempts.
+    pub(super) fn new(clients: u64, attempts: u64) -> Self {
+        let token = |client: u64, number: u64| {
+            let uuid = Uuid::from_u64_pair(client, number);
+            Token::parse(&format!("lh1:{uuid}@client-{client}.{number}")).unwrap()
+        };
+        Self((0..clients).map(|client| (0..attempts).map(|number| token(client, number)).collect()).collect())
+    }
+
+    pub(super) fn of(&self, (client, number): Owner) -> &Token {
+        &self.0[usize::from(client)][usize::from(number)]
+    }
+
+    /// Whose token it is.
+    pub(super) fn owner(&self, token: &Token) -> Option<Owner> {
+        (0_u8..).zip(&self.0).find_map(|(client, tokens)| {
+            let number = tokens.iter().position(|other| other == token)?;
+            Some((client, u8::try_from(number).ok()?))
+        })
+    }
+}
