@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Lease, Leases};
+use leasehold::{Lease, Leases, LossReason, Status};
 use support::{Action, Cluster, HANGS, Match, Proxy, Server, eventually_async, scripts::COMBINED_SLOTS, within};
 use tokio::task::JoinSet;
 
@@ -121,4 +121,34 @@ async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_
     drop(at_once(&leases, &cluster, 100).await);
     assert_eq!(batches.hits(), refused, "not again at once");
     eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
+}
+
+/// The leases of one primary are renewed in one pipeline. One that has gone and one that another program has taken are told
+/// as lost; the others go on, though the server has forgotten the script.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_in_many_slots_travel_together_and_each_has_an_answer_of_its_own() {
+    const TTL: Duration = Duration::from_secs(3);
+    let cluster = Cluster::start(1, 0);
+    let [server] = cluster.servers() else { panic!("there is one") };
+    let url = server.url_without_push(server.port()).replace("redis://", "redis-cluster://");
+    let leases = within(HANGS, "build", Leases::builder().url(url).build()).await.unwrap();
+    let mut acquires: JoinSet<_> = (0..60).map(|n| leases.lock(format!("job:{n}")).ttl(TTL).acquire()).collect();
+    let mut held = Vec::new();
+    while let Some(acquired) = within(HANGS, "the locks", acquires.join_next()).await {
+        held.push(acquired.unwrap().unwrap());
+    }
+    let (gone, taken) = (held.pop().unwrap(), held.pop().unwrap());
+    let mut wire = server.wire();
+    wire.must(&["SCRIPT", "FLUSH"]);
+    wire.must(&["DEL", gone.name()]);
+    wire.must(&["SET", taken.name(), "another program's"]);
+    assert_eq!(within(HANGS, "that it has gone", gone.lost()).await.reason(), LossReason::Deleted);
+    assert_eq!(within(HANGS, "that it is taken", taken.lost()).await.reason(), LossReason::Taken);
+    let ends = held.iter().map(Lease::remaining).max().unwrap_or_default();
+    let are_renewed = || held.iter().all(|lease| lease.status() == Status::Held && lease.remaining() > Duration::ZERO);
+    tokio::time::sleep(ends).await;
+    assert!(are_renewed(), "some lease has ended with its first TTL");
+    for lease in held {
+        lease.release().await.unwrap().confirmed();
+    }
 }

@@ -57,6 +57,7 @@ mod in_parts;
 mod narrowed;
 mod pulse;
 mod refresh;
+mod renewing;
 mod sentinel;
 mod travel;
 mod views;

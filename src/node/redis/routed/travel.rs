@@ -2,11 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use leasehold_protocol::{
     failure::{Failure, Redirection},
     key::Key,
-    message::{Claim, Owned, Reply, Request, only},
+    message::{Reply, Request},
     slot,
     time::Time,
     trip::{Heard, Step, Trip},
@@ -43,28 +42,7 @@ impl Cluster {
         }
     }
 
-    /// Each lease by a script of its own, side by side: their keys are in many slots. If none has an answer, the primary
-    /// has given none.
-    async fn renew(self: &Arc<Self>, via: Via, claims: &[Claim]) -> Result<Reply, Failure> {
-        let began = self.now();
-        let renew = |claim: &Claim| {
-            let (cluster, claim) = (self.clone(), claim.clone());
-            async move {
-                // The others' answers do not wait for one that has to go elsewhere.
-                let patience = cluster.pattern.limits.command;
-                only(cluster.send_whole(via, began, patience, &Request::Renew([claim].into())).await?.try_into()?)
-            }
-        };
-        let renewed: Vec<Result<Owned, Failure>> = join_all(claims.iter().map(renew)).await;
-        match renewed.first() {
-            Some(Err(silence)) if renewed.iter().all(|one| one.as_ref().is_err_and(Failure::is_silence)) => {
-                Err(silence.clone())
-            }
-            _ => Ok(renewed.into()),
-        }
-    }
-
-    async fn send_whole(
+    pub(super) async fn send_whole(
         self: &Arc<Self>,
         via: Via,
         began: Time,

@@ -34,6 +34,7 @@ use crate::{
 
 mod address;
 mod combining;
+mod each;
 mod pack;
 mod request;
 mod single;

@@ -109,13 +109,7 @@ impl Connections {
             Request::Repair { claim, fence, restart_delay } => self.repair(via, claim, fence, restart_delay),
             Request::Renew(batch) => {
                 let (keys, watch) = (batch.len(), via.route == Route::Tracked);
-                let arguments = move |all: &mut Vec<Value>| {
-                    all.extend(batch.iter().map(|claim| claim.key.lock().into()));
-                    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl)]));
-                    if watch {
-                        all.push("watch".into());
-                    }
-                };
+                let arguments = move |all: &mut Vec<Value>| renewals(&batch, watch, all);
                 let connection = self.connection(via.route);
                 self.run(via, &RENEW, keys, arguments, move |reply, _| {
                     if reply::is_of_no_primary(reply) {
@@ -324,7 +318,7 @@ impl Connections {
     }
 
     /// The command right before each sending of a request. `ASKING` and `CLIENT CACHING` exclude each other.
-    fn before(&self, via: Via) -> impl Fn() -> Before + Send + use<> {
+    pub(super) fn before(&self, via: Via) -> impl Fn() -> Before + Send + use<> {
         let subscription = (via.route == Route::Tracked && !via.is_asking).then(|| self.subscription.clone());
         move || match &subscription {
             Some(subscription) if subscription.is_on() => Before::Tracking,
@@ -367,6 +361,15 @@ impl Connections {
             let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
             read(&value, way).map(Into::into).ok_or_else(reply::unreadable)
         })
+    }
+}
+
+/// The keys and arguments of `renew.lua`.
+pub(super) fn renewals(batch: &[Claim], watch: bool, all: &mut Vec<Value>) {
+    all.extend(batch.iter().map(|claim| claim.key.lock().into()));
+    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl)]));
+    if watch {
+        all.push("watch".into());
     }
 }
 

@@ -174,6 +174,34 @@ impl Connection {
         }
     }
 
+    /// Runs a script of one key for each of these, one right behind the other; the outcome of each. An error is that of all.
+    pub(crate) async fn run_each<T>(
+        &self,
+        script: &'static Script,
+        each: &[T],
+        arguments: impl Fn(&T, &mut Vec<Value>),
+        mut limit: Duration,
+        before: Before,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
+        let until = self.now() + limit;
+        let link = self.links.link(&mut limit).await?;
+        if link.is_full() {
+            return Err(self.links.full());
+        }
+        let call = |one: &T| {
+            link.call(script, !link.is_first(script), &mut |all| {
+                arguments(one, all);
+                Some(1)
+            })
+        };
+        let outcome = link.send_each(each.iter().filter_map(call), limit, before).await;
+        let answers = outcome.map_err(|error| self.failed(&link, &error, (limit, until)))?;
+        link.answered();
+        let read =
+            |answer: Result<Value, FredError>| answer.map_err(|error| self.failed(&link, &error, (limit, until)));
+        Ok(answers.into_iter().map(read).collect())
+    }
+
     /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else
     /// `script`, which asks the server for its run.
     pub(crate) async fn vote(
@@ -320,6 +348,11 @@ impl Connection {
         no_link.unwrap_or_else(|| {
             Failure::unsent("the requests before this one took all of its time, and it was not sent")
         })
+    }
+
+    /// Completes when there is a link. An error says why there is none after this limit.
+    pub(crate) async fn linked(&self, mut limit: Duration) -> Result<(), Failure> {
+        self.links.link(&mut limit).await.map(|_link| ())
     }
 
     /// Why there is no link, if there is none.

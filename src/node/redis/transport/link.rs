@@ -168,6 +168,16 @@ pub(crate) enum Before {
     Asking,
 }
 
+impl Before {
+    fn command(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Self::Nothing => None,
+            Self::Tracking => Some(("CLIENT", &["CACHING", "YES"])),
+            Self::Asking => Some(("ASKING", &[])),
+        }
+    }
+}
+
 /// A command for a link to send.
 pub(crate) struct Command {
     name: &'static str,
@@ -407,6 +417,35 @@ impl Link {
         outcome
     }
 
+    /// Sends these, each with what goes before it, one right behind the other; the answer of each. An error is that of
+    /// all.
+    pub(crate) async fn send_each(
+        &self,
+        commands: impl Iterator<Item = Command>,
+        limit: Duration,
+        before: Before,
+    ) -> Result<Vec<Result<Value, FredError>>, FredError> {
+        let (pipeline, mut sent) = (Pipeline::from(once(&self.client, limit)), 0);
+        for Command { name, arguments } in commands {
+            if let Some((first, words)) = before.command() {
+                let _queued: Value = pipeline.custom(custom(first), words.to_vec()).await?;
+                sent += 1;
+            }
+            let _queued: Value = pipeline.custom(custom(name), arguments).await?;
+            sent += 1;
+        }
+        let mut answers = self.unless_over(pin!(all(&pipeline, sent))).await?;
+        if before.command().is_some() {
+            let mut is_first = false;
+            answers.retain(|_| {
+                is_first = !is_first;
+                !is_first
+            });
+        }
+        self.kind.get().await.check()?;
+        Ok(answers)
+    }
+
     /// The answer, or that none will come (invariant 3): what fred's task had, it has answered or dropped by its end.
     ///
     /// The answer stays where it is: fred's is large.
@@ -538,10 +577,26 @@ async fn send_behind(
     let pipeline = Pipeline::from(client.clone());
     let _queued: Value = pipeline.custom(custom(first), words).await?;
     let _queued: Value = pipeline.custom(custom(command), arguments).await?;
-    let (mut answers, none) =
-        (pipeline.try_all::<Value>().await, || FredError::new(FredKind::Protocol, "no answer to a pipeline"));
-    let second = answers.pop().ok_or_else(none)?;
-    Ok((answers.pop().ok_or_else(none)?, second))
+    let answers = all(&pipeline, 2).await?;
+    let [first, second] = <[_; 2]>::try_from(answers).map_err(|_| unread())?;
+    Ok((first, second))
+}
+
+/// The answers of a pipeline of so many.
+async fn all(
+    pipeline: &Pipeline<WithOptions<Client>>,
+    many: usize,
+) -> Result<Vec<Result<Value, FredError>>, FredError> {
+    let mut answers = pipeline.try_all::<Value>().await;
+    if answers.len() == many {
+        return Ok(answers);
+    }
+    // fred tells once what befell all of them.
+    Err(answers.pop().and_then(Result::err).unwrap_or_else(unread))
+}
+
+fn unread() -> FredError {
+    FredError::new(FredKind::Protocol, "the answers cannot be read")
 }
 
 /// Connects for the first time. The handle is of fred's task, which ends with the connection, and it with that.

@@ -1,0 +1,116 @@
+//! Renewals of leases in many slots. Those of one primary go in one pipeline, each lease by a script of its own. Who has
+//! no answer that counts by that goes alone, as any request: a renewal may be sent again.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use leasehold_protocol::{
+    failure::Failure,
+    message::{Claim, Owned, Reply, Request, Shard, only},
+    slot,
+    time::Time,
+    trip::{Heard, Step, Trip},
+};
+
+use super::{Cluster, pulse::Pulse, travel::rest};
+use crate::node::redis::server::Via;
+
+impl Cluster {
+    /// If none has an answer, the primary has given none.
+    pub(super) async fn renew(self: &Arc<Self>, via: Via, claims: &[Claim]) -> Result<Reply, Failure> {
+        let began = self.now();
+        let answers = self.renew_together(via, began, claims).await?;
+        let renewed = answers.into_iter().zip(claims).map(|(answer, claim)| async move {
+            match answer {
+                Some(owned) => Ok(owned),
+                None => self.renew_alone(via, began, claim).await,
+            }
+        });
+        let renewed: Vec<Result<Owned, Failure>> = join_all(renewed).await;
+        match renewed.first() {
+            Some(Err(silence)) if renewed.iter().all(|one| one.as_ref().is_err_and(Failure::is_silence)) => {
+                Err(silence.clone())
+            }
+            _ => Ok(renewed.into()),
+        }
+    }
+
+    async fn renew_alone(self: &Arc<Self>, via: Via, began: Time, claim: &Claim) -> Result<Owned, Failure> {
+        // The others' answers do not wait for one that has to go elsewhere.
+        let patience = self.pattern.limits.command;
+        only(self.send_whole(via, began, patience, &Request::Renew([claim.clone()].into())).await?.try_into()?)
+    }
+
+    /// What the primary of the first has answered to each; nothing to those that have to go alone.
+    async fn renew_together(
+        self: &Arc<Self>,
+        via: Via,
+        began: Time,
+        claims: &[Claim],
+    ) -> Result<Vec<Option<Owned>>, Failure> {
+        let none = || claims.iter().map(|_| None).collect();
+        let Some(first) = claims.first() else { return Ok(none()) };
+        // Made before the look, it hears of what comes after that.
+        let mut changes = self.changes.subscribe();
+        let primary = self.shard(&first.key);
+        let Ok((server, pulse)) = self.server(primary) else { return Ok(none()) };
+        let _under_way = pulse.begin(began);
+        self.wake();
+        // They wait for a link as one: by itself each would cost some kilobytes, in each of its rounds.
+        let connection = server.connection(via.route);
+        tokio::select! {
+            biased;
+            _ = changes.changed() => return Ok(none()),
+            linked = connection.linked(via.limit) => linked?,
+        }
+        let trips: Vec<Option<Trip>> = claims.iter().map(|claim| self.trip_to(primary, claim)).collect();
+        let together = claims.iter().zip(&trips).filter(|(_, trip)| trip.is_some()).map(|(claim, _)| claim);
+        let together: Vec<&Claim> = together.collect();
+        let answers = server.renew_each(rest(via, began + via.limit, self.now()), &together).await;
+        match answers {
+            Ok(answers) => Ok(self.counted(primary, &pulse, claims.iter().zip(trips), answers)),
+            Err(failure) if failure.is_silence() && !failure.is_unsent() => {
+                self.doubt();
+                Err(failure)
+            }
+            Err(_) => Ok(none()),
+        }
+    }
+
+    /// The way of its renewal, if that is to this primary.
+    fn trip_to(&self, primary: Shard, claim: &Claim) -> Option<Trip> {
+        let mut trip = Trip::new(slot::of(claim.key.lock()));
+        (trip.next(&self.topology.read()) == Step::Send(primary)).then_some(trip)
+    }
+
+    /// Those of these answers that count: one for each trip, in their order.
+    fn counted<'a>(
+        &self,
+        primary: Shard,
+        pulse: &Pulse,
+        trips: impl Iterator<Item = (&'a Claim, Option<Trip>)>,
+        answers: Vec<Result<Owned, Failure>>,
+    ) -> Vec<Option<Owned>> {
+        let (now, topology) = (self.now(), self.topology.read());
+        let (mut answers, mut counts) = (answers.into_iter(), None);
+        let counted = trips.map(|(claim, trip)| {
+            let (mut trip, answer) = (trip?, answers.next()?);
+            // The next script finds out what it was that this one met.
+            let owned = answer.ok().filter(|_| trip.heard(primary, None, &topology) == Heard::Counts)?;
+            counts = Some(&claim.key);
+            Some(owned)
+        });
+        let counted: Vec<Option<Owned>> = counted.collect();
+        drop(topology);
+        pulse.heard(now);
+        if let Some(key) = counts {
+            pulse.counted(key, now);
+            self.wake();
+        }
+        if counted.iter().flatten().any(Result::is_err) {
+            // Perhaps it is a replica now.
+            self.doubt();
+        }
+        counted
+    }
+}

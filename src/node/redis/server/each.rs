@@ -1,0 +1,24 @@
+//! Renewals of one key each, in one pipeline: what a server of a cluster takes for keys in many slots.
+
+use fred::types::Value;
+use leasehold_protocol::{
+    failure::Failure,
+    message::{Claim, Owned, Route, only},
+};
+
+use super::{
+    Connections,
+    request::{Via, renewals},
+};
+use crate::node::redis::{reply, script::RENEW};
+
+impl Connections {
+    /// The outcome of each. An error is that of all.
+    pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
+        let (connection, before, watch) = (self.connection(via.route), self.before(via)(), via.route == Route::Tracked);
+        let arguments = |claim: &&Claim, all: &mut Vec<Value>| renewals(std::slice::from_ref(*claim), watch, all);
+        let replies = connection.run_each(&RENEW, claims, arguments, via.limit, before).await?;
+        let read = |reply: &Value| reply::renewed(reply).ok_or_else(reply::unreadable).and_then(only);
+        Ok(replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect())
+    }
+}
