@@ -30,7 +30,8 @@ pub enum Request {
         /// A node that has been up for less may have forgotten another lease, and brings nothing back.
         restart_delay: Duration,
     },
-    /// Gives leases their full TTL from now on: one verdict each, in order. An inner error means "cannot tell".
+    /// Gives leases their full TTL from now on: one verdict each, in order. An inner error means "cannot tell". A lock
+    /// that the token has with another fence than the claim's was granted once more: the lease's own key is gone.
     Renew(Arc<[Claim]>),
     /// Takes the key from its token (rule 8): [`Owned`].
     Release {
@@ -228,7 +229,8 @@ pub struct Claim {
     pub token: Token,
     /// For this long from now on.
     pub ttl: Duration,
-    /// With this fence, as far as it is known. The fence in the key's value may differ: the token decides whose it is.
+    /// With this fence, as far as it is known. The fence in the key's value may differ: the token decides whose it is,
+    /// but for a renewal.
     pub fence: Option<Fence>,
     /// How long the floor of the lock's fences is kept after a fence was issued or raised, in whole milliseconds. Zero:
     /// until the node's clock has passed the floor.

@@ -201,9 +201,13 @@ impl Store {
         (up < delay).then(|| Duration::from_secs(delay - up))
     }
 
-    /// Gives a lock that is still the token's its full TTL.
-    fn renew(&mut self, now: Micros, Claim { key, token, ttl, .. }: &Claim) -> Owned {
-        self.held_by(now, key, token)?.until = now + micros(*ttl);
+    /// Gives a lock that is still the token's its full TTL, unless it was granted to the token once more.
+    fn renew(&mut self, now: Micros, Claim { key, token, ttl, fence, .. }: &Claim) -> Owned {
+        let lock = self.held_by(now, key, token)?;
+        if fence.is_some_and(|fence| fence != lock.fence) {
+            return Err(Denial::Gone);
+        }
+        lock.until = now + micros(*ttl);
         Ok(())
     }
 

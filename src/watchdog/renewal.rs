@@ -72,7 +72,7 @@ impl Watchdog {
         if batch.is_empty() {
             return;
         }
-        let claims = batch.iter().map(|hold| hold.claim.clone()).collect();
+        let claims = batch.iter().map(|hold| self.renewed_claim(hold)).collect();
         let answers = self.renewed((&member, shard), route, claims, shortest, patience).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
@@ -99,6 +99,12 @@ impl Watchdog {
             }
             let _renewed = self.on_reply(hold, Sent { node: at, ask: Ask::Renew, at: sent }, said.map(Said::Owned));
         }
+    }
+
+    /// The claim that a renewal sends. Nodes of a quorum may have issued different fences for one lease; a node that is alone has
+    /// issued the lease's.
+    fn renewed_claim(&self, hold: &Hold) -> Claim {
+        Claim { fence: hold.claim.fence.filter(|_| self.quorum.is_one()), ..hold.claim.clone() }
     }
 
     /// Gives a silent node a moment before its renewal counts as unclear. Such a node is not asked, but may be about to
@@ -145,7 +151,7 @@ impl Watchdog {
         route: Route,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let (sent, claims) = (self.now(), Arc::new([hold.claim.clone()]));
+        let (sent, claims) = (self.now(), Arc::new([self.renewed_claim(hold)]));
         // As above: it may have ended since the caller has looked, and then the limit may be zero.
         if hold.remaining(sent).is_zero() {
             return Err(Failure::unavailable("the lease has ended"));

@@ -392,6 +392,21 @@ fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
 }
 
 #[test]
+fn a_renewal_is_of_the_grant_that_had_its_fence() {
+    let (mut store, key, one, _) = scene();
+    let first = granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
+    let renew = |store: &mut Store, fence| store.renew(1_000, &Claim { fence, ..claim(&key, &one, TTL) });
+    assert_eq!((renew(&mut store, Some(first)), renew(&mut store, None)), (Ok(()), Ok(())));
+    store.delete(&key);
+    let second = granted(&store.acquire(500, &request(&key, &one, TTL)).acquired);
+    assert!(second > first);
+    assert_eq!(renew(&mut store, Some(first)), Err(Denial::Gone));
+    assert_eq!(store.holder(500, &key).unwrap().remaining(), Some(TTL), "it is not extended");
+    assert_eq!(renew(&mut store, Some(second)), Ok(()));
+    assert_eq!(store.holder(1_000, &key).unwrap().remaining(), Some(TTL));
+}
+
+#[test]
 fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
     let (mut store, key, one, _) = scene();
     let now = 1_000_000;

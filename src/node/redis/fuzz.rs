@@ -301,10 +301,11 @@ proptest! {
         let failed = array(vec![Value::from(-2_i64), "OOM no".into()]);
         let forced = array(vec![Value::from(-3_i64), "ops\nstuck".into()]);
         let verdicts =
-            renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-1_i64), forced])).unwrap_or_default();
+            renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-4_i64), Value::from(-1_i64), forced]))
+                .unwrap_or_default();
         let owned: Vec<_> = verdicts.into_iter().map(Result::ok).collect();
         let forced = Denial::Forced(Arc::new(ForcedRelease::new("ops", Some("stuck"))));
-        let denials = [Denial::Gone, Denial::Taken, forced].map(|denial| Some(Err(denial)));
+        let denials = [Denial::Gone, Denial::Gone, Denial::Taken, forced].map(|denial| Some(Err(denial)));
         prop_assert_eq!(owned, [&[Some(Ok(())), None][..], &denials].concat());
     }
 

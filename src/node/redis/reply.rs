@@ -156,6 +156,8 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
 pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
     let verdict = |one: &Value| match array(one) {
         [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?))),
+        // A key with another fence is of another grant: the lease's own has gone.
+        [code] if code.as_i64() == Some(-4) => Some(Ok(Err(Denial::Gone))),
         _ => released(one).map(Ok),
     };
     array(reply).iter().map(verdict).collect()

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Error, Leases, LossReason, Released};
-use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, seen, within};
+use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, scripts::RELEASE, seen, within};
 
 use super::line::{
     HEARTBEAT, History, PROMPT, SOON, Waiter, all_can_be_called, callable, had, nothing_is_left, place, queue_key,
@@ -102,6 +102,44 @@ async fn deleted_queue_keys_are_restored_in_order() {
         }
     }
     nothing_is_left(&mut server.wire()).await;
+}
+
+/// A failover or a restart may lose a grant, and keep the place in the queue that it was for. Then somebody else has the
+/// lock, and after that the place is granted once more: to the same token, with a larger fence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lost_a_grant_is_told_so_when_its_place_is_granted_once_more() {
+    const RIVAL: [&str; 2] = ["lh1:00000000-0000-4000-8000-000000000001", "@rival"];
+    let server = Server::start();
+    let (all, mut wire) = (three(&server, LONG).await, server.wire());
+    let holder = all[0].lock("job").fair(true).acquire().await.unwrap();
+    let waiter = place(&all[1].lock("job")).await;
+    all_can_be_called(&mut wire, "job", 1).await;
+    let (queue, wait) = (queue_key("job"), wait_key("job"));
+    let token = tokens(&mut wire, "job").remove(0);
+    let ticket = wire.must(&["ZSCORE", &queue, &token]).text();
+    let entry = wire.must(&["HGET", &wait, &token]).text();
+    holder.release().await.unwrap().confirmed();
+    let (lease, _) = had(waiter).await;
+
+    // In one step, so that no renewal finds the key gone, or the rival's.
+    wire.must(&["MULTI"]);
+    wire.must(&["SET", "job", &RIVAL.join(":1")]);
+    wire.must(&["ZADD", &queue, &ticket, &token]);
+    wire.must(&["HSET", &wait, &token, &entry]);
+    wire.must(&["EVAL", RELEASE, "4", "job", "{job}:lh:fence", &queue, &wait, &RIVAL.concat()]);
+    wire.must(&["EXEC"]);
+    assert_eq!(wire.token("job"), Some(token), "it has its turn again");
+
+    let lost = within(SOON, "the loss", lease.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Deleted, "{lost}");
+    lease.check().unwrap_err();
+    let fence = lease.fence();
+    drop(lease);
+    let next = within(SOON, "the lock", all[2].lock("job").fair(true).acquire()).await.unwrap();
+    assert!(next.fence() > fence);
+    next.release().await.unwrap().confirmed();
+    // Beside the fence, a mark of the process that has never polled for its second grant.
+    assert!(!wire.exists("job") && tokens(&mut wire, "job").is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

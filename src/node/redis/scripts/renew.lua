@@ -2,9 +2,13 @@
 --
 -- Needs  value.lua before it
 -- KEYS   the locks
--- ARGV   for each lock: token or value, TTL in ms; then "watch" if the caller has asked to be told of changes
--- Reply  for each lock: 1 extended, 0 the key is gone, -1 it holds something else, {-3, who took it by force}, or {-2, the
---        text of an error}
+-- ARGV   for each lock: value, or token if any fence will do, TTL in ms; then "watch" if the caller has asked to be told of
+--        changes
+-- Reply  for each lock: 1 extended, 0 the key is gone, -1 it holds something else, {-3, who took it by force}, -4 it has
+--        another fence, or {-2, the text of an error}
+--
+-- A queue that has outlived a grant, in a failover or a restart, grants its place once more. The token is the same then, and
+-- somebody else may have held the lock in between. Only the fence shows that.
 --
 -- Atomic per lock because between the compare and the extension the lock could change hands; the locks are in one
 -- call only to travel together. Idempotent: a replay extends again.
@@ -15,7 +19,9 @@ for i, value in ipairs(redis.call('MGET', unpack(KEYS))) do
   local known = ARGV[2 * i - 1]
   -- Mostly the caller knows all of the value.
   local denied = value ~= known and denial(value, known, KEYS[i])
-  if not denied then
+  if not denied and value ~= known and fence_of(known) then
+    replies[i] = -4
+  elseif not denied then
     local extended = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i])
     replies[i] = type(extended) == 'number' and extended or {-2, extended.err}
   else
