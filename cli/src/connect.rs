@@ -65,6 +65,11 @@ impl Servers {
         self.restart_delay.or_else(|| (!self.quorum.is_empty()).then_some(QUORUM_DELAY))
     }
 
+    /// Whether fair waiters have a queue there: over a quorum there is none, and on all else there is.
+    pub(crate) fn have_queues(&self) -> bool {
+        self.quorum.is_empty()
+    }
+
     pub(crate) fn builder(&self) -> Builder {
         // The tool has one thread, which never blocks: a second one would be a second connection.
         let builder = Leases::builder().keeper(Keeper::CurrentRuntime);

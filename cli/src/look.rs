@@ -23,8 +23,7 @@ use crate::{
 pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
     let (holder, waiters) = with(&options.servers, |leases| async move {
         let lock = leases.lock(&options.name);
-        // There is no queue over a quorum.
-        let waiters = if leases.nodes().len() == 1 { Some(table::waiting(&lock).await?) } else { None };
+        let waiters = if options.servers.have_queues() { Some(table::waiting(&lock).await?) } else { None };
         Ok((lock.holder().await?, waiters))
     })?;
     let waiters = waiters.and_then(|told| {
@@ -76,7 +75,9 @@ fn millis(duration: Duration) -> u64 {
 }
 
 pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
-    let seen = with(&options.servers, |leases| async move { table::read(&leases, &options.pattern).await })?;
+    let seen = with(&options.servers, |leases| async move {
+        table::read(&leases, &options.pattern, options.servers.have_queues()).await
+    })?;
     list(&seen.rows, options.json)?;
     for why in &seen.unread {
         tell(why);

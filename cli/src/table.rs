@@ -88,11 +88,10 @@ pub(crate) struct Table {
 }
 
 /// The locks that are held and match, by their names.
-pub(crate) async fn read(leases: &Leases, pattern: &str) -> Result<Table, Ended> {
+pub(crate) async fn read(leases: &Leases, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
     let Table { mut rows, mut unread } = Table::default();
-    let has_queues = leases.nodes().len() == 1;
     for some in leases.list(pattern).await?.chunks(AT_ONCE) {
-        let ask = |lock: Lock| async move { (row(&lock, has_queues).await, lock) };
+        let ask = |lock: Lock| async move { (row(&lock, have_queues).await, lock) };
         let mut asked: JoinSet<_> = some.iter().cloned().map(ask).collect();
         while let Some(seen) = asked.join_next().await {
             match seen.map_err(|error| Ended::new(Exit::Io, error.to_string()))? {

@@ -39,7 +39,7 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
     let (mut keys, mut view) = (keys(), View::new());
     let mut screen = Screen::enter();
     let interval = options.interval.max(SHORTEST);
-    let mut seen = looks(leases.clone(), options.pattern.clone(), interval);
+    let mut seen = looks(leases.clone(), options, interval);
     loop {
         tokio::select! {
             Ok(()) = seen.changed() => {}
@@ -87,11 +87,12 @@ const SHORTEST: Duration = Duration::from_millis(100);
 
 /// The latest table. A task reads it again and again, so that a slow server does not delay the exit.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
-fn looks(leases: Leases, pattern: String, interval: Duration) -> watch::Receiver<Result<Table, String>> {
+fn looks(leases: Leases, options: &Top, interval: Duration) -> watch::Receiver<Result<Table, String>> {
+    let (pattern, have_queues) = (options.pattern.clone(), options.servers.have_queues());
     let (sender, receiver) = watch::channel(Err("no answer yet".to_owned()));
     tokio::spawn(async move {
         loop {
-            let seen = table::read(&leases, &pattern).await;
+            let seen = table::read(&leases, &pattern, have_queues).await;
             if sender.send(seen.map_err(|ended| ended.why().unwrap_or_default().to_owned())).is_err() {
                 return;
             }

@@ -297,6 +297,33 @@ fn locks_of_a_quorum_are_listed_and_shown() {
     sent_away(holder);
 }
 
+#[test]
+fn fair_waiters_of_a_cluster_are_shown() {
+    let cluster = Cluster::start(2, 0);
+    let (server, url) = (&cluster.servers()[0], cluster.url());
+    let on = |args: &[&str]| {
+        let mut command = tool(server, &args[..1]);
+        command.args(["--url", &url]).args(&args[1..]);
+        command
+    };
+    let home = &cluster.servers()[cluster.home_of(NAME)];
+    let holder = on(&["run", NAME, "--", "sleep", "60"]).spawn().unwrap();
+    eventually(HANGS, "it is held", || home.wire().exists(NAME));
+    let mut waiter = on(&["run", "--fair", "--label", "web-2", NAME, "--", "true"]).spawn().unwrap();
+    eventually(HANGS, "it waits", || home.wire().exists(&format!("{{{NAME}}}:lh:queue")));
+    let listed: Value = serde_json::from_slice(&on(&["ls", "--json"]).output().unwrap().stdout).unwrap();
+    assert_eq!(listed[0]["waiters"], 1, "{listed}");
+    let shown: Value = serde_json::from_slice(&on(&["show", "--json", NAME]).output().unwrap().stdout).unwrap();
+    assert_eq!(shown["waiters"][0]["label"], "web-2", "{shown}");
+    let mut top = Terminal::running(server, &format!("{LEASEHOLD} top --url {url}"));
+    top.shows("1 held, 1 in line, at 2 of 2 nodes");
+    top.press("q");
+    top.ended();
+    send(&waiter, Signal::TERM);
+    waiter.wait().unwrap();
+    sent_away(holder);
+}
+
 fn top(server: &Server) -> Terminal {
     let line = format!("trap : INT; {LEASEHOLD} top --interval 200ms; echo code $?; stty -a");
     Terminal::running(server, &line)
