@@ -153,6 +153,35 @@ impl Leases {
         relayed!(Relay::of_answers(), asking).map_err(Error::of)
     }
 
+    /// The capabilities of each server by itself, or why it does not tell them: of one server, of those of a quorum, of
+    /// the primaries of a cluster. They are in the order of [`nodes`](Self::nodes), each with its state.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// for (node, told) in leases.capabilities_of_each().await? {
+    ///     match told {
+    ///         Ok(server) => println!("{}: eviction {:?}", node.address(), server.eviction()),
+    ///         Err(error) => println!("{}: {error}", node.address()),
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// There is no connection yet and none can be made, or this was closed. That one of the servers is away is no error.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn capabilities_of_each(&self) -> Result<Vec<(NodeStatus, Result<Capabilities, Error>)>, Error> {
+        self.client.ready().await?;
+        let asking = self.client.quorum.capabilities_of_each(self.client.options.command_timeout);
+        let told = relayed!(Relay::of_answers(), asking);
+        Ok(told.into_iter().map(|(node, told)| (node, told.map_err(Error::of))).collect())
+    }
+
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a
     /// quorum, would grant one that is free. It fails for every cause that would refuse an acquire: a replica, a full
     /// memory, a missing right, data that is still being loaded, a [`restart_delay`](Builder::restart_delay) that is

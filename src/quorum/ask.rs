@@ -14,13 +14,20 @@ use leasehold_protocol::{
     holder::Holder,
     key::{self, Key},
     message::{Page, Reply, Request, Route, Shard},
+    node_status::NodeStatus,
     plurality::Plurality,
     tally::{Nodes, majority},
     votes::NodeAnswer,
 };
 
 use super::{Asked, FanOut, Member, Quorum, vote_of};
-use crate::{capabilities::Capabilities, node::Answer};
+use crate::{
+    capabilities::Capabilities,
+    node::{Answer, ShardInfo},
+};
+
+/// One server, and what it has told.
+type OfShard = (NodeStatus, Result<Capabilities, Failure>);
 
 impl Quorum {
     fn ask_all<T>(&self, request: &Request, limit: Duration) -> FanOut<Asked<T>>
@@ -108,6 +115,13 @@ impl Quorum {
         let said = self.everybody(self.members().map(ask).collect()).await;
         let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
         common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
+    }
+
+    /// The capabilities of each server, or why it does not tell them.
+    pub(crate) async fn capabilities_of_each(&self, limit: Duration) -> Vec<OfShard> {
+        let ask = |(at, member): (usize, &Arc<Member>)| (at, capabilities_of_each(member.clone(), limit));
+        let said = self.everybody(self.members().map(ask).collect()).await;
+        said.into_iter().flatten().flatten().collect()
     }
 
     /// Whether a majority could grant a lock with this prefix now.
@@ -204,6 +218,24 @@ fn capabilities(member: Arc<Member>, limit: Duration) -> Answer<Capabilities> {
         let common = all.into_iter().reduce(Capabilities::common_with);
         let common = common.ok_or_else(|| Failure::unavailable("no server is known"))?;
         Ok(Capabilities { deployment: member.deployment(limit).await?, ..common })
+    })
+}
+
+/// The capabilities of each shard of a node. A shard that is away hides no other.
+fn capabilities_of_each(member: Arc<Member>, limit: Duration) -> Answer<Vec<OfShard>> {
+    Box::pin(async move {
+        let infos = member.shards();
+        let ask = |(at, info): (usize, &ShardInfo)| (at, member.capabilities(info.shard, limit));
+        let mut asking: FanOut<_> = infos.iter().enumerate().map(ask).collect();
+        let mut said = BTreeMap::new();
+        while !asking.is_empty() {
+            let (at, answer) = asking.next().await;
+            said.insert(at, answer);
+        }
+        let deployment = member.deployment(limit).await.unwrap_or_default();
+        let with_deployment = |told| Capabilities { deployment: deployment.clone(), ..told };
+        let of_each = infos.iter().zip(said.into_values());
+        Ok(of_each.map(|(info, told)| (member.status(info), told.map(with_deployment))).collect())
     })
 }
 

@@ -10,7 +10,7 @@ pub(super) enum Level {
 }
 
 /// The result of one check, and the advice for it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Finding {
     /// The subject of the check: a stable word for programs.
     pub(super) check: &'static str,

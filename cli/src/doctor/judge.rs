@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use leasehold::{Capabilities, ClusterFacts, Deployment, Notifications, SentinelFacts};
+use leasehold::{Capabilities, ClusterFacts, Deployment, Error, NodeStatus, Notifications, SentinelFacts};
 
-use super::finding::{Finding, note, ok, problem};
+use super::{
+    Section, advice_for,
+    finding::{Finding, note, ok, problem},
+};
 
 /// The oldest server that has what the scripts need.
 const OLDEST: (u32, u32) = (6, 2);
@@ -12,21 +15,30 @@ const OLDEST: (u32, u32) = (6, 2);
 /// The share of the memory, in percent, from which floors of fences are worth a note.
 const MUCH: u8 = 50;
 
+/// How a server keeps locks beside others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Alone,
+    OfQuorum,
+    /// Replicas may take over from it: a part of a cluster, or watched by Sentinels. It has no `--restart-delay`.
+    Replaceable,
+}
+
 /// Judges a server by its capabilities. A wait after each restart makes up for locks that it may have forgotten.
 pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> Vec<Finding> {
+    let kind = match server.deployment() {
+        Deployment::Cluster(_) | Deployment::Sentinel(_) => Kind::Replaceable,
+        _ if is_quorum => Kind::OfQuorum,
+        _ => Kind::Alone,
+    };
     let mut findings = vec![
         version(server.server()),
         match server.eviction() {
             None => note("eviction", "it does not tell its maxmemory-policy", "see to it that it is noeviction"),
             Some(policy) => eviction(policy, is_quorum),
         },
-        persistence(server.append_only(), server.append_fsync(), is_quorum, waits_after_restart),
+        persistence(server.append_only(), server.append_fsync(), kind, waits_after_restart),
     ];
-    findings.extend(match server.deployment() {
-        Deployment::Cluster(cluster) => judge_cluster(cluster),
-        Deployment::Sentinel(sentinel) => judge_sentinels(sentinel),
-        _ => Vec::new(),
-    });
     if let Some(share @ MUCH..) = server.floors_percent() {
         findings.push(note(
             "floors",
@@ -42,6 +54,14 @@ pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart:
             "replicas",
             format!("{replicas} replicating: one that takes over may not have heard of a lock"),
             "where that matters, let the resource check the fence, or use --quorum",
+        )),
+        (_, Some(0)) if kind == Kind::Replaceable => findings.push(note(
+            "replicas",
+            "no replica is connected: if it dies, nobody can take over",
+            match server.deployment() {
+                Deployment::Cluster(_) => "redis-cli --cluster add-node NEW ANY --cluster-slave",
+                _ => "start another server, and make it a replica: REPLICAOF",
+            },
         )),
         _ => {}
     }
@@ -68,6 +88,30 @@ pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart:
     findings
 }
 
+/// Judges the servers together, if they know of each other.
+pub(super) fn judge_together(deployment: &Deployment) -> Option<Section> {
+    let (place, findings) = match deployment {
+        Deployment::Cluster(cluster) => ("the cluster", judge_cluster(cluster)),
+        Deployment::Sentinel(sentinel) => ("the Sentinels", judge_sentinels(sentinel)),
+        _ => return None,
+    };
+    Some(Section { place: place.into(), findings })
+}
+
+/// A primary of a cluster that does not answer, while others do.
+pub(super) fn judge_absence(node: &NodeStatus, error: &Error) -> Option<Finding> {
+    let slots = node.slots()?;
+    let what = format!("the locks in its {slots} slots cannot be acquired: {error}");
+    let advice = if !error.is_transient() {
+        "see to its user and password: they must be the same on every server"
+    } else if node.replicas().is_some_and(|replicas| replicas > 0) {
+        "a replica may be about to take over: ask again in some seconds, then start it"
+    } else {
+        "start it: it has no replica that could take over"
+    };
+    Some(problem("server", what, advice_for(&error.to_string()).unwrap_or(advice)))
+}
+
 /// The slots of a cluster.
 const SLOTS: u16 = 16_384;
 
@@ -78,7 +122,7 @@ const SLOW_FAILOVER: Duration = Duration::from_secs(15);
 fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
     let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout, .. } = cluster;
     let mut findings = vec![if *slots == SLOTS {
-        ok("cluster", format!("{primaries} primaries serve all slots"))
+        ok("cluster", format!("{primaries} primaries have all slots"))
     } else {
         let without = SLOTS - slots;
         problem(
@@ -159,10 +203,15 @@ fn eviction(policy: &str, is_quorum: bool) -> Finding {
 fn persistence(
     append_only: Option<bool>,
     append_fsync: Option<&str>,
-    is_quorum: bool,
+    kind: Kind,
     waits_after_restart: bool,
 ) -> Finding {
     match (append_only, append_fsync) {
+        (None, _) if kind == Kind::Replaceable => note(
+            "persistence",
+            "it does not tell whether it keeps an append-only file",
+            "without one a restart forgets its locks: where that matters, let the resource check the fence",
+        ),
         (None, _) => note(
             "persistence",
             "it does not tell whether it keeps an append-only file",
@@ -175,7 +224,7 @@ fn persistence(
         (Some(false), _) if waits_after_restart => {
             ok("persistence", "no append-only file, but a delay after each restart")
         }
-        (Some(_), _) if is_quorum => problem(
+        (Some(_), _) if kind == Kind::OfQuorum => problem(
             "persistence",
             "a crash may forget locks, and --restart-delay 0 has it vote at once",
             "CONFIG SET appendonly yes and CONFIG SET appendfsync always, then CONFIG REWRITE (a restart with the settings \
@@ -184,15 +233,24 @@ fn persistence(
         (Some(true), fsync) => note(
             "persistence",
             format!("appendfsync {}: a crash may forget the locks of the last moment", fsync.unwrap_or("not told")),
-            "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or --restart-delay 31s in every \
-             program: a second more than the longest TTL",
+            if kind == Kind::Replaceable {
+                "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or let the resource check the fence"
+            } else {
+                "CONFIG SET appendfsync always, then CONFIG REWRITE, makes up for that; or --restart-delay 31s in every \
+                 program: a second more than the longest TTL"
+            },
         ),
         // The default of a server, and enough for a lock that only saves work.
         (Some(false), _) => note(
             "persistence",
             "no append-only file: a restart forgets who holds what",
-            "CONFIG SET appendonly yes, then CONFIG REWRITE (a restart with the setting alone starts empty); or \
-             --restart-delay 31s in every program: a second more than the longest TTL",
+            if kind == Kind::Replaceable {
+                "CONFIG SET appendonly yes, then CONFIG REWRITE (a restart with the setting alone starts empty). A replica \
+                 helps only if it takes over before the restart: where that matters, let the resource check the fence"
+            } else {
+                "CONFIG SET appendonly yes, then CONFIG REWRITE (a restart with the setting alone starts empty); or \
+                 --restart-delay 31s in every program: a second more than the longest TTL"
+            },
         ),
     }
 }
@@ -253,8 +311,8 @@ mod tests {
     fn a_delay_after_restarts_makes_up_for_what_a_crash_forgets() {
         use Level::{Note, Ok, Problem};
         let levels = |append_only, fsync| {
-            [(false, false), (false, true), (true, false), (true, true)]
-                .map(|(is_quorum, waits)| level(&persistence(append_only, fsync, is_quorum, waits)))
+            [(Kind::Alone, false), (Kind::Alone, true), (Kind::OfQuorum, false), (Kind::OfQuorum, true)]
+                .map(|(kind, waits)| level(&persistence(append_only, fsync, kind, waits)))
         };
         assert_eq!(levels(Some(false), Some("everysec")), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(false), Some("always")), [Note, Ok, Problem, Ok]);
@@ -262,5 +320,16 @@ mod tests {
         assert_eq!(levels(Some(true), None), [Note, Ok, Problem, Ok]);
         assert_eq!(levels(Some(true), Some("always")), [Ok; 4]);
         assert_eq!(levels(None, None), [Note; 4]);
+    }
+
+    /// A url of a cluster or of Sentinels refuses it.
+    #[test]
+    fn nobody_is_told_to_delay_restarts_where_replicas_take_over() {
+        for (append_only, fsync) in [(None, None), (Some(false), None), (Some(true), Some("everysec"))] {
+            for (kind, is_told) in [(Kind::Alone, true), (Kind::Replaceable, false)] {
+                let Finding { level, advice, .. } = persistence(append_only, fsync, kind, false);
+                assert_eq!((level, advice.contains("--restart-delay")), (Level::Note, is_told), "{advice}");
+            }
+        }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Error, Leases, NodeAnswer, Released, SystemClock, Vote, Votes};
+use leasehold::{Capabilities, Error, Leases, NodeAnswer, NodeStatus, Released, SystemClock, Vote, Votes};
 use serde_json::{Value, json};
 
 use self::{
     finding::{Finding, Level, note, ok, problem, word},
-    judge::judge,
+    judge::{judge, judge_absence, judge_together},
 };
 use crate::{
     args::Doctor,
@@ -23,7 +23,7 @@ mod judge;
 /// By how much the clocks of a quorum may differ, in microseconds: what a lease of the usual TTL of 30 s allows for.
 const CLOCKS_DIFFER: u64 = 302_000;
 
-/// The findings about one server, or about a lock.
+/// The findings about one server, about all of them together, or about a lock.
 struct Section {
     place: String,
     findings: Vec<Finding>,
@@ -59,9 +59,11 @@ pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
     if options.json {
         print(&Value::from(sections.iter().flat_map(as_json).collect::<Vec<_>>()).to_string())?;
     } else {
-        for section in &sections {
-            print(&section.place)?;
-            for finding in &section.findings {
+        for (places, findings) in grouped(&sections) {
+            for place in places {
+                print(place)?;
+            }
+            for finding in findings {
                 print(&format!("  {:<8} {}", word(finding.level), shown(&finding.what)))?;
                 if !finding.advice.is_empty() {
                     print(&format!("  {:<8} {}", "", finding.advice))?;
@@ -76,6 +78,18 @@ pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
     } else {
         ExitCode::SUCCESS
     })
+}
+
+/// The sections, with the places of those that find the same together: a cluster has many servers that are alike.
+fn grouped(sections: &[Section]) -> Vec<(Vec<&str>, &[Finding])> {
+    let mut groups: Vec<(Vec<&str>, &[Finding])> = Vec::new();
+    for Section { place, findings } in sections {
+        match groups.iter_mut().find(|(_, of_group)| of_group == findings) {
+            Some((places, _)) => places.push(place),
+            None => groups.push((vec![place], findings)),
+        }
+    }
+    groups
 }
 
 fn as_json(section: &Section) -> Vec<Value> {
@@ -94,27 +108,33 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     // Report wrong settings as such, before any server is asked.
     drop(servers.builder().build_lazy()?);
     let urls = if is_quorum { servers.quorum.clone() } else { vec![servers.url().to_owned()] };
-    let (mut sections, mut all_there) = (Vec::new(), true);
+    let (mut sections, mut is_any_there, mut are_all_there) = (Vec::new(), false, true);
     for (at, url) in urls.into_iter().enumerate() {
         let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
-        let mut place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
         // In a quorum, the other servers would hide one that grants nothing, and then none is to spare.
-        let findings = match look(&alone, is_quorum.then_some(&*options.name)).await {
-            Ok((address, capabilities, vote)) => {
-                place = address;
-                let mut findings = judge(&capabilities, is_quorum, waits_after_restart);
-                findings.extend(vote);
-                findings
+        match look(&alone, is_quorum.then_some(&*options.name)).await {
+            Ok(Seen { servers, vote }) => {
+                let together = servers.iter().find_map(|(_, told)| judge_together(told.as_ref().ok()?.deployment()));
+                for (node, told) in &servers {
+                    let mut findings = match told {
+                        Ok(capabilities) => judge(capabilities, is_quorum, waits_after_restart),
+                        Err(error) => vec![judge_absence(node, error).unwrap_or_else(|| not_there(error))],
+                    };
+                    findings.extend(vote.clone());
+                    sections.push(Section { place: node.address().to_owned(), findings });
+                }
+                sections.extend(together);
+                is_any_there |= servers.iter().any(|(_, told)| told.is_ok());
+                are_all_there &= servers.iter().all(|(_, told)| told.is_ok());
             }
             Err(error) => {
-                all_there = false;
-                let usual = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
-                vec![problem("server", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))]
+                are_all_there = false;
+                let place = if is_quorum { format!("server {}", at + 1) } else { "the server".to_owned() };
+                sections.push(Section { place, findings: vec![not_there(&error)] });
             }
-        };
-        sections.push(Section { place, findings });
+        }
     }
-    if !is_quorum && !all_there {
+    if !is_quorum && !is_any_there {
         return Ok((sections, false));
     }
     let findings = match servers.builder().build().await {
@@ -124,7 +144,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
             findings?
         }
         Err(error) => {
-            all_there = false;
+            are_all_there = false;
             let usual = match error {
                 Error::Config(_) => "correct the URLs",
                 _ if is_quorum => "a majority of the servers must be there",
@@ -134,23 +154,31 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         }
     };
     sections.push(Section { place: "a lock".into(), findings });
-    Ok((sections, all_there))
+    Ok((sections, are_all_there))
 }
 
-/// A server's address and capabilities. Given a name, also the reason if it grants no lock for that name.
-async fn look(
-    servers: &Servers,
-    name: Option<&str>,
-) -> Result<(String, Capabilities, Option<Finding>), leasehold::Error> {
+/// What the servers of one URL have told: one server, or the primaries of a cluster.
+struct Seen {
+    servers: Vec<(NodeStatus, Result<Capabilities, Error>)>,
+    /// The reason if it grants no lock for a name.
+    vote: Option<Finding>,
+}
+
+async fn look(servers: &Servers, name: Option<&str>) -> Result<Seen, Error> {
     let leases = servers.builder().build().await?;
-    let address = leases.nodes().first().map(|node| node.address().to_owned()).unwrap_or_default();
-    let capabilities = leases.capabilities().await;
+    let told = leases.capabilities_of_each().await;
     let vote = match name {
         Some(name) => vote(&leases, name).await,
         None => None,
     };
     leases.close().await;
-    Ok((address, capabilities?, vote))
+    Ok(Seen { servers: told?, vote })
+}
+
+/// There is no connection to it.
+fn not_there(error: &Error) -> Finding {
+    let usual = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
+    problem("server", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))
 }
 
 async fn vote(leases: &Leases, name: &str) -> Option<Finding> {

@@ -597,7 +597,7 @@ fn a_doctor_looks_at_a_cluster() {
         found.iter().any(|(of, text)| of == level && text.contains(what))
     };
     let (code, findings) = found(&cluster.url(), &alone, "cluster");
-    assert!(code == Some(0) && is(&findings, "ok", "3 primaries serve all slots"), "{code:?} {findings:?}");
+    assert!(code == Some(0) && is(&findings, "ok", "3 primaries have all slots"), "{code:?} {findings:?}");
     let (_, findings) = found(&cluster.url(), &alone, "lock");
     assert!(is(&findings, "ok", "acquired, renewed and released"), "{findings:?}");
     assert!(found(&cluster.url(), &alone, "coverage").1.is_empty());
@@ -622,6 +622,61 @@ fn a_doctor_looks_at_a_cluster() {
     assert!(code == Some(1) && is(&findings, "problem", "1 slots have no primary"), "{code:?} {findings:?}");
 }
 
+/// The places of the findings of one check, and their texts.
+fn places_of(findings: &[Value], check: &str) -> Vec<(String, String)> {
+    let text = |of: &Value| of.as_str().unwrap_or_default().to_owned();
+    let ours = findings.iter().filter(|finding| finding["check"] == check);
+    ours.map(|finding| (text(&finding["place"]), text(&finding["what"]))).collect()
+}
+
+fn place(server: &Server) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+#[test]
+fn a_doctor_tells_of_each_primary_of_a_cluster_by_itself() {
+    let cluster = Cluster::start(3, 0);
+    let primaries = cluster.servers();
+    let url = cluster.url();
+    primaries[1].wire().must(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+    let (code, findings) = examined(&mut tool(&primaries[0], &["doctor", "--json", "--url", &url]));
+    let evictions = places_of(&findings, "eviction");
+    for (server, policy) in primaries.iter().zip(["noeviction", "allkeys-random", "noeviction"]) {
+        let is_said = |(at, what): &(String, String)| *at == place(server) && what.contains(policy);
+        assert!(evictions.iter().any(is_said), "{policy}: {evictions:?}");
+    }
+    assert_eq!((code, problems(&findings).len()), (Some(1), 1), "{findings:?}");
+    // Nobody can take over, from none of them.
+    let alone = places_of(&findings, "replicas");
+    assert!(alone.len() == 3 && alone.iter().all(|(_, what)| what.contains("nobody can take over")), "{alone:?}");
+    // Such a url refuses it.
+    assert!(findings.iter().all(|finding| !finding["advice"].to_string().contains("--restart-delay")), "{findings:?}");
+    // Those that are alike are told of together.
+    let text = printed(&tool(&primaries[0], &["doctor", "--url", &url]).output().unwrap());
+    let policies = text.lines().filter(|line| line.contains("maxmemory-policy noeviction")).count();
+    assert!(policies == 1 && primaries.iter().all(|server| text.contains(&place(server))), "{text}");
+}
+
+#[test]
+fn a_dead_primary_hides_no_other_from_the_doctor() {
+    let cluster = Cluster::start(3, 1);
+    let (primaries, url) = (cluster.primaries(), cluster.url());
+    // None of them takes over.
+    for replica in &cluster.servers()[3..] {
+        replica.wire().must(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]);
+    }
+    primaries[1].kill();
+    let (code, findings) = examined(&mut tool(&primaries[0], &["doctor", "--json", "--url", &url]));
+    assert_eq!(code, Some(69), "{findings:?}");
+    let versions: Vec<String> = places_of(&findings, "version").into_iter().map(|(at, _)| at).collect();
+    assert_eq!(versions, [place(&primaries[0]), place(&primaries[2])], "{findings:?}");
+    let dead: Vec<_> = findings.iter().filter(|finding| finding["check"] == "server").collect();
+    let [dead] = &dead[..] else { panic!("{findings:?}") };
+    let says = |of: &str, words: &str| dead[of].as_str().is_some_and(|said| said.contains(words));
+    assert!(dead["place"] == place(&primaries[1]) && says("what", "its 5461 slots"), "{dead}");
+    assert!(says("advice", "a replica may be about to take over"), "{dead}");
+}
+
 #[test]
 fn a_doctor_looks_at_sentinels() {
     let (all, alone) = (Sentinels::start(), Server::start());
@@ -633,6 +688,12 @@ fn a_doctor_looks_at_sentinels() {
         code == Some(0) && is(&findings, "ok", "3 Sentinels name one primary of \"locks\""),
         "{code:?} {findings:?}"
     );
+    let replicas = || found(&all.url(), &alone, "replicas").1;
+    assert!(is(&replicas(), "note", "2 replicating"), "{:?}", replicas());
+    for replica in all.replicas() {
+        replica.kill();
+    }
+    eventually(HANGS, "the primary has no replica", || is(&replicas(), "note", "nobody can take over"));
     all.sentinels()[2].kill();
     let (_, findings) = found(&all.url(), &alone, "sentinels");
     assert!(is(&findings, "note", "1 of 3 do not answer"), "{findings:?}");
