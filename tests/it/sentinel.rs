@@ -101,7 +101,7 @@ async fn what_is_wrong_with_sentinels_is_named() {
         (
             format!("{guarded}?sentinel_password=watch"),
             "refused",
-            vec!["NOAUTH".into(), closed.primary().port().to_string()],
+            vec![format!("the primary of {SERVICE:?}: "), "NOAUTH".into(), closed.primary().port().to_string()],
         ),
         (
             format!("{}?sentinel_password=watch", guarded.replace("://", "://:wrong@")),
@@ -120,6 +120,9 @@ async fn what_is_wrong_with_sentinels_is_named() {
         assert_eq!(found, kind, "{url}: {text}");
         for part in parts {
             assert!(text.contains(&part), "{url}: {text}");
+        }
+        if text.contains("the primary of") {
+            assert_eq!(text.matches("redis at").count(), 1, "once for all Sentinels: {text}");
         }
         assert!(!text.contains("wrong") && !text.contains("watch\""), "{text}");
     }

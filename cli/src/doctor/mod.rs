@@ -30,13 +30,14 @@ struct Section {
 }
 
 /// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
-const CAUSES: [(&str, &str); 14] = [
+const CAUSES: [(&str, &str); 15] = [
     ("is a replica", "name its primary in the URL"),
     ("READONLY", "name its primary in the URL"),
     ("MASTERDOWN", "name its primary in the URL"),
     ("is a Sentinel", "write redis-sentinel://HOST/SERVICE: SENTINEL MASTERS lists the services"),
     ("is no Sentinel", "write redis://, or redis-cluster:// for a part of a cluster"),
     ("does not watch", "name one of the services that it watches"),
+    ("no server has a slot", "make the cluster: redis-cli --cluster create HOST:PORT HOST:PORT HOST:PORT"),
     ("not part of a cluster", "write redis://"),
     ("part of a cluster", "name a stand-alone server, or write redis-cluster://"),
     ("CLUSTERDOWN", "see to the servers that the cluster lacks"),

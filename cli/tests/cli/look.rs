@@ -678,6 +678,22 @@ fn a_dead_primary_hides_no_other_from_the_doctor() {
 }
 
 #[test]
+fn a_cluster_without_slots_has_to_be_made() {
+    let server = Server::builder().cluster(true).start();
+    let url = format!("redis-cluster://{}", place(&server));
+    let over = |args: &[&str]| {
+        let mut command = tool(&server, &args[..1]);
+        command.args(["--url", &url, "--connect-timeout", "1s"]).args(&args[1..]);
+        command
+    };
+    let (code, findings) = examined(&mut over(&["doctor", "--json"]));
+    let found = problems(&findings).concat();
+    assert!(code == Some(69) && found.contains("make the cluster: redis-cli --cluster create"), "{found}");
+    assert!(!found.contains("start it"), "{found}");
+    ends_with(&over(&["run", NAME, "--", "true"]).output().unwrap(), 69, &["redis-cli --cluster create"]);
+}
+
+#[test]
 fn a_doctor_looks_at_sentinels() {
     let (all, alone) = (Sentinels::start(), Server::start());
     let is = |found: &[(String, String)], level: &str, what: &str| {

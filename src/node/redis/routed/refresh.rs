@@ -28,6 +28,8 @@ const ASKED: usize = 4;
 /// The others are heard for so long once one Sentinel has named a primary.
 const OTHERS: Duration = Duration::from_millis(200);
 
+const NO_SLOTS: &str = "is in a cluster in which no server has a slot";
+
 /// The pauses between tries to reach a seed.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -86,7 +88,7 @@ impl Cluster {
                     if is_there && self.sentinels.is_none() {
                         return Ok(());
                     } else if !is_there {
-                        let text = format!("{} is in a cluster in which no server has a slot", seed.target);
+                        let text = format!("{} {NO_SLOTS}", seed.target);
                         said.push(Error::unavailable(text));
                     }
                 }
@@ -275,16 +277,27 @@ fn read((nodes, slots): &(Value, Value), host: &str) -> Result<View, FredError> 
     views::view(slots, nodes, host).ok_or_else(unreadable)
 }
 
-/// Why no seed is of use: what each has said. Only if all of them turn us down is trying again pointless.
+/// Why no seed is of use: what each has said, and once what all have. Only if all of them turn us down is trying again
+/// pointless.
 fn none_of(mut said: Vec<Error>, of_sentinels: bool) -> Error {
-    if said.len() == 1 {
+    let mut texts = BTreeSet::new();
+    said.retain(|error| texts.insert(error.to_string()));
+    let advice = if texts.iter().any(|text| text.ends_with(NO_SLOTS)) {
+        ": make the cluster with redis-cli --cluster create"
+    } else {
+        ""
+    };
+    if said.len() == 1 && advice.is_empty() {
         if let Some(only) = said.pop() {
             return only;
         }
     }
     let all: Vec<String> = said.iter().map(ToString::to_string).collect();
-    let which = if of_sentinels { "no Sentinel" } else { "no server of the cluster" };
-    let text = format!("{which} is of use: {}", all.join("; "));
+    let text = match &*all {
+        [only] => format!("{only}{advice}"),
+        all if of_sentinels => format!("no Sentinel is of use: {}{advice}", all.join("; ")),
+        all => format!("no server of the cluster is of use: {}{advice}", all.join("; ")),
+    };
     if said.iter().all(|error| matches!(error, Error::Config(_))) {
         Error::config(text)
     } else if said.iter().all(|error| matches!(error, Error::Config(_) | Error::Refused(_))) {

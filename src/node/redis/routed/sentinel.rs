@@ -167,7 +167,8 @@ impl Cluster {
                     endpoint.target,
                     words(&error)
                 )),
-                Some(mistake) => mistake,
+                // Every Sentinel names it: without this one's name, all say the same.
+                Some(mistake) => of_primary(service, &mistake),
             },
         }))
     }
@@ -217,6 +218,15 @@ fn unknown(sentinel: &str, service: &str, services: &[String]) -> Error {
     let quoted: Vec<String> = services.iter().map(|service| format!("{service:?}")).collect();
     let watches = if quoted.is_empty() { "nothing".into() } else { quoted.join(", ") };
     Error::config(format!("Sentinel {sentinel} does not watch {service:?}; it watches {watches}"))
+}
+
+/// The primary itself turns us down.
+fn of_primary(service: &str, mistake: &Error) -> Error {
+    let text = format!("the primary of {service:?}: {mistake}");
+    match mistake {
+        Error::Config(_) => Error::config(text),
+        _ => Error::of(Failure::refused(text)),
+    }
 }
 
 fn is_of_the_password(error: &FredError) -> bool {
