@@ -24,7 +24,7 @@ pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
     let options = &options.wanted;
     keeps_for_that_long(options)?;
     say::prepare();
-    trouble::is_told();
+    trouble::is_told(options.verbose);
     let exit = block_on(async {
         let mut signals = catch()?;
         let input = Input::read();

@@ -164,7 +164,7 @@ impl<'a> Job<'a> {
     pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> Outcome {
         let mut changes = lease.status_changes();
         let mut lost = Box::pin(lease.lost());
-        let (mut news, mut held) = (true, true);
+        let (mut news, mut held, mut at_risk) = (true, true, false);
         let ended = loop {
             if let Some(exit) = self.exit.filter(|_| !self.is_anybody_there(lease)) {
                 break exit;
@@ -176,9 +176,8 @@ impl<'a> Job<'a> {
                 _ = &mut lost, if held => held = false,
                 status = changes.next(), if news => {
                     news = status.is_some();
-                    if self.options.wanted.verbose && status == Some(Status::AtRisk) {
-                        let why = trouble::of_renewals();
-                        tell(format_args!("{:?} is at risk: no renewal is confirmed{why}", self.options.wanted.name));
+                    if self.options.wanted.verbose {
+                        self.tell_change(status.as_ref(), &mut at_risk);
                     }
                 }
                 () = tokio::time::sleep(rest) => {}
@@ -209,6 +208,21 @@ impl<'a> Job<'a> {
             Interrupted::No
         };
         Outcome { exit: if self.lost { Exit::Lost } else { ended }, ran: Duration::ZERO, lost: self.lost, interrupted }
+    }
+
+    /// Prints that the lease is at risk, or safe again after that. The end of a lease is printed elsewhere.
+    fn tell_change(&self, status: Option<&Status>, at_risk: &mut bool) {
+        let name = &self.options.wanted.name;
+        match status {
+            Some(Status::AtRisk) => {
+                *at_risk = true;
+                tell(format_args!("{name:?} is at risk: no renewal is confirmed{}", trouble::of_renewals()));
+            }
+            Some(Status::Held) if std::mem::take(at_risk) => {
+                tell(format_args!("{name:?} is safe again: a renewal is confirmed"));
+            }
+            _ => {}
+        }
     }
 
     /// Once the command has ended: whether its survivors still need the lock.

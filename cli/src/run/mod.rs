@@ -101,7 +101,7 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
     let plan =
         Plan::new(options.stopping.grace, options.wanted.lease.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
     find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
-    trouble::is_told();
+    trouble::is_told(options.wanted.verbose);
     // All of it on the main thread: the command dies with the thread that started it.
     block_on(async {
         let mut signals = catch()?;

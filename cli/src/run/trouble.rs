@@ -1,5 +1,5 @@
-//! The reasons why a waiter cannot check the lock, or why a lease is not renewed. The library gives them to `tracing`,
-//! and the tool prints them.
+//! The reasons why a waiter cannot check the lock, or why a lease is not renewed, and failovers. The library gives them
+//! to `tracing`, and the tool prints them.
 
 use std::{fmt, sync::Mutex, time::Duration};
 
@@ -31,19 +31,23 @@ pub(super) fn is_over() {
     }
 }
 
-/// From now on, prints why a waiter cannot check the lock, at most once in `AGAIN`, and keeps why renewals fail.
-pub(super) fn is_told() {
-    let _somebody_did_it_before = tracing::subscriber::set_global_default(Troubles::default());
+/// From now on, prints why a waiter cannot check the lock, at most once in `AGAIN`, and keeps why renewals fail. If it
+/// is `verbose`, it also prints each failover.
+pub(super) fn is_told(verbose: bool) {
+    let troubles = Troubles { verbose, told: Mutex::default() };
+    let _somebody_did_it_before = tracing::subscriber::set_global_default(troubles);
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Troubles {
+    verbose: bool,
     told: Mutex<Option<Duration>>,
 }
 
 impl Subscriber for Troubles {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.fields().field("failure").is_some() && ["wait", "renew"].contains(&metadata.name())
+            || self.verbose && metadata.name() == "primary"
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -53,6 +57,15 @@ impl Subscriber for Troubles {
                     *last = Some(why);
                 }
             }));
+            return;
+        }
+        if event.metadata().name() == "primary" {
+            let mut failover = Failover::default();
+            event.record(&mut failover);
+            let Failover { node, before } = failover;
+            tell(format_args!(
+                "{node} has taken over from {before}: locks that it has are renewed there, and those that it lacks are lost"
+            ));
             return;
         }
         let Ok(mut told) = self.told.lock() else { return };
@@ -74,6 +87,25 @@ impl Subscriber for Troubles {
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
+}
+
+/// The servers of a failover.
+#[derive(Debug, Default)]
+struct Failover {
+    node: String,
+    before: String,
+}
+
+impl Visit for Failover {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "node" => value.clone_into(&mut self.node),
+            "before" => value.clone_into(&mut self.before),
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
 }
 
 /// Passes on the failure that an event reports.

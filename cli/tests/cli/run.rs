@@ -18,7 +18,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 
-use support::{Action, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE};
+use support::{Action, Cluster, Lag, Match, Nodes, Proxy, Server, eventually, scripts::ACQUIRE};
 
 use crate::scene::{
     HANGS, LEASEHOLD, NAME, directory, end_of_writers, ended, ends_with, is_held, is_there, run, said, send, started,
@@ -281,6 +281,45 @@ fn a_command_that_ignores_signals_is_killed_before_its_lease_ends() {
     let least = Duration::from_millis(100).saturating_sub(lag.worst());
     assert!(ahead.as_ref().is_ok_and(|ahead| *ahead >= least), "{ahead:?} ahead of its lease");
     ends_with(&output, 75, &["is at risk", "about to be lost"]);
+}
+
+#[test]
+fn a_verbose_runner_tells_of_a_risk_and_of_its_end() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let go = directory.path().join("go");
+    let script = format!("echo > {}; while [ ! -e {} ]; do sleep 0.02; done", sign.display(), go.display());
+    let mut runner = run(&server, &["-v", "--ttl", "10s", "--grace", "1s"], &script).spawn().unwrap();
+    started(&server, &sign);
+    let mut told = BufReader::new(runner.stderr.take().unwrap()).lines();
+    let mut until = |words: &str| told.by_ref().map(Result::unwrap).find(|line| line.contains(words));
+    server.wire().must(&["ACL", "SETUSER", "default", "-pexpire"]);
+    assert!(until("\"job\" is at risk: no renewal is confirmed").is_some());
+    server.wire().must(&["ACL", "SETUSER", "default", "+pexpire"]);
+    assert!(until("\"job\" is safe again: a renewal is confirmed").is_some());
+    fs::write(&go, "").unwrap();
+    assert_eq!(runner.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_verbose_runner_tells_of_a_failover() {
+    let cluster = Cluster::start(3, 1);
+    let home = cluster.home_of(NAME);
+    let (primary, replica) = (&cluster.primaries()[home], cluster.replica_of(home));
+    let (directory, sign) = directory();
+    let go = directory.path().join("go");
+    let script = format!("echo > {}; while [ ! -e {} ]; do sleep 0.02; done", sign.display(), go.display());
+    let mut runner = run(primary, &["-v", "--url", &cluster.url()], &script).spawn().unwrap();
+    started(primary, &sign);
+    eventually(HANGS, "the lock is replicated", || !replica.wire().keys(NAME).is_empty());
+    primary.kill();
+    let mut told = BufReader::new(runner.stderr.take().unwrap()).lines();
+    let line = told.by_ref().map(Result::unwrap).find(|line| line.contains("has taken over from")).unwrap();
+    for server in [primary, replica] {
+        assert!(line.contains(&format!("127.0.0.1:{}", server.port())), "{line}");
+    }
+    fs::write(&go, "").unwrap();
+    assert_eq!(runner.wait().unwrap().code(), Some(0));
 }
 
 #[test]
