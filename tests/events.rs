@@ -9,7 +9,7 @@ use std::{
 };
 
 use leasehold::{Credentials, Leases, Lock, Owner};
-use support::{EventLog, HANGS, Server, eventually_async, within};
+use support::{Cluster, EventLog, HANGS, Server, eventually_async, within};
 use tracing::Level;
 
 async fn expect(log: EventLog, start: &str, field: &str) {
@@ -54,6 +54,28 @@ async fn credentials_are_told_once(log: EventLog) {
     let told = |start: &str| log.lines().iter().filter(|line| line.starts_with(start)).count();
     assert_eq!((told("WARN credentials"), told("INFO credentials")), (1, 1));
     assert!(!log.lines().join("\n").contains("sesame"));
+}
+
+/// A cluster has many servers: an event names the one that was asked.
+async fn of_a_cluster(log: EventLog) {
+    let cluster = Cluster::start(2, 0);
+    let leases = Leases::builder().url(cluster.url()).ttl(Duration::from_secs(4)).build().await.unwrap();
+    let name = cluster.name_at(1, "job");
+    let lease = leases.lock(&name).acquire().await.unwrap();
+    lease.renew().await.unwrap();
+    let primary = &cluster.servers()[1];
+    let node = format!("node=\"127.0.0.1:{}\"", primary.port());
+    expect(log, "DEBUG renew", &format!("lock=\"{name}\" label=\"{}\" {node}", lease.label())).await;
+    primary.stop();
+    expect(log, "WARN at_risk", &format!("{node} left=")).await;
+    within(HANGS, "the loss", lease.lost()).await;
+    primary.cont();
+    primary.wire().must(&["ACL", "SETUSER", "default", "-pexpire"]);
+    let lease = leases.lock(&name).acquire().await.unwrap();
+    expect(log, "DEBUG renew", &format!("lock=\"{name}\" {node} failure=")).await;
+    primary.kill();
+    expect(log, "DEBUG connection", &node).await;
+    drop(lease);
 }
 
 /// The keeper has a thread of its own, so the subscriber must be the process's: one test tells the whole story.
@@ -106,6 +128,9 @@ async fn events_have_stable_names_and_never_show_the_token() {
 
     server.stop();
     expect(log, "WARN at_risk", "lock=\"job\"").await;
+    // No failure is known: the server is silent.
+    let node = format!("node=\"127.0.0.1:{}\" left=", server.port());
+    expect(log, "WARN at_risk", &node).await;
     server.cont();
     expect(log, "INFO recovered", "lock=\"job\"").await;
 
@@ -127,6 +152,9 @@ async fn events_have_stable_names_and_never_show_the_token() {
     expect(log, "WARN at_risk", &cause).await;
     within(HANGS, "the loss", lease.lost()).await;
     expect(log, "WARN lost", &cause).await;
+
+    expect(log, "DEBUG connection", &format!("node=\"127.0.0.1:{}\"", server.port())).await;
+    of_a_cluster(log).await;
 
     let lines = log.lines().join("\n");
     for token in [token, second] {

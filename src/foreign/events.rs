@@ -31,6 +31,10 @@ pub(crate) enum Event {
     AtRisk {
         lock: String,
         label: String,
+        /// The server that has the key; of a quorum none.
+        node: Option<String>,
+        /// How long the lease is valid.
+        left: Duration,
         /// As above.
         cause: Option<String>,
     },
@@ -128,6 +132,7 @@ pub(crate) enum Event {
         reason: String,
     },
     Connection {
+        node: String,
         error: String,
     },
     NoCredentials {
@@ -266,9 +271,9 @@ impl Event {
                 let cause = cause.as_deref();
                 tracing::warn!(name: "lost", target: TARGET, lock, label, ?reason, by, cause, "{lost}");
             }
-            Self::AtRisk { lock, label, cause } => {
-                let cause = cause.as_deref();
-                tracing::warn!(name: "at_risk", target: TARGET, lock, label, cause, "a renewal is not confirmed");
+            Self::AtRisk { lock, label, node, left, cause } => {
+                let (node, left, cause) = (node.as_deref(), Rounded(*left), cause.as_deref());
+                tracing::warn!(name: "at_risk", target: TARGET, lock, label, node, %left, cause, "a renewal is not confirmed");
             }
             Self::Recovered { lock, label } => {
                 tracing::info!(name: "recovered", target: TARGET, lock, label, "a renewal is confirmed again");
@@ -366,8 +371,8 @@ impl Event {
                     "the server does not tell of changes: waiters poll, and a loss is told by the next renewal"
                 );
             }
-            Self::Connection { error } => {
-                tracing::debug!(name: "connection", target: TARGET, error, "the connection is lost, or cannot be made");
+            Self::Connection { node, error } => {
+                tracing::debug!(name: "connection", target: TARGET, node, error, "the connection is lost, or cannot be made");
             }
             Self::NoCredentials { node, reason } => {
                 tracing::warn!(

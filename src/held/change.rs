@@ -21,10 +21,10 @@ pub(crate) struct PhaseChange {
 }
 
 impl PhaseChange {
-    /// Says why, where servers are the reason.
-    pub(crate) fn because(&mut self, trouble: impl FnOnce() -> Option<String>) {
+    /// Says why, and where, if servers are the reason.
+    pub(crate) fn because(&mut self, trouble: impl FnOnce() -> Option<String>, place: impl FnOnce() -> Option<String>) {
         match &mut self.event {
-            Event::AtRisk { cause, .. } => *cause = trouble(),
+            Event::AtRisk { cause, node, .. } => (*cause, *node) = (trouble(), place()),
             Event::Lost { lost, cause, .. } if matches!(lost.reason(), LossReason::Expired | LossReason::NoQuorum) => {
                 *cause = trouble();
             }

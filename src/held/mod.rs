@@ -279,16 +279,18 @@ impl Hold {
         }
         let leases = self.signals(&state);
         drop(state);
-        let (event, span) = (self.event(phase, end.as_ref()), self.span());
+        let (event, span) = (self.event(now, phase, end.as_ref()), self.span());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
         Reaction { actions, news: Some(PhaseChange { leases, stage, end, event, span }) }
     }
 
-    fn event(&self, phase: Phase, end: Option<&Lost>) -> Event {
+    fn event(&self, now: Time, phase: Phase, end: Option<&Lost>) -> Event {
         let (lock, label) = (self.claim.key.name().to_owned(), self.claim.token.label().to_owned());
         match end {
             Some(lost) => Event::Lost { label, lost: lost.clone(), cause: None },
-            None if phase == Phase::AtRisk => Event::AtRisk { lock, label, cause: None },
+            None if phase == Phase::AtRisk => {
+                Event::AtRisk { lock, label, node: None, left: self.remaining(now), cause: None }
+            }
             None => Event::Recovered { lock, label },
         }
     }

@@ -118,6 +118,12 @@ impl Member {
         self.node().map_or_else(|| vec![ShardInfo::only(&self.address)], |node| node.shards())
     }
 
+    /// Where the server of a shard is now, for people.
+    pub(crate) fn address_of(&self, shard: Shard) -> String {
+        let of_shard = || self.shards().into_iter().find(|info| info.shard == shard).map(|info| info.address);
+        self.is_sharded().then(of_shard).flatten().unwrap_or_else(|| self.address().into())
+    }
+
     /// Their numbers.
     pub(super) fn shard_numbers(&self) -> Vec<Shard> {
         self.shards().iter().map(|info| info.shard).collect()

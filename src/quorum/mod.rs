@@ -219,6 +219,14 @@ impl Quorum {
         (!troubles.is_empty()).then(|| troubles.join("; "))
     }
 
+    /// Where the only server is that has this key now.
+    pub(crate) fn address_of(&self, key: &Key) -> Option<String> {
+        match &*self.members {
+            [only] => Some(only.address_of(only.shard_of(key))),
+            _ => None,
+        }
+    }
+
     pub(crate) fn status(&self) -> Vec<NodeStatus> {
         let of = |member: &Arc<Member>| member.shards().iter().map(|shard| member.status(shard)).collect::<Vec<_>>();
         self.members.iter().flat_map(of).collect()

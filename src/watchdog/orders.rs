@@ -25,7 +25,8 @@ impl Watchdog {
     pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Reaction { actions, news }: Reaction) {
         let _carried_out = catching_panics(|| self.carry_out(hold, &actions));
         if let Some(mut news) = news {
-            news.because(|| self.quorum.trouble(&hold.claim.key));
+            let key = &hold.claim.key;
+            news.because(|| self.quorum.trouble(key), || self.quorum.address_of(key));
             news.tell();
         }
         if !actions.reconnect.is_empty() {

@@ -95,7 +95,7 @@ impl Watchdog {
                 Err(failure) => Err(failure.clone()),
             };
             if let Err(failure) = &said {
-                tell_failed(hold, &member, failure);
+                tell_failed(hold, (&member, shard), failure);
             }
             let _renewed = self.on_reply(hold, Sent { node: at, ask: Ask::Renew, at: sent }, said.map(Said::Owned));
         }
@@ -209,7 +209,7 @@ impl Watchdog {
             || Event::Renewal {
                 lock: hold.claim.key.name().into(),
                 label: hold.claim.token.label().into(),
-                node: self.quorum.member(sent.node).map(|member| member.address().into()),
+                node: self.quorum.member(sent.node).map(|member| address_for(member, hold)),
                 answer,
                 took: now.since(sent.at),
             },
@@ -233,7 +233,7 @@ impl Watchdog {
             || Event::Repair {
                 lock: hold.claim.key.name().into(),
                 label: hold.claim.token.label().into(),
-                node: member.address().into(),
+                node: address_for(&member, &hold),
                 repaired: format!("{repaired:?}"),
             },
         );
@@ -273,12 +273,17 @@ fn without_refused(node: usize, batch: &HoldBatch) -> Vec<HoldBatch> {
     (!others.is_empty()).then_some(others).into_iter().chain(alone).map(Arc::new).collect()
 }
 
-fn tell_failed(hold: &Hold, member: &Member, failure: &Failure) {
+/// Where the server is that has the lock's key now.
+fn address_for(member: &Member, hold: &Hold) -> String {
+    member.address_of(member.shard_of(&hold.claim.key))
+}
+
+fn tell_failed(hold: &Hold, (member, asked): (&Member, Shard), failure: &Failure) {
     foreign::tell_debug_in(
         || hold.span(),
         || Event::RenewalFailed {
             lock: hold.claim.key.name().into(),
-            node: member.address().into(),
+            node: member.address_of(asked),
             failure: failure.clone(),
         },
     );

@@ -60,7 +60,7 @@ fn all() -> Vec<Event> {
     let lost = Lost::new("job", fence::ZERO, LossReason::Expired.into(), SystemTime::UNIX_EPOCH, Duration::ZERO);
     vec![
         Event::Lost { label: text(), lost, cause: None },
-        Event::AtRisk { lock: text(), label: text(), cause: Some(text()) },
+        Event::AtRisk { lock: text(), label: text(), node: Some(text()), left: Duration::ZERO, cause: Some(text()) },
         Event::Recovered { lock: text(), label: text() },
         Event::Renewal {
             lock: text(),
@@ -82,7 +82,7 @@ fn all() -> Vec<Event> {
         Event::ClocksDiffer { node: text(), other: text(), by: Duration::ZERO },
         Event::NotificationsInterrupted { reason: text() },
         Event::NotificationsRefused { reason: text() },
-        Event::Connection { error: text() },
+        Event::Connection { node: text(), error: text() },
         Event::Undone { lock: text(), label: text(), was_ours: true },
         Event::UndoLeft { lock: text(), label: text(), failure: Failure::unknown("no answer"), count: 1 },
         Event::UndoGivenUp { lock: text(), label: text(), failure: Failure::unknown("no answer") },

@@ -175,22 +175,32 @@ impl Cluster {
         // Each is asked by one round at a time, so one that is not there keeps none from those that are. Two connections
         // may have to be made.
         let limit = (self.pattern.limits.connect + self.pattern.limits.command) * 2;
-        let ask = async |source| tokio::time::timeout(limit, self.view(source)).await.ok().flatten();
+        let ask = async |source| (source, tokio::time::timeout(limit, self.view(source)).await.ok().flatten());
         let mut asking: FuturesUnordered<_> = sources.iter().map(ask).collect();
-        while let Some(answer) = asking.next().await {
+        while let Some((source, answer)) = asking.next().await {
             match answer {
                 Some(Ok(view)) => {
                     let changes = self.topology.write().merge(&view, self.now());
                     self.have_changed(&changes);
                 }
-                Some(Err(NoView::Failed(error))) => {
-                    foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
-                }
-                Some(Err(NoView::Told(error))) => {
-                    foreign::tell_debug(|| Event::Connection { error: error.to_string() });
+                Some(Err(error)) => {
+                    foreign::tell_debug(|| Event::Connection {
+                        node: self.address_of(source),
+                        error: match error {
+                            NoView::Failed(error) => words(&error).into(),
+                            NoView::Told(error) => error.to_string(),
+                        },
+                    });
                 }
                 None => {}
             }
+        }
+    }
+
+    fn address_of(&self, source: &Source) -> String {
+        match source {
+            Source::Primary(shard) => self.topology.read().place(*shard).map(ToString::to_string).unwrap_or_default(),
+            Source::Other(endpoint) => endpoint.target.to_string(),
         }
     }
 

@@ -20,7 +20,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
     endpoint::Endpoint,
-    failure::{self, classify_of, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server, missing_right, words},
+    failure::{self, classify_of, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server, missing_right},
     introduction::{Role, introduce},
     kind::ServerKind,
     left_out::LeftOut,
@@ -29,13 +29,7 @@ use super::{
     opening::{Opening, Side},
     question,
 };
-use crate::{
-    clock::stood_still,
-    error::Error,
-    foreign::{self, Event},
-    keeper::Host,
-    node::redis::script::Script,
-};
+use crate::{clock::stood_still, error::Error, keeper::Host, node::redis::script::Script};
 
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]
@@ -297,7 +291,7 @@ impl Connection {
         // It is large, and seldom.
         let info = Box::pin(self.ask_afresh(host)).await;
         if let Err(error) = &info {
-            foreign::tell_debug(|| Event::Connection { error: words(error).into() });
+            self.links.tell_trouble(error);
         }
         info
     }

@@ -248,7 +248,7 @@ impl Links {
                     return (link, ending);
                 }
                 Ok(_no_primary_either) => {}
-                Err(error) => foreign::tell_debug(|| Event::Connection { error: words(&error).into() }),
+                Err(error) => self.tell_trouble(&error),
             }
         }
     }
@@ -264,7 +264,7 @@ impl Links {
                 Ok(()) => (known, pauses) = (login, Doubling::from(FIRST_PAUSE)),
                 Err(error) => {
                     provider.note(&login, &error);
-                    foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
+                    self.tell_trouble(&error);
                     tokio::time::sleep(pauses.next(LONGEST_PAUSE)).await;
                 }
             }
@@ -295,11 +295,16 @@ impl Links {
         self.metrics.note_reconnect();
     }
 
+    /// There is no link, or it is of no use.
+    pub(super) fn tell_trouble(&self, error: &FredError) {
+        foreign::tell_debug(|| Event::Connection { node: self.server.to_string(), error: words(error).into() });
+    }
+
     /// The link has ended, if it was not given up before.
     fn lost(&self, reason: Option<&FredError>) {
         self.metrics.note_up(false);
         if let Some(error) = reason {
-            foreign::tell_debug(|| Event::Connection { error: words(error).into() });
+            self.tell_trouble(error);
         }
         let mut ended = None;
         self.state.send_if_modified(|state| {
@@ -329,7 +334,7 @@ impl Links {
                     return ending;
                 }
                 Err(error) => {
-                    foreign::tell_debug(|| Event::Connection { error: words(&error).into() });
+                    self.tell_trouble(&error);
                     self.replace_down(LinkState::Down(Some(error)), false);
                 }
             }
