@@ -22,6 +22,7 @@
 //! | [`cross_check`] | when another server is asked whether a primary still is one |
 //! | [`address_check`] | whether an address still leads to the server that we are connected to |
 //! | [`reconnect`] | how long to wait before a connection is made again |
+//! | [`replication`] | which writes count, for replicas have acknowledged them |
 //! | [`combiner`] | which requests travel together, and what each of their callers gets as its answer |
 //! | [`troubles`] | which troubles are reported, and how often |
 //! | [`store`] | what a node answers: the server's side of all of it |
@@ -60,6 +61,7 @@ pub mod queue_position;
 pub mod reconnect;
 pub mod release_tally;
 pub mod renewal;
+pub mod replication;
 pub mod rounded;
 pub mod sentinel_reports;
 pub mod slot;

@@ -103,7 +103,11 @@ impl Acquire {
                 let (answered, took) = (round.answered.since(sent), client.now().since(sent));
                 Err(Check::Split { holder, answered, took })
             }
-            Err(Verdict::Failed(said)) => Err(Check::Failed(why(&client.quorum, &said))),
+            Err(Verdict::Failed(said)) => {
+                let failure = why(&client.quorum, &said);
+                self.note_failed(round.request.claim.token.clone(), failure.clone());
+                Err(Check::Failed(failure))
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_protocol::{
     backoff::Backoff,
     check::Check,
+    failure::Failure,
     holder::Holder,
     message::Route,
     time::Time,
@@ -105,8 +106,19 @@ impl Acquire {
         self.over(look)
     }
 
+    /// Why an attempt of its own has failed, if that is what has the lock still.
+    fn is_in_its_own_way(&self, look: &Check) -> Option<Failure> {
+        let Check::Held { holder, .. } = look else { return None };
+        let failed = self.failed.lock();
+        let (_, failure) = failed.iter().find(|(token, _)| holder.whole_token() == Some(token))?;
+        Some(failure.clone())
+    }
+
     /// The end of a wait, from its last check.
     fn over(&self, look: Check) -> Error {
+        if let Some(failure) = self.is_in_its_own_way(&look) {
+            return Error::of(failure);
+        }
         match look {
             Check::Failed(failure) => Error::of(failure),
             Check::NotYet => Error::unavailable("the wait ended before the server had answered"),

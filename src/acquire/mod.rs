@@ -1,10 +1,10 @@
 //! One acquire from its start to its lease: its owner, its connection, and the time that it has.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    backoff::Backoff, holder::Holder, key::Key, message::Claim, time::Time, token::Token, troubles::causes_of_absence,
-    wait_loop::SHORTEST_CHECK,
+    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, time::Time, token::Token,
+    troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
 };
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     owner::{Owner, OwnerId},
     random,
     reentry::{OwnerSlot, Reentry},
+    sync::Mutex,
 };
 
 mod attempt;
@@ -24,6 +25,9 @@ mod compete;
 mod fair;
 mod tell;
 mod wait;
+
+/// So many attempts may be waiting for their undoing.
+const FAILED: usize = 4;
 
 /// The program's own function that is told the holder.
 pub(crate) type OnWait = Arc<dyn Fn(&Holder) + Send + Sync>;
@@ -68,6 +72,9 @@ pub(crate) struct Acquire {
     owner_slot: Option<Arc<OwnerSlot>>,
     started: Time,
     until: Time,
+    /// The tokens of the last attempts that may have won unheard, and why they have failed. Until it is undone, one may be
+    /// what has the lock.
+    failed: Mutex<VecDeque<(Token, Failure)>>,
 }
 
 impl Acquire {
@@ -81,7 +88,7 @@ impl Acquire {
             // It begins with its first poll.
             Patience::None => (Time::ZERO, Time::ZERO),
         };
-        Self { client, wanted, owner: None, owner_slot: None, started, until }
+        Self { client, wanted, owner: None, owner_slot: None, started, until, failed: Mutex::default() }
     }
 
     /// Runs it to its end. The owner is whoever polls this first.
@@ -232,6 +239,13 @@ impl Acquire {
             () = std::future::ready(()), if pause.is_zero() => Ok(()),
             () = client.host.sleep(pause) => Ok(()),
         }
+    }
+
+    /// An attempt has failed, and may have won unheard.
+    fn note_failed(&self, token: Token, failure: Failure) {
+        let mut failed = self.failed.lock();
+        failed.truncate(FAILED - 1);
+        failed.push_front((token, failure));
     }
 
     fn is_over(&self) -> bool {

@@ -34,6 +34,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// As long as the default TTL, and the second that a server's uptime may be wrong by.
 const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
+/// More than these nobody runs, and a typing mistake would make every acquire fail.
+const MOST_REPLICAS: u8 = 9;
 const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
 
 /// Settings of a [`Leases`]. [`build`](Self::build) checks them all.
@@ -62,6 +64,7 @@ pub struct Builder {
     connect_timeout: Duration,
     check_address_every: Option<Duration>,
     address_map: Result<AddressMap, Error>,
+    min_replicas: u8,
     keeper: Keeper,
     clock: Arc<dyn Clock>,
 }
@@ -88,6 +91,7 @@ impl Builder {
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             check_address_every: None,
             address_map: Ok(AddressMap::default()),
+            min_replicas: 0,
             keeper: Keeper::default(),
             clock: Arc::new(SystemClock),
         }
@@ -211,6 +215,24 @@ impl Builder {
         self
     }
 
+    /// How many replicas of its server must have a grant or a renewal before it counts, 0 to 9. Default 0: a lock that was
+    /// acquired last may be forgotten in a failover.
+    ///
+    /// With all replicas that there are, a lease goes on whichever of them takes over; with fewer, if one takes over that
+    /// has confirmed it. An acquire that too few confirm within a quarter of its TTL is taken back, and
+    /// [unavailable](Error::Unavailable); a renewal that too few confirm leaves the deadline where it was. Kept keys and
+    /// [`Guarded`](crate::Guarded) values are confirmed too, releases are not: a release that a failover loses costs the
+    /// next holder the rest of the TTL.
+    ///
+    /// One `WAIT` is for all writes of a connection, so it takes a round trip, and a user needs the right to that command.
+    /// While replicas are missing, each `WAIT` holds up others on its connection for 50 ms at most.
+    /// It is compared with nothing: replicas come and go. With [`quorum`](Self::quorum) and `memory://` it is an
+    /// [`Error::Config`] of `build`. The rule is the twelfth of [`safety`](crate::docs::safety).
+    pub fn min_replicas(mut self, replicas: u8) -> Self {
+        self.min_replicas = replicas;
+        self
+    }
+
     /// How long a call waits for one answer of the server, 1 ms to an hour, the wait for a connection included. Default
     /// 1 s. Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a
     /// release asks twice within it.
@@ -308,10 +330,10 @@ impl Builder {
     pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
-        let Self { mut options, connect_timeout, address_map, keeper, clock, .. } = self;
+        let Self { mut options, connect_timeout, address_map, min_replicas, keeper, clock, .. } = self;
         options.in_slots = places.iter().any(NodeAddress::is_cluster);
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
-        let limits = Limits { connect: connect_timeout, command: options.command_timeout };
+        let limits = Limits { connect: connect_timeout, command: options.command_timeout, min_replicas };
         let votes = quorum::votes(places.len(), restart_delay);
         let label = options.label.clone();
         let map = address_map?;
@@ -360,7 +382,22 @@ impl Builder {
                  whose servers are announced by others",
             ));
         }
+        self.check_replicas(&places)?;
         Ok(places)
+    }
+
+    fn check_replicas(&self, places: &[NodeAddress]) -> Result<(), Error> {
+        let replicas = self.min_replicas;
+        let wrong = |why: &str| Err(Error::config(format!("min_replicas is {replicas}: {why}")));
+        match places {
+            _ if replicas == 0 => Ok(()),
+            _ if replicas > MOST_REPLICAS => wrong("it must be at most 9"),
+            _ if self.quorum.is_some() => {
+                wrong("the servers of a quorum have no replicas, a majority of them confirms each lock; leave it out")
+            }
+            [NodeAddress::Memory(_)] => wrong("memory:// has no replicas; leave it out"),
+            _ => Ok(()),
+        }
     }
 
     fn places(&self, restart_delay: Duration) -> Result<Vec<NodeAddress>, Error> {

@@ -22,6 +22,7 @@ mod push;
 mod quorum;
 mod releasing;
 mod renewing;
+mod replicas;
 mod restart_delay;
 mod scopes;
 mod scripts;

@@ -27,7 +27,10 @@ use tokio::{
     sync::{Notify, oneshot},
 };
 
-use super::pack::{Argument, Packed, whole_millis};
+use super::{
+    pack::{Argument, Packed, whole_millis},
+    replicas::{Answered, Patience, Replicas},
+};
 use crate::{
     clock::stood_still,
     foreign,
@@ -101,6 +104,8 @@ pub(super) struct Combining {
     /// How many batches were served nothing, since one was.
     in_vain: AtomicU32,
     connection: Arc<Connection>,
+    /// They have to confirm what is written, if there are any.
+    replicas: Option<Arc<Replicas>>,
     home: Handle,
     host: Host,
     command_timeout: Duration,
@@ -119,6 +124,7 @@ impl Combining {
     pub(super) fn new(
         packing: Packing,
         connection: Arc<Connection>,
+        replicas: Option<Arc<Replicas>>,
         home: Handle,
         host: Host,
         command_timeout: Duration,
@@ -127,7 +133,18 @@ impl Combining {
         let state = Mutex::new(Traffic { combiner, sweeps: None });
         let (rests_until, in_vain) = (AtomicU64::new(0), AtomicU32::new(0));
         let sweeps_earlier = Arc::default();
-        Arc::new(Self { packing, rests_until, in_vain, connection, home, host, command_timeout, state, sweeps_earlier })
+        Arc::new(Self {
+            packing,
+            rests_until,
+            in_vain,
+            connection,
+            replicas,
+            home,
+            host,
+            command_timeout,
+            state,
+            sweeps_earlier,
+        })
     }
 
     pub(super) fn now(&self) -> Time {
@@ -387,6 +404,8 @@ impl Combining {
     fn landed(&self, batch: &Batch, outcome: Result<(Value, Way), Failure>) {
         let callers = self.state.lock().combiner.landed(batch);
         let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
+        let link = outcome.as_ref().map_or(0, |(_, way)| way.link);
+        let mut granted = Granted::default();
         // A server that is busy, or loads its data, may serve them later.
         let is_refused = outcome.as_ref().is_err_and(Failure::is_refusal);
         let mut replies = match outcome {
@@ -412,10 +431,41 @@ impl Combining {
                 Err(BatchVerdict::Alone) => Ok(Told::Alone { repeated }),
                 Err(BatchVerdict::Failed(failure)) => Err(failure.clone()),
             };
-            if let Some(caller) = caller {
-                tell(caller, told);
+            match (caller, told, &self.replicas, want) {
+                (Some(caller), Ok(Told::Reply(reply)), Some(_), Want::Acquire(claim)) if reply.is_written() => {
+                    granted.shortest = granted.shortest.min(claim.ttl);
+                    granted.callers.push((caller, reply));
+                }
+                (Some(caller), told, ..) => tell(caller, told),
+                (None, ..) => {}
             }
         }
+        self.await_replicas(link, granted);
+    }
+
+    /// Tells these once replicas have what they were granted: one `WAIT` is for all of a batch.
+    #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers hear of that")]
+    fn await_replicas(&self, link: u64, Granted { shortest, callers }: Granted) {
+        let Some(replicas) = self.replicas.clone().filter(|_| !callers.is_empty()) else { return };
+        let patience = Patience::of_grant(shortest, self.command_timeout, self.command_timeout);
+        self.home.spawn(foreign::as_keeper(async move {
+            let verdict = replicas.confirm(link, patience).await;
+            for (caller, reply) in callers {
+                tell(caller, verdict.clone().map(|()| Told::Reply(reply)));
+            }
+        }));
+    }
+}
+
+/// The grants of a batch that replicas have to confirm.
+struct Granted {
+    shortest: Duration,
+    callers: Vec<(Caller, Reply)>,
+}
+
+impl Default for Granted {
+    fn default() -> Self {
+        Self { shortest: Duration::MAX, callers: Vec::new() }
     }
 }
 

@@ -3,11 +3,12 @@
 use fred::types::Value;
 use leasehold_protocol::{
     failure::Failure,
-    message::{Claim, Owned, Route, only},
+    message::{Claim, Owned, Reply, Route, only},
 };
 
 use super::{
     Connections,
+    replicas::Patience,
     request::{Via, renewals},
 };
 use crate::node::redis::{reply, script::RENEW};
@@ -17,8 +18,14 @@ impl Connections {
     pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
         let (connection, before, watch) = (self.connection(via.route), self.before(via)(), via.route == Route::Tracked);
         let arguments = |claim: &&Claim, all: &mut Vec<Value>| renewals(std::slice::from_ref(*claim), watch, all);
-        let replies = connection.run_each(&RENEW, claims, arguments, via.limit, before).await?;
+        let (replies, link) = connection.run_each(&RENEW, claims, arguments, via.limit, before).await?;
         let read = |reply: &Value| reply::renewed(reply).ok_or_else(reply::unreadable).and_then(only);
-        Ok(replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect())
+        let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();
+        let shortest = claims.iter().map(|claim| claim.ttl).min();
+        let (Some(replicas), Some(ttl)) = (self.replicas(via.route), shortest) else { return Ok(renewed) };
+        match replicas.confirmed(link, Patience::within(via.limit, ttl), Reply::Renewed(renewed)).await? {
+            Reply::Renewed(renewed) => Ok(renewed),
+            _ => Err(reply::unreadable()),
+        }
     }
 }

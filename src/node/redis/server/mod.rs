@@ -17,6 +17,7 @@ pub(super) use self::request::Via;
 use self::{
     address::Whereabouts,
     combining::{Combining, Packing},
+    replicas::Replicas,
     witness::Witness,
 };
 use super::{
@@ -36,6 +37,7 @@ mod address;
 mod combining;
 mod each;
 mod pack;
+mod replicas;
 mod request;
 mod single;
 mod witness;
@@ -50,6 +52,9 @@ pub(super) struct Connections {
     pub(super) keeper: Arc<Connection>,
     /// Not where votes are asked for: these go at once, and would overtake a release that waits for its turn.
     combining: Option<Arc<Combining>>,
+    /// Those of both, if replicas have to confirm what is written.
+    replicas: Option<Both>,
+    command_timeout: Duration,
     pub(super) subscription: Arc<Subscription>,
     witness: Arc<Witness>,
     whereabouts: Whereabouts,
@@ -57,6 +62,9 @@ pub(super) struct Connections {
     pub(super) host: Host,
     pub(super) address: String,
 }
+
+/// What replicas have to confirm on the home connection, if there is one, and on the keeper's.
+type Both = (Option<Arc<Replicas>>, Arc<Replicas>);
 
 impl Connections {
     /// With `votes`, no requests travel together. Where the address leads is looked at this often; never at zero.
@@ -82,13 +90,15 @@ impl Connections {
             None => (None, at_the_keeper().await?),
         };
         // Where its callers are: on the keeper's connection only if there is no other.
-        let (busiest, runtime) = match (&home, here) {
+        let (busiest, runtime) = match (&home, here.clone()) {
             (Some((_, home)), Some(runtime)) => (home, runtime),
             _ => (&keeper, host.runtime().clone()),
         };
-        let limit = endpoint.limits.command;
-        let combining = (!votes).then(|| Combining::new(Packing::Keys, busiest.clone(), runtime, host.clone(), limit));
-        let connections = Self::of(endpoint, host, &transport, (home, keeper), combining, channel());
+        let (replicas, limit) = (both(&endpoint, &host, here.zip(home.as_ref()), &keeper), endpoint.limits.command);
+        let of_busiest = busiest_of(replicas.as_ref());
+        let combining =
+            (!votes).then(|| Combining::new(Packing::Keys, busiest.clone(), of_busiest, runtime, host.clone(), limit));
+        let connections = Self::of(endpoint, host, &transport, (home, keeper), (combining, replicas), channel());
         if !check_every.is_zero() {
             let looking = address::look_after(Arc::downgrade(&connections), check_every);
             connections.host.spawn_until_stopped_on(&transport, looking);
@@ -113,10 +123,12 @@ impl Connections {
             (runtime.id(), Arc::new(Connection::begin(&runtime, side, &endpoint)))
         });
         let busiest = home.as_ref().map_or_else(|| keeper.clone(), |(_, home)| home.clone());
+        let replicas = both(&endpoint, &host, runtime.clone().zip(home.as_ref()), &keeper);
         let runtime = runtime.unwrap_or_else(|| host.runtime().clone());
         let packing = if has_slots { Packing::Slots } else { Packing::Keys };
-        let combining = Combining::new(packing, busiest, runtime, host.clone(), endpoint.limits.command);
-        Self::of(endpoint, host, transport, (home, keeper), Some(combining), channel)
+        let (of_busiest, limit) = (busiest_of(replicas.as_ref()), endpoint.limits.command);
+        let combining = Combining::new(packing, busiest, of_busiest, runtime, host.clone(), limit);
+        Self::of(endpoint, host, transport, (home, keeper), (Some(combining), replicas), channel)
     }
 
     fn of(
@@ -124,16 +136,29 @@ impl Connections {
         host: Host,
         transport: &Handle,
         (home, keeper): (Option<(Id, Arc<Connection>)>, Arc<Connection>),
-        combining: Option<Arc<Combining>>,
+        (combining, replicas): (Option<Arc<Combining>>, Option<Both>),
         channel: Arc<str>,
     ) -> Arc<Self> {
+        let command_timeout = endpoint.limits.command;
         let address = endpoint.target.to_string();
         let subscription = Subscription::new(channel, NodeMetrics::of(&address));
         let witness = Witness::new(endpoint.clock.clone());
         let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(transport, serving);
         let (whereabouts, metrics) = (Whereabouts::default(), NodeMetrics::of(&address));
-        Arc::new(Self { home, keeper, combining, subscription, witness, whereabouts, metrics, host, address })
+        Arc::new(Self {
+            home,
+            keeper,
+            combining,
+            replicas,
+            command_timeout,
+            subscription,
+            witness,
+            whereabouts,
+            metrics,
+            host,
+            address,
+        })
     }
 
     pub(super) fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
@@ -190,6 +215,12 @@ impl Connections {
         }
     }
 
+    /// The replicas that have to confirm what is written on this route, if they have to.
+    fn replicas(&self, route: Route) -> Option<&Arc<Replicas>> {
+        let (home, keeper) = self.replicas.as_ref()?;
+        Some(home.as_ref().filter(|_| route == Route::Home).unwrap_or(keeper))
+    }
+
     /// Whether requests on this route may travel together.
     fn travels_with_others(&self, route: Route) -> bool {
         match route {
@@ -198,6 +229,21 @@ impl Connections {
             Route::Tracked => false,
         }
     }
+}
+
+fn both(
+    endpoint: &Endpoint,
+    host: &Host,
+    home: Option<(Handle, &(Id, Arc<Connection>))>,
+    keeper: &Arc<Connection>,
+) -> Option<Both> {
+    let wanted = endpoint.limits.min_replicas;
+    let of_home = home.map(|(runtime, (_, home))| Replicas::new(wanted, home.clone(), runtime));
+    (wanted > 0).then(|| (of_home, Replicas::new(wanted, keeper.clone(), host.runtime().clone())))
+}
+
+fn busiest_of(both: Option<&Both>) -> Option<Arc<Replicas>> {
+    both.map(|(home, keeper)| home.as_ref().unwrap_or(keeper).clone())
 }
 
 /// The route of a caller here, where the program's own connections are on this runtime, if there are any.

@@ -15,6 +15,7 @@ use super::{
     Connections,
     combining::{Entered, Flight, Told},
     pack::{Argument, packed, whole_millis},
+    replicas::{Answered, Patience},
 };
 use crate::{
     error::keeper_ended,
@@ -44,11 +45,13 @@ pub(crate) struct Via {
     pub(crate) limit: Duration,
     /// Another server, which has the key's slot, has sent it on to this one.
     pub(crate) is_asking: bool,
+    /// How long replicas have to confirm it, if they have to.
+    pub(crate) patience: Option<Patience>,
 }
 
 impl Via {
     pub(crate) fn new(route: Route, limit: Duration) -> Self {
-        Self { route, limit, is_asking: false }
+        Self { route, limit, is_asking: false, patience: None }
     }
 }
 
@@ -92,6 +95,8 @@ impl Connections {
     }
 
     fn ask_alone(&self, via: Via, request: Request, flight: Option<Flight>) -> Answer<Reply> {
+        let patience = self.replicas(via.route).and_then(|_| Patience::of(&request, via.limit, self.command_timeout));
+        let via = Via { patience, ..via };
         match request {
             Request::Acquire(request) => self.acquire(via, request, flight),
             Request::Raise { claim, fence } => {
@@ -209,6 +214,7 @@ impl Connections {
             });
         };
         let (connection, witness) = (self.connection(via.route), self.witness.clone());
+        let replicas = self.replicas(via.route).cloned();
         let (before, time) = (self.before(via), self.host.time_keeper());
         Box::pin(async move {
             let mut arguments = |all: &mut Vec<Value>| {
@@ -223,7 +229,11 @@ impl Connections {
                 witness.heard(run_id);
                 connection.note_run(way.link, run_id);
             }
-            Ok(VoteReply { overtaken: way.overtaken, ..vote }.into())
+            let vote = VoteReply { overtaken: way.overtaken, ..vote }.into();
+            match replicas.zip(via.patience) {
+                Some((replicas, patience)) => replicas.confirmed(way.link, patience, vote).await,
+                None => Ok(vote),
+            }
         })
     }
 
@@ -328,7 +338,7 @@ impl Connections {
     }
 
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
-    pub(super) fn run<T: Into<R> + 'static, R: 'static>(
+    pub(super) fn run<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
         via: Via,
         script: &'static Script,
@@ -340,7 +350,7 @@ impl Connections {
     }
 
     /// The same, and ends the flight with it.
-    fn run_in<T: Into<R> + 'static, R: 'static>(
+    fn run_in<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
         flight: Option<Flight>,
         via: Via,
@@ -350,7 +360,7 @@ impl Connections {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
         let (connection, time) = (self.connection(via.route), self.host.time_keeper());
-        let before = self.before(via);
+        let (before, replicas) = (self.before(via), self.replicas(via.route).cloned());
         Box::pin(async move {
             let _flight = flight;
             let mut arguments = |all: &mut Vec<Value>| {
@@ -359,7 +369,12 @@ impl Connections {
             };
             let running = pin!(connection.run(script, &mut arguments, via.limit, before));
             let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
-            read(&value, way).map(Into::into).ok_or_else(reply::unreadable)
+            let answer: R = read(&value, way).map(Into::into).ok_or_else(reply::unreadable)?;
+            match replicas.zip(via.patience) {
+                // Boxed, for few pay for it.
+                Some((replicas, patience)) => Box::pin(replicas.confirmed(way.link, patience, answer)).await,
+                None => Ok(answer),
+            }
         })
     }
 }

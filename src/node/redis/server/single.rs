@@ -9,6 +9,7 @@ use leasehold_protocol::{
 use super::{
     Connections,
     pack::{Argument, packed},
+    replicas::Patience,
     request::{Via, millis, number, value},
 };
 use crate::node::{
@@ -22,6 +23,8 @@ use crate::node::{
 impl Connections {
     /// Asks for one key.
     pub(crate) fn ask_single(&self, via: Via, single: Single) -> Answer<SingleReply> {
+        let patience = Patience::of_step(&single, via.limit, self.command_timeout);
+        let via = Via { patience: patience.filter(|_| self.replicas(via.route).is_some()), ..via };
         match single {
             Single::Take(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {

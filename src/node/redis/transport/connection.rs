@@ -168,7 +168,8 @@ impl Connection {
         }
     }
 
-    /// Runs a script of one key for each of these, one right behind the other; the outcome of each. An error is that of all.
+    /// Runs a script of one key for each of these, one right behind the other; the outcome of each, and the number of their link.
+    /// An error is that of all.
     pub(crate) async fn run_each<T>(
         &self,
         script: &'static Script,
@@ -176,7 +177,7 @@ impl Connection {
         arguments: impl Fn(&T, &mut Vec<Value>),
         mut limit: Duration,
         before: Before,
-    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
+    ) -> Result<(Vec<Result<Value, Failure>>, u64), Failure> {
         let until = self.now() + limit;
         let link = self.links.link(&mut limit).await?;
         if link.is_full() {
@@ -193,7 +194,7 @@ impl Connection {
         link.answered();
         let read =
             |answer: Result<Value, FredError>| answer.map_err(|error| self.failed(&link, &error, (limit, until)));
-        Ok(answers.into_iter().map(read).collect())
+        Ok((answers.into_iter().map(read).collect(), link.number()))
     }
 
     /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else
@@ -236,6 +237,34 @@ impl Connection {
         if let Some(link) = self.links.up().filter(|up| up.number() == link) {
             link.note_run(run_id);
         }
+    }
+
+    /// How many replicas have what was written on this link, as soon as so many have it; within this time at most.
+    pub(crate) async fn replicas(&self, link: u64, wanted: u8, time: Duration) -> Result<u32, Failure> {
+        let Some(link) = self.links.up().filter(|up| up.number() == link) else {
+            return Err(Failure::unknown("the connection ended before replicas were asked for"));
+        };
+        let limit = time + self.links.endpoint.limits.command;
+        let until = self.now() + limit;
+        let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
+        let read = |count: Value| count.as_u64().and_then(|count| u32::try_from(count).ok());
+        match link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit).await {
+            Ok(count) => {
+                link.answered();
+                read(count).ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
+            }
+            // It was a primary when it wrote.
+            Err(error) if error.details().contains("WAIT cannot be used with replica") => {
+                self.links.find_primary();
+                Err(Failure::unknown(format!("redis at {} has become a replica", self.links.server)))
+            }
+            Err(error) => Err(self.failed(&link, &error, (limit, until)).halfway()),
+        }
+    }
+
+    /// The server, without who we are there.
+    pub(crate) fn server(&self) -> &str {
+        &self.links.server
     }
 
     /// Sends a command that is no script.
@@ -500,7 +529,8 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(5);
 
     async fn connection(server: &Server) -> (Connection, Stop) {
-        let (target, limits) = (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT });
+        let (target, limits) =
+            (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT, min_replicas: 0 });
         let endpoint = Endpoint::new(target, limits, Arc::new(SystemClock), "test".into());
         let (host, stop) = Host::start(Keeper::CurrentRuntime, &endpoint.clock).unwrap();
         let here = Side::Here(tokio::runtime::Handle::current(), host);

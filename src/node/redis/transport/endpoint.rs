@@ -19,11 +19,12 @@ use super::{
 };
 use crate::clock::{self, Clock};
 
-/// Time-outs of a connection.
+/// Time-outs of a connection, and how many replicas must have what it writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) connect: Duration,
     pub(crate) command: Duration,
+    pub(crate) min_replicas: u8,
 }
 
 /// Where it is and who we are there, how long it may take, and by which clock.

@@ -195,7 +195,7 @@ impl Provider {
             return Ok(known);
         }
         // Without one the next try shares the question, and who gives up knows why.
-        let Limits { connect, command } = endpoint.limits;
+        let Limits { connect, command, .. } = endpoint.limits;
         let patience = if known.is_some() { command.min(connect) / 4 } else { connect / 2 };
         match self.answer(endpoint, patience).await {
             Ok(login) => Ok(login),

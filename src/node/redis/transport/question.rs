@@ -20,7 +20,7 @@ pub(crate) async fn ask<T>(
     left_out: &Arc<LeftOut>,
     question: impl AsyncFnOnce(&Link) -> Result<T, FredError>,
 ) -> Result<T, FredError> {
-    let Limits { connect, command } = endpoint.limits;
+    let Limits { connect, command, .. } = endpoint.limits;
     let mut opening = Opening::for_a_question(host, endpoint.clone(), left_out.clone());
     let (link, ending) = tokio::time::timeout(connect, opening.next()).await.map_err(|_| no_answer())??;
     let answer = question(&link).await;

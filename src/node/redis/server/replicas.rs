@@ -1,0 +1,222 @@
+//! Waits until enough replicas have what a server has written, as [`Replication`] decides (rule 12).
+//!
+//! A task on the runtime of the connection sends `WAIT`. Whoever waits for it goes by its own time.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold_protocol::{
+    failure::Failure,
+    message::{Acquired, Guarding, Polled, ReleaseMode, Repaired, Reply, Request},
+    replication::{Entered, Next, Replication, SLICE, slice_of},
+    rounded::Rounded,
+    stepwise::{Single, SingleReply},
+};
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::oneshot};
+
+use crate::{foreign, node::redis::transport::Connection};
+
+/// How long replicas have to confirm a write, and how long one `WAIT` for it may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    all: Duration,
+    slice: Duration,
+}
+
+impl Patience {
+    /// For this request, if it is one that replicas have to confirm. A command may take so long.
+    pub(super) fn of(request: &Request, limit: Duration, command: Duration) -> Option<Self> {
+        match request {
+            Request::Acquire(request) => Some(Self::of_grant(request.claim.ttl, limit, command)),
+            Request::Poll(poll) => Some(Self::of_grant(poll.claim.ttl, limit, command)),
+            Request::Renew(batch) => Some(Self::within(limit, batch.iter().map(|claim| claim.ttl).min()?)),
+            Request::Release { mode: ReleaseMode::Retain(keep, _), .. } => Some(Self::within(limit, *keep)),
+            Request::GuardedSet { .. } => Some(Self { all: limit, slice: SLICE }),
+            _ => None,
+        }
+    }
+
+    /// For a step of an acquire.
+    pub(super) fn of_step(step: &Single, limit: Duration, command: Duration) -> Option<Self> {
+        match step {
+            Single::Issue(claim) | Single::Confirm(claim) => Some(Self::of_grant(claim.ttl, limit, command)),
+            // The steps after it speak for the one, and nobody waits for the other.
+            Single::Take(_) | Single::Release(_) => None,
+        }
+    }
+
+    /// For a grant of a key that lives for so long. What is left of that has to be worth having.
+    pub(super) fn of_grant(ttl: Duration, limit: Duration, command: Duration) -> Self {
+        Self::within(limit.min(ttl / 4).min(command / 2), ttl)
+    }
+
+    pub(super) fn within(all: Duration, ttl: Duration) -> Self {
+        Self { all, slice: slice_of(ttl) }
+    }
+}
+
+/// An answer that may count only once replicas have what it says.
+pub(super) trait Answered: Sized {
+    /// Whether it says that something was granted, extended, kept or written.
+    fn is_written(&self) -> bool;
+
+    /// What is left of it if replicas do not have that.
+    fn without(self, failure: Failure) -> Result<Self, Failure>;
+}
+
+impl Answered for Reply {
+    fn is_written(&self) -> bool {
+        match self {
+            Self::Vote(vote) => matches!(vote.acquired, Acquired::Granted(_)),
+            Self::Owned(owned) => owned.is_ok(),
+            Self::Repaired(repaired) => *repaired == Repaired::Done,
+            Self::Renewed(all) => all.iter().any(|one| matches!(one, Ok(Ok(())))),
+            Self::Polled(polled) => matches!(polled, Polled::Granted(_)),
+            Self::Guarding(guarding) => matches!(guarding, Guarding::Written),
+            _ => false,
+        }
+    }
+
+    fn without(self, failure: Failure) -> Result<Self, Failure> {
+        match self {
+            Self::Renewed(all) => {
+                let without = |one| if matches!(one, Ok(Ok(()))) { Err(failure.clone()) } else { one };
+                Ok(Self::Renewed(all.into_iter().map(without).collect()))
+            }
+            _ => Err(failure),
+        }
+    }
+}
+
+impl Answered for SingleReply {
+    fn is_written(&self) -> bool {
+        matches!(self, Self::Taken | Self::Issued(_) | Self::Owned(Ok(())))
+    }
+
+    fn without(self, failure: Failure) -> Result<Self, Failure> {
+        Err(failure)
+    }
+}
+
+type Verdict = Result<(), Failure>;
+
+/// The writes on one connection that wait for replicas.
+pub(super) struct Replicas {
+    connection: Arc<Connection>,
+    /// That of the connection.
+    runtime: Handle,
+    state: Mutex<Replication<oneshot::Sender<Verdict>>>,
+}
+
+impl Replicas {
+    /// So many of them.
+    pub(super) fn new(wanted: u8, connection: Arc<Connection>, runtime: Handle) -> Arc<Self> {
+        Arc::new(Self { connection, runtime, state: Mutex::new(Replication::new(wanted)) })
+    }
+
+    /// The answer, which came on this link, once enough replicas have what it says.
+    pub(super) async fn confirmed<T: Answered>(
+        self: &Arc<Self>,
+        link: u64,
+        patience: Patience,
+        answer: T,
+    ) -> Result<T, Failure> {
+        if !answer.is_written() {
+            return Ok(answer);
+        }
+        match self.confirm(link, patience).await {
+            Ok(()) => Ok(answer),
+            Err(failure) => answer.without(failure),
+        }
+    }
+
+    /// Whether replicas have what was written by a request that was answered on this link.
+    pub(super) async fn confirm(self: &Arc<Self>, link: u64, Patience { all, slice }: Patience) -> Verdict {
+        let (who, mut verdict) = oneshot::channel();
+        let Entered { number, begins, unknown } = self.state.lock().enter(link, slice, who);
+        let waiting = Waiting { replicas: self, number };
+        for who in unknown {
+            let _told = who.send(Err(Failure::unknown("the connection ended before replicas had confirmed it")));
+        }
+        if begins {
+            self.drive();
+        }
+        if let Ok(verdict) = tokio::time::timeout(all, &mut verdict).await {
+            return verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
+        }
+        match waiting.give_up() {
+            Some(seen) => Err(self.short(seen, all)),
+            None => verdict.try_recv().unwrap_or_else(|_| Err(self.short(0, all))),
+        }
+    }
+
+    fn short(&self, seen: u32, all: Duration) -> Failure {
+        let (server, wanted) = (self.connection.server(), self.state.lock().wanted());
+        Failure::unknown(format!(
+            "redis at {server} has written it, but {seen} of {wanted} replicas confirmed that within {} (min_replicas)",
+            Rounded(all)
+        ))
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and with it all who wait")]
+    fn drive(self: &Arc<Self>) {
+        let driver = Driver { replicas: self.clone(), has_ended: false };
+        // One caller's waker that blocks must not keep the others from their answers.
+        self.runtime.spawn(foreign::as_keeper(driver.run()));
+    }
+}
+
+/// A write that waits for replicas, until it is told or dropped.
+struct Waiting<'a> {
+    replicas: &'a Replicas,
+    number: u64,
+}
+
+impl Waiting<'_> {
+    fn give_up(&self) -> Option<u32> {
+        self.replicas.state.lock().give_up(self.number)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let _told_or_not = self.give_up();
+    }
+}
+
+/// Sends one `WAIT` after the other, while anything waits for it.
+struct Driver {
+    replicas: Arc<Replicas>,
+    has_ended: bool,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        let Replicas { connection, state, .. } = &*self.replicas;
+        loop {
+            let next = state.lock().next(connection.now());
+            match next {
+                Next::Over => break,
+                Next::Rest(pause) => tokio::time::sleep(pause).await,
+                Next::Wait { link, slice } => {
+                    let wanted = state.lock().wanted();
+                    let outcome = connection.replicas(link, wanted, slice).await;
+                    let told = state.lock().counted(connection.now(), outcome);
+                    for (who, verdict) in told {
+                        let _told = who.send(verdict);
+                    }
+                }
+            }
+        }
+        self.has_ended = true;
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            // Dropped, they tell those who wait.
+            drop(self.replicas.state.lock().stop());
+        }
+    }
+}

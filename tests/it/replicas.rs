@@ -1,0 +1,263 @@
+//! Locks that count once replicas have them: `min_replicas` (rule 12).
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+use leasehold::{Error, Lease, Leases, LossReason, Status};
+use support::{
+    Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SIGNAL, Server, Wire, eventually, eventually_async, scripts,
+    within,
+};
+use tokio::task::JoinSet;
+
+use crate::common::{COMMAND, Confirmed as _, LONG};
+
+async fn connect(url: &str, min_replicas: u8) -> Leases {
+    let building = Leases::builder().url(url).min_replicas(min_replicas).command_timeout(COMMAND).build();
+    within(HANGS, "build", building).await.unwrap()
+}
+
+/// The error of a call that says how many replicas have confirmed.
+async fn too_few<T>(call: impl Future<Output = Result<T, Error>>, how_many: &str) -> Error {
+    let Err(error) = within(HANGS, "an answer", call).await else { panic!("it was granted") };
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(how_many) && text.contains("(min_replicas)"), "{text}");
+    error
+}
+
+/// Whether a server has this lease: its name, with its fence.
+fn is_on(wire: &mut Wire, lease: &Lease) -> bool {
+    wire.get(lease.name()).is_some_and(|value| value.contains(&format!(":{}@", lease.fence())))
+}
+
+/// Waits until no key of a lock is left on a server.
+async fn nothing_is_left(server: &Server) {
+    let locks = || server.wire().keys("*").into_iter().filter(|key| !key.ends_with(":fence")).collect::<Vec<_>>();
+    eventually_async(HANGS, "what was granted is taken back", || locks().is_empty()).await;
+}
+
+#[tokio::test]
+async fn settings_that_no_replica_could_keep_are_refused() {
+    let config = |error: Error, part: &str| {
+        assert!(matches!(&error, Error::Config(text) if text.to_string().contains(part)), "{error}");
+    };
+    let with = |url: &str, replicas| Leases::builder().url(url).min_replicas(replicas).build_lazy();
+    config(with("redis://127.0.0.1:1", 10).unwrap_err(), "min_replicas is 10: it must be at most 9");
+    config(with("memory://", 1).unwrap_err(), "memory:// has no replicas");
+    with("memory://", 0).unwrap();
+    let servers = ["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"];
+    config(Leases::builder().quorum(servers).min_replicas(1).build_lazy().unwrap_err(), "the servers of a quorum");
+}
+
+/// A grant, and each renewal, is on the replica once the holder hears of it: alone, and in a crowd that travels together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_holder_hears_of_is_on_the_replica() {
+    let servers = Replicated::start(1);
+    let leases = connect(&servers.primary().url(), 1).await;
+    let mut crowd = JoinSet::new();
+    for task in 0..32 {
+        let (leases, port) = (leases.clone(), servers.replicas()[0].port());
+        crowd.spawn(async move {
+            let mut replica = Wire::to_port(port);
+            for cycle in 0..8 {
+                let name = format!("job:{task}:{cycle}");
+                let lease = leases.lock(&name).ttl(LONG).acquire().await.unwrap();
+                assert!(is_on(&mut replica, &lease), "{name} is not on the replica");
+                lease.release().await.unwrap().confirmed();
+            }
+        });
+    }
+    while let Some(done) = within(HANGS, "the crowd", crowd.join_next()).await {
+        done.unwrap();
+    }
+    let lease = leases.lock("renewed").ttl(LONG).acquire().await.unwrap();
+    let mut replica = servers.replicas()[0].wire();
+    replica.must(&["CONFIG", "SET", "replica-read-only", "no"]);
+    // As a key that is about to end: a renewal that did not come would leave it so.
+    replica.must(&["PEXPIRE", "renewed", "5000"]);
+    within(HANGS, "the renewal", lease.renew()).await.unwrap();
+    assert!(replica.pttl("renewed") > 10_000, "its renewal is not on the replica");
+    nothing_is_left_after(lease, servers.primary()).await;
+}
+
+async fn nothing_is_left_after(lease: Lease, server: &Server) {
+    lease.release().await.unwrap().confirmed();
+    nothing_is_left(server).await;
+}
+
+/// With too few replicas an acquire is taken back and says how many there were; a lease ends by its deadline, or goes on
+/// once they are back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f51_too_few_replicas() {
+    const TTL: Duration = Duration::from_secs(2);
+    let (servers, lag) = (Replicated::start(2), Lag::start());
+    let [first, second] = servers.replicas() else { panic!("there are two") };
+    let url = servers.primary().url();
+    let (leases, bold) = (connect(&url, 2).await, connect(&url, 0).await);
+    let held = leases.lock("held").ttl(TTL).acquire().await.unwrap();
+    first.stop();
+    let began = Instant::now();
+    too_few(leases.lock("job").ttl(TTL).try_acquire(), "1 of 2 replicas").await;
+    // A quarter of the TTL, or half of a command's time.
+    assert!(began.elapsed() < COMMAND + lag.worst(), "{:?}", began.elapsed());
+    too_few(leases.lock("job").ttl(TTL).acquire_within(Duration::from_millis(600)), "1 of 2 replicas").await;
+    eventually_async(HANGS, "the undo", || !servers.primary().wire().exists("job")).await;
+    eventually(HANGS, "the lease is at risk", || held.status() == Status::AtRisk);
+    // Whoever asks for no replicas on a connection of its own waits for none.
+    bold.lock("bold").ttl(LONG).try_acquire().await.unwrap().unwrap().release().await.unwrap().confirmed();
+    first.cont();
+    eventually(HANGS, "the lease is held again", || held.status() == Status::Held);
+    assert!(held.remaining() > TTL / 2);
+    second.stop();
+    let lost = within(HANGS, "the signal", held.lost()).await;
+    let late = lost.since().elapsed().unwrap_or_default();
+    assert_eq!(lost.reason(), LossReason::Expired, "{lost}");
+    assert!(late <= SIGNAL + lag.worst(), "{late:?} after the deadline");
+    drop(held);
+    second.cont();
+    within(HANGS, "the lock", leases.lock("held").ttl(TTL).acquire())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap()
+        .confirmed();
+    nothing_is_left(servers.primary()).await;
+}
+
+/// Without any replica each grant is taken back, of a crowd too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f51_no_replica_at_all() {
+    let server = Server::start();
+    let leases = connect(&server.url(), 1).await;
+    let mut crowd: JoinSet<_> = (0..40).map(|n| leases.lock(format!("job:{n}")).ttl(LONG).try_acquire()).collect();
+    while let Some(tried) = within(HANGS, "the crowd", crowd.join_next()).await {
+        too_few(async { tried.unwrap() }, "0 of 1 replicas").await;
+    }
+    let fair = leases.lock("fair").fair(true).ttl(LONG).acquire_within(Duration::from_millis(500));
+    let error = within(HANGS, "an answer", fair).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    nothing_is_left(&server).await;
+}
+
+/// The primary is killed at some moment, and the replica takes over: the lease goes on there, whatever that moment was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f52_a_failover_to_a_replica_that_confirmed() {
+    let kills = std::env::var("LEASEHOLD_KILLS").map_or(4, |many| many.parse().expect("a number of kills"));
+    for kill in 0..kills {
+        let cluster = Cluster::start(1, 1);
+        let (primary, replica) = (&cluster.primaries()[0], cluster.replica_of(0));
+        let leases = connect(&cluster.url(), 1).await;
+        drop(within(HANGS, "a first lock", leases.lock("first").ttl(LONG).acquire()).await.unwrap());
+        // Others write all the time.
+        let busy: JoinSet<()> = (0..8)
+            .map(|task| {
+                let leases = leases.clone();
+                async move {
+                    loop {
+                        drop(leases.lock(format!("busy:{task}")).ttl(LONG).try_acquire().await);
+                    }
+                }
+            })
+            .collect();
+        let mut held = JoinSet::new();
+        for number in 0..20 {
+            let leases = leases.clone();
+            held.spawn(async move { leases.lock(format!("job:{number}")).ttl(LONG).acquire().await.unwrap() });
+            if number == kill % 20 {
+                let first = held.join_next().await.expect("one").unwrap();
+                primary.kill();
+                replica.wire().must(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+                // As a replica of the one that was its own: a lease needs one to go on.
+                primary.restart();
+                assert!(is_on(&mut replica.wire(), &first), "it is on the replica");
+                within(HANGS, "the renewal at the replica", renewed(&first)).await;
+                first.check().unwrap();
+                drop(first);
+            }
+        }
+        drop(busy);
+        while let Some(lease) = within(HANGS, "the others", held.join_next()).await {
+            let lease = lease.unwrap();
+            assert!(is_on(&mut replica.wire(), &lease), "{}", lease.name());
+        }
+    }
+}
+
+/// Completes when the lease was renewed by hand, which may take a few tries.
+async fn renewed(lease: &Lease) {
+    while lease.renew().await.is_err() {
+        lease.check().unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The answer to a script or to `WAIT` is lost, or the connection ends between them: nothing is confirmed by that, and
+/// nothing stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f53_answers_that_are_lost_confirm_nothing() {
+    let servers = Replicated::start(1);
+    let proxy = Proxy::to(servers.primary());
+    let leases = connect(&proxy.url(), 1).await;
+    drop(within(HANGS, "a first lock", leases.lock("first").ttl(LONG).acquire()).await.unwrap());
+    nothing_is_left(servers.primary()).await;
+    for action in [Action::SwallowReply, Action::CutBefore, Action::CutAfter, Action::DropRequest] {
+        let lost = proxy.on(Match::command("WAIT"), 1, action);
+        let mut failed = false;
+        // The connection of the fault before it may end in the middle of the next try; and a rule tells of itself after its
+        // effect.
+        while lost.hits() == 0 {
+            match within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await {
+                Ok(Some(lease)) => assert!(failed, "{action:?}: {lease:?}"),
+                Ok(None) => {}
+                Err(error) => failed = matches!(error, Error::Unavailable(_)),
+            }
+        }
+        assert!(failed, "{action:?}");
+        nothing_is_left(servers.primary()).await;
+    }
+    let lost = proxy.on(Match::script(scripts::ACQUIRE), 1, Action::CutAfter);
+    let tried = within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await;
+    assert!(matches!(tried, Err(Error::Unavailable(_))), "{tried:?}");
+    within(HANGS, "the fault happens", lost.hit()).await;
+    nothing_is_left(servers.primary()).await;
+    let lease = within(HANGS, "the lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap();
+    nothing_is_left_after(lease, servers.primary()).await;
+}
+
+/// Who may not `WAIT` is told so.
+#[tokio::test]
+async fn a_missing_right_to_wait_is_named() {
+    let servers = Replicated::start(1);
+    servers.primary().wire().must(&[
+        "ACL",
+        "SETUSER",
+        "hasty",
+        "on",
+        ">secret",
+        "allkeys",
+        "&*",
+        "allcommands",
+        "-wait",
+    ]);
+    let leases = connect(&format!("redis://hasty:secret@127.0.0.1:{}", servers.primary().port()), 1).await;
+    let error = within(HANGS, "an answer", leases.lock("job").ttl(LONG).acquire()).await.unwrap_err();
+    assert!(matches!(&error, Error::Refused(text) if text.to_string().contains("wait")), "{error:?}");
+    nothing_is_left(servers.primary()).await;
+}
+
+/// Its only replica is made a primary of its own, in the middle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f51_a_replica_that_follows_no_more() {
+    let servers = Replicated::start(1);
+    let leases = connect(&servers.primary().url(), 1).await;
+    let lease = within(HANGS, "the lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap();
+    servers.replicas()[0].wire().must(&["REPLICAOF", "NO", "ONE"]);
+    too_few(leases.lock("other").ttl(LONG).try_acquire(), "0 of 1 replicas").await;
+    servers.follow(&servers.replicas()[0]);
+    within(HANGS, "the renewal", renewed(&lease)).await;
+    nothing_is_left_after(lease, servers.primary()).await;
+}
