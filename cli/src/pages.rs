@@ -198,7 +198,8 @@ const DOCTOR: &[Section] = &[
         "Notes",
         Text(
             "A problem has to be solved. A note is a weaker promise: it does where a lock only saves work, and matters where \
-             two holders at a time would do harm. The doctor acquires and releases a lock of its own, NAME:doctor, to try \
+             two holders at a time would do harm. It reports each primary of a cluster by its address, and those that are alike \
+             together. The doctor acquires and releases a lock of its own, NAME:doctor, to try \
              the rights of the user.",
         ),
     ),

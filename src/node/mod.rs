@@ -98,6 +98,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// Where it is, without who we are there.
     fn address(&self) -> &str;
 
+    /// Where the server of a shard is now: for people, and for thousands of leases at once.
+    fn address_of(&self, _shard: Shard) -> String {
+        self.address().into()
+    }
+
     /// Whether it has shards at all: what follows is not asked of others.
     fn is_sharded(&self) -> bool {
         false

@@ -120,8 +120,7 @@ impl Member {
 
     /// Where the server of a shard is now, for people.
     pub(crate) fn address_of(&self, shard: Shard) -> String {
-        let of_shard = || self.shards().into_iter().find(|info| info.shard == shard).map(|info| info.address);
-        self.is_sharded().then(of_shard).flatten().unwrap_or_else(|| self.address().into())
+        self.node().map_or_else(|| self.address().into(), |node| node.address_of(shard))
     }
 
     /// Their numbers.

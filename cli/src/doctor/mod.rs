@@ -158,7 +158,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     Ok((sections, are_all_there))
 }
 
-/// What the servers of one URL have told: one server, or the primaries of a cluster.
+/// The answers of the servers of one URL: of one server, or of the primaries of a cluster.
 struct Seen {
     servers: Vec<(NodeStatus, Result<Capabilities, Error>)>,
     /// The reason if it grants no lock for a name.

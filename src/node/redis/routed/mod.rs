@@ -334,6 +334,11 @@ impl Node for Routed {
         &self.0.address
     }
 
+    fn address_of(&self, shard: Shard) -> String {
+        let place = self.0.topology.read().place(shard).map(ToString::to_string);
+        place.unwrap_or_else(|| self.0.address.clone())
+    }
+
     fn is_sharded(&self) -> bool {
         true
     }
