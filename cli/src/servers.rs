@@ -92,6 +92,12 @@ pub(crate) fn url(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
+/// Whether such a URL names several servers. In a list for a quorum it was cut at the commas between them.
+fn names_several(url: &str) -> bool {
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
+    ["cluster", "sentinel"].iter().any(|kind| scheme.ends_with(kind))
+}
+
 /// The origin of a value. A later variant goes before an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
@@ -125,6 +131,13 @@ impl Servers {
         }
         if !by_quorum {
             self.quorum.clear();
+        }
+        // Its text shows no URL, which may have a password.
+        if self.quorum.iter().any(|url| names_several(url)) {
+            return Err(refused(
+                "--quorum names a cluster or Sentinels, whose replicas take over and may have forgotten a lock: a quorum is of \
+                 stand-alone servers, redis://, rediss:// or unix://. Give a cluster or Sentinels to --url",
+            ));
         }
         if let Some(file) = self.url_file.take().filter(|_| by_file) {
             self.url =

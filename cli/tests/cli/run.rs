@@ -192,6 +192,9 @@ fn invalid_options_are_refused_before_anything_is_sent() {
         // A lock that no other process sees.
         (&["run", "--url", "memory://", NAME, "--", "true"], &["memory://", "one process", "redis://"]),
         (&["run", "--quorum", "memory://a,memory://b,memory://c", NAME, "--", "true"], &["--quorum", "one process"]),
+        // A list is cut at the commas of such urls too.
+        (&["run", "--quorum", "redis-sentinel://a,b,c/m", NAME, "--", "true"], &["stand-alone servers", "to --url"]),
+        (&["run", "--quorum", "redis-cluster://:sesame@a,b", NAME, "--", "true"], &["stand-alone servers", "to --url"]),
         (&["run", "--max-hold", "1s", NAME, "--", "true"], &["--max-hold 1s", "--ttl 30s", "shorter --ttl"]),
         (&["run", NAME], &["COMMAND", "Usage: leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]..."]),
         (&["show"], &["Usage: leasehold show [OPTIONS] <NAME>"]),
@@ -199,6 +202,7 @@ fn invalid_options_are_refused_before_anything_is_sent() {
     ] {
         let output = tool(&server, options).output().unwrap();
         ends_with(&output, 64, words);
+        assert!(!said(&output).contains("sesame"), "{output:?}");
     }
     for options in [&["run", NAME, "--", "true"][..], &["ls"], &["doctor"]] {
         let output = tool(&server, options).env("LEASEHOLD_URL", "memory://jobs").output().unwrap();

@@ -190,6 +190,27 @@ fn user_and_hosts(rest: &str) -> (&str, &str) {
     rest.rfind('@').and_then(|at| rest.split_at_checked(at + 1)).unwrap_or(("", rest))
 }
 
+/// Whether another host than the first has a scheme before it. The parameters may have anything.
+fn names_schemes(rest: &str) -> bool {
+    let (before, _) = rest.split_once('?').unwrap_or((rest, ""));
+    before.split(',').skip(1).any(|host| host.contains("://"))
+}
+
+/// Refuses what looks like hosts before the user, or between several users. The text shows nothing of it.
+fn check_user(user: &str) -> Result<(), Error> {
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    // As in `one:6379,:password@two`.
+    let (port, rest) = password.split_once(',').unwrap_or((password, ""));
+    let is_port = !rest.is_empty() && port.parse::<u16>().is_ok();
+    if user.contains('@') || name.contains(',') || is_port {
+        return Err(Error::config(
+            "the url's user and password stand once, before the first host: \
+             redis-cluster://user:password@one:6379,two:6379; in them, a comma is %2C and @ is %40",
+        ));
+    }
+    Ok(())
+}
+
 /// Each of them as the only one of a url; the first, and where the others are.
 fn read_hosts(
     scheme: &str,
@@ -204,11 +225,22 @@ fn read_hosts(
         )));
     }
     let (user, _) = user_and_hosts(rest);
+    if names_schemes(rest) {
+        return Err(Error::config(
+            "the url has a scheme before more than one host: write it once, like redis-cluster://one:6379,two:6379",
+        ));
+    }
+    check_user(user.strip_suffix('@').unwrap_or(user))?;
     let mut targets = Vec::with_capacity(hosts.len());
     for host in hosts {
         if host.is_empty() {
             return Err(Error::config(
                 "the url names a host that is empty: write it like redis-cluster://one:6379,two:6379",
+            ));
+        }
+        if host.contains(char::is_whitespace) {
+            return Err(Error::config(
+                "the url has a space: write its hosts with commas only, like redis-cluster://one:6379,two:6379",
             ));
         }
         let has_port = host.rfind(':').is_some_and(|colon| !host.ends_with(']') && colon > 0);
@@ -274,6 +306,12 @@ mod tests {
         assert_eq!(seeds.to_string(), "one:6379,[::1]:7000,10.0.0.3:7001");
         assert_eq!((seeds.target.user.as_deref(), seeds.target.password.as_deref()), (Some("worker"), Some("p@ss")));
         assert_eq!(seeds.name_in_certificates(), Some("one"));
+        let seeds = parse("redis-cluster://worker:p,ss,1@one,two").unwrap();
+        assert_eq!(
+            (seeds.to_string().as_str(), seeds.target.password.as_deref()),
+            ("one:6379,two:6379", Some("p,ss,1"))
+        );
+        assert!(parse("redis-sentinel://one/locks?sentinel_password=a,b://c").is_ok());
         for same in ["redis+cluster://one:6379", "valkey-cluster://one/", "REDIS-CLUSTER://one/0"] {
             assert_eq!(parse(same).unwrap().to_string(), "one:6379", "{same}");
         }
@@ -327,6 +365,17 @@ mod tests {
             ("redis-cluster://one?tls_name=a", "no TLS"),
             ("rediss-cluster://one?tls_name=", "tls_name is empty"),
             ("redis-cluster://one#two", "fragment"),
+            ("redis-cluster://one,redis-cluster://two", "write it once"),
+            ("redis-cluster://one:1,redis://two:2", "write it once"),
+            ("redis-cluster://:sesame@one,redis-cluster://:sesame@two", "write it once"),
+            ("redis-cluster://one, two", "commas only"),
+            ("redis-cluster://one:1 ,two:2", "commas only"),
+            ("redis-cluster://one,:sesame@two", "before the first host"),
+            ("redis-cluster://one:7000,:sesame@two:7001", "before the first host"),
+            ("redis-cluster://:sesame@one,:sesame@two", "before the first host"),
+            ("redis-sentinel://one,redis-sentinel://two/locks", "write it once"),
+            ("redis-sentinel://one, two/locks", "commas only"),
+            ("redis-sentinel://one,:sesame@two/locks", "before the first host"),
             ("redis-sentinel://one", "names no service"),
             ("redis-sentinel://one/", "names no service"),
             ("redis-sentinel:///locks", "host that is empty"),
@@ -338,7 +387,7 @@ mod tests {
             ("redis-sentinel://one/locks#x", "fragment"),
         ] {
             let error = parse(url).map(|_| ()).expect_err(url).to_string();
-            assert!(error.contains(says), "{url}: {error}");
+            assert!(error.contains(says) && !error.contains("sesame"), "{url}: {error}");
         }
     }
 

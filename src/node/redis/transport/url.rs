@@ -10,6 +10,9 @@ use crate::{error::Error, tls::Tls};
 
 const DEFAULT_PORT: u16 = 6379;
 
+const SEVERAL_HOSTS: &str = "the url names several hosts, which only redis-cluster://one,two and \
+                             redis-sentinel://one,two/SERVICE do: name one; a quorum has a url for each";
+
 /// Where a server is and who we are there.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Target {
@@ -58,6 +61,9 @@ impl Target {
     /// `unix:///path[?db=…&user=…&password=…]`. The text of an error never contains the password.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let url = Url::parse(text).map_err(|error| {
+            if has_several_hosts(text) {
+                return Error::config(SEVERAL_HOSTS);
+            }
             let how = "write it like redis://user:password@host:6379/0; in a password, / is %2F, ? is %3F, # is %23 and @ is %40";
             Error::config(match error {
                 ParseError::RelativeUrlWithoutBase => format!("the url is not a URL (it is empty, or has no redis:// before it): {how}"),
@@ -77,9 +83,7 @@ impl Target {
     fn tcp(url: &Url, tls: bool) -> Result<Self, Error> {
         let host = match url.host() {
             Some(Host::Domain(name)) if name.contains(',') => {
-                return Err(Error::config(
-                    "the url names several hosts: give one, several urls to quorum, or those of a cluster to redis-cluster://",
-                ));
+                return Err(Error::config(SEVERAL_HOSTS));
             }
             // Names of hosts know no case.
             Some(Host::Domain(name)) if !name.is_empty() => decode("host", name)?.to_ascii_lowercase(),
@@ -146,6 +150,13 @@ impl Target {
         }
         Ok(())
     }
+}
+
+/// Whether there is a comma between what should be one host and its port.
+fn has_several_hosts(text: &str) -> bool {
+    let (_scheme, rest) = text.split_once("://").unwrap_or(("", text));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    authority.rsplit('@').next().is_some_and(|hosts| hosts.contains(','))
 }
 
 pub(super) const NO_UNIX_SOCKETS: &str = "a unix:// url names a Unix socket, which this system has not: use redis://";
@@ -234,6 +245,8 @@ mod tests {
             ("redis://localhost:99999", "not a URL"),
             ("redis://localhost:0", "port is 0"),
             ("redis://one,two", "several hosts"),
+            ("redis://one:1,two:2", "several hosts"),
+            ("redis://one,redis://two", "several hosts"),
             ("redis://localhost/first", "database \"first\""),
             ("redis://localhost/256", "database \"256\""),
             ("redis://localhost?timeout=3", "parameter \"timeout\""),
