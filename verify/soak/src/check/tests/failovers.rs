@@ -139,6 +139,17 @@ fn what_the_new_primary_lacks_is_not_believed_for_long() {
 }
 
 #[test]
+fn a_place_that_the_new_primary_grants_once_more_is_not_the_lost_lease() {
+    let with = |fence, end| {
+        let looks = vec![look(0, 3_020, 3_021, &[token(2, 9)]), look(0, 3_500, 3_501, &[token(1, fence)])];
+        found(&History { looks, ..history_of(true, [long(1, 10, 2_400, end)]) })
+    };
+    assert_eq!(with(12, 3_800), "", "it is told when its process has heard");
+    assert_eq!(with(12, 3_801), "d");
+    assert_eq!(with(10, 3_801), "d", "a server gives nothing back");
+}
+
+#[test]
 fn everybody_hears_of_a_new_primary() {
     let end = vec![look(0, 9_000, 9_001, &[Found::Unknown])];
     let with = |of: &[Named]| History { named: of.to_vec(), looks: end.clone(), ..history_of(true, []) };
