@@ -6,7 +6,7 @@
 //!
 //! 1. A slot never goes back to a server that has lost it by a failover: of two claims to it the one with the larger
 //!    config epoch wins, however late it is heard (Redis cluster specification, "configuration handling, propagation,
-//!    and failovers"). Nor in a view that has heard one half of the failover.
+//!    and failovers"). Nor in a view that has heard one half of the failover; nor does it become nobody's in that.
 //! 2. `MOVED` counts from the slot's owner only. Its target has at least the owner's epoch until a view says more, so no
 //!    older view takes the slot back.
 //! 3. A view that knows none of our servers is of another cluster. It counts for nothing before all views are such for
@@ -195,6 +195,11 @@ impl Topology {
             let ours = servers.get(&shard).and_then(|server| server.epoch);
             named.get(&shard).is_some_and(|primary| Some(primary.epoch) >= ours)
         };
+        // A server that has taken slots over and seems to have none: the view has not heard of them yet.
+        let is_halfway = |servers: &BTreeMap<Shard, Server>, shard| {
+            let has_taken_over = servers.get(&shard).is_some_and(|server| !server.replaced.is_empty());
+            has_taken_over && named.get(&shard).is_some_and(|primary| primary.slots.is_empty())
+        };
         let mut claims: Vec<Option<(Shard, u64)>> = vec![None; self.owners.len()];
         for (shard, primary) in &named {
             for slot in primary.slots.iter().cloned().flatten() {
@@ -211,7 +216,7 @@ impl Topology {
             *owner = match claim {
                 Some((shard, claimed)) if Some(claimed) <= epoch && is_replaced(&self.servers, *owner, shard) => *owner,
                 Some((shard, claimed)) if is_told_anew || epoch.is_none_or(|epoch| claimed > epoch) => Some(shard),
-                None if is_told_anew => None,
+                None if is_told_anew && !owner.is_some_and(|owner| is_halfway(&self.servers, owner)) => None,
                 _ => *owner,
             };
         }

@@ -293,6 +293,30 @@ fn slots_that_were_taken_over_do_not_go_back_in_a_view_that_is_halfway() {
     }
 }
 
+/// Between these it may hear that the old one is a replica: then nobody has the slots, until the new one says that it has.
+#[test]
+fn slots_that_were_taken_over_are_not_given_up_in_a_view_that_is_halfway() {
+    let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
+    let failed_over = view(&[primary(101, 3, &[0..=99]), first[1].clone()]);
+    let nobodys = view(&[primary(101, 3, &[]), first[1].clone()]);
+    for epoch in [1, 3] {
+        let mut topology = of(&[view(&first), failed_over.clone()]);
+        let halfway = view(&[primary(1, epoch, &[0..=99]), primary(101, 3, &[]), first[1].clone()]);
+        for view in [&nobodys, &halfway, &nobodys] {
+            assert!(topology.merge(view, Time::ZERO).slots.is_empty());
+        }
+        assert_eq!(port(&topology, 0), Some(101), "the old one has claimed them in epoch {epoch}");
+        // A slot that it has given away, while it has others.
+        let one_less = view(&[primary(101, 3, &[0..=98]), first[1].clone()]);
+        assert_eq!(topology.merge(&one_less, Time::ZERO).slots.len(), 1);
+        assert_eq!((port(&topology, 98), port(&topology, 99)), (Some(101), None));
+    }
+    // A server that took nothing over has given its slots away.
+    let mut topology = of(&[view(&first)]);
+    let changes = topology.merge(&view(&[primary(1, 1, &[]), first[1].clone()]), Time::ZERO);
+    assert_eq!((changes.slots.len(), port(&topology, 0)), (100, None));
+}
+
 /// With an epoch that is no larger, and with one that is zero.
 #[test]
 fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
