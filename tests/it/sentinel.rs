@@ -155,7 +155,15 @@ async fn f57_a_primary_that_is_out_of_reach_is_named() {
         }
     };
     let (from, replica) = (format!("127.0.0.1:{}", dead.port()), &all.replicas()[0]);
-    says(builder(), ["primary of \"far\"", &from, "address_map"]).await;
+    says(
+        builder(),
+        [
+            "primary of \"far\"",
+            &format!("{from} as"),
+            "(Connection refused): if it has another address from here, see Builder::address_map",
+        ],
+    )
+    .await;
     // It is there, and no primary.
     let to = format!("localhost:{}", replica.port());
     says(builder().address_map([(&from, &to)]), ["primary of \"far\"", &from, "is a replica"]).await;

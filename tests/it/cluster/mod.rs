@@ -163,20 +163,36 @@ async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
         wire.must(&["CONFIG", "SET", "cluster-announce-port", &dead.port().to_string()]);
         map.push((format!("127.0.0.1:{}", dead.port()), format!("localhost:{}", server.port()), dead));
     }
-    let announced = || cluster.servers()[0].wire().must(&["CLUSTER", "NODES"]).text();
-    let all_have = || map.iter().all(|(from, ..)| announced().contains(from.as_str()));
-    eventually_async(HANGS, "all announce another port", all_have).await;
+    // Each may be asked where the others are.
+    let knows_all = |server: &Server| {
+        let nodes = server.wire().must(&["CLUSTER", "NODES"]).text();
+        map.iter().all(|(from, ..)| nodes.contains(from.as_str()))
+    };
+    eventually_async(HANGS, "all announce another port", || cluster.servers().iter().all(knows_all)).await;
     let one = cluster.url_of(&cluster.servers()[..1]);
     let name = cluster.name_at(1, "job");
-    let error = connect(&one).await.unwrap().lock(&name).acquire_within(Duration::from_secs(1)).await.unwrap_err();
-    let text = error.to_string();
-    assert!(matches!(error, Error::Unavailable(_)) && text.contains(&map[1].0), "{text}");
+    let out_of_reach = connect(&one).await.unwrap();
+    let says = |error: Error, slot: &str| {
+        let text = error.to_string();
+        let names = format!("the cluster names {}{slot}, which cannot be reached (Connection refused", map[1].0);
+        assert!(matches!(error, Error::Unavailable(_)) && text.contains(&names), "{text}");
+        assert!(text.contains("see Builder::address_map"), "{text}");
+    };
+    let slot = format!(" for slot {}", cluster.slot_of(&name));
+    let lock = out_of_reach.lock(&name);
+    says(within(HANGS, "one try", lock.try_acquire()).await.unwrap_err(), &slot);
+    says(within(HANGS, "a wait", lock.acquire_within(Duration::from_secs(1))).await.unwrap_err(), &slot);
+    assert!(out_of_reach.health().await.unwrap_err().to_string().contains("see Builder::address_map"));
     let mapped = Leases::builder().url(&one).address_map(map.iter().map(|(from, to, _)| (from, to))).build();
     let leases = within(HANGS, "build", mapped).await.unwrap();
     for primary in 0..3 {
         let lease = acquire(&leases, &cluster.name_at(primary, "job"), LONG).await;
         lease.release().await.unwrap().confirmed();
     }
+    // It was there, so its address is right.
+    cluster.primaries()[1].kill();
+    let error = leases.lock(&name).acquire_within(Duration::from_secs(1)).await.unwrap_err().to_string();
+    assert!(error.contains("localhost") && !error.contains("address_map"), "{error}");
     for (map, says) in [(("a:x", "b"), "neither host:port nor host"), (("a", "b:1"), "would be one")] {
         let error = Leases::builder().url(&one).address_map([map]).build().await.unwrap_err().to_string();
         assert!(error.contains("address_map") && error.contains(says), "{error}");

@@ -184,6 +184,14 @@ fn leave_idle(guests: &mut HashMap<Place, Connected>) {
     });
 }
 
+/// Others have named a place, and nobody was reached there: at this address, by way of the map.
+fn out_of_reach(named: &str, place: &Place, address: &str, why: &str) -> String {
+    let at = if place.to_string() == address { String::new() } else { format!(" at {address}") };
+    format!(
+        "{named}, which cannot be reached{at} ({why}): if it has another address from here, see Builder::address_map"
+    )
+}
+
 /// With the name that its certificate has, if it is known by its address.
 fn named(mut endpoint: Endpoint, tls_name: Option<&str>) -> Endpoint {
     if let (Some(name), Address::Tcp { host, .. }) = (tls_name, &endpoint.target.address) {
@@ -274,6 +282,31 @@ impl Cluster {
         let tls = matches!(like.target.address, Address::Tcp { tls: true, .. });
         let address = Address::Tcp { host: host.into(), port, tls };
         named(like.another(Target { address, ..like.target.clone() }, kind), self.tls_name.as_deref())
+    }
+
+    /// A failure to send something to the server that is announced there. One that was never reached may have another
+    /// address from here than the others say.
+    fn unsent(&self, failure: Failure, server: &Connections, announced: Option<&Place>, slot: Option<u16>) -> Failure {
+        let why = if failure.is_unsent() { server.never_reached() } else { None };
+        match (announced, why) {
+            (Some(place), Some(why)) => {
+                let named = match (&self.sentinels, slot) {
+                    (Some(sentinels), _) => {
+                        format!("Sentinels name {place} as the primary of {:?}", sentinels.service())
+                    }
+                    (None, Some(slot)) => format!("the cluster names {place} for slot {slot}"),
+                    (None, None) => format!("the cluster names {place}"),
+                };
+                Failure::unsent(out_of_reach(&named, place, &server.address, &why))
+            }
+            _ => failure,
+        }
+    }
+
+    /// The same of a primary that was not asked for a key.
+    fn unsent_to(&self, shard: Shard, failure: Failure, server: &Connections) -> Failure {
+        let place = self.topology.read().place(shard).cloned();
+        self.unsent(failure, server, place.as_ref(), None)
     }
 
     fn listener(&self) -> Option<Arc<dyn NodeListener>> {
@@ -372,7 +405,11 @@ impl Node for Routed {
 
     fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
         let cluster = self.0.clone();
-        Box::pin(async move { cluster.server(shard)?.0.capabilities(limit).await })
+        Box::pin(async move {
+            let (server, _) = cluster.server(shard)?;
+            let told = server.capabilities(limit).await;
+            told.map_err(|failure| cluster.unsent_to(shard, failure, &server))
+        })
     }
 
     fn deployment(&self, limit: Duration) -> Answer<Deployment> {
@@ -384,7 +421,9 @@ impl Node for Routed {
     }
 
     fn trouble(&self, shard: Shard) -> Option<String> {
-        self.0.known(shard)?.0.keeper.trouble()
+        let (server, _) = self.0.known(shard)?;
+        let trouble = server.keeper.trouble()?;
+        Some(self.0.unsent_to(shard, Failure::unsent(trouble), &server).to_string())
     }
 
     fn reconnect(&self, route: Route, shard: Shard) {

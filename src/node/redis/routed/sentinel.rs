@@ -20,7 +20,7 @@ use leasehold_protocol::{
 };
 use parking_lot::Mutex;
 
-use super::{Cluster, refresh::NoView};
+use super::{Cluster, out_of_reach, refresh::NoView};
 use crate::{
     error::Error,
     node::redis::transport::{Endpoint, Link, Wanted, mistake_of, question, words},
@@ -161,12 +161,9 @@ impl Cluster {
             Ok(true) => return Ok(()),
             Ok(false) => Error::unavailable(format!("{named}, which says that it is a replica")),
             Err(error) => match mistake_of(&endpoint, &error) {
-                None | Some(Error::Unavailable(_)) => Error::unavailable(format!(
-                    "{named}, which cannot be reached at {} ({}): if it is announced under another address than it has from \
-                     here, Builder::address_map says so",
-                    endpoint.target,
-                    words(&error)
-                )),
+                None | Some(Error::Unavailable(_)) => {
+                    Error::unavailable(out_of_reach(&named, place, &endpoint.target.to_string(), words(&error)))
+                }
                 // Every Sentinel names it: without this one's name, all say the same.
                 Some(mistake) => of_primary(service, &mistake),
             },

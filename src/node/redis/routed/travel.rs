@@ -28,7 +28,11 @@ impl Cluster {
         match request {
             Request::Renew(claims) if claims.len() != 1 && self.sentinels.is_none() => self.renew(via, &claims).await,
             // It is about what this very server has.
-            Request::Held { shard, .. } => self.server(shard)?.0.ask(via, request).await,
+            Request::Held { shard, .. } => {
+                let (server, _) = self.server(shard)?;
+                let answer = server.ask(via, request).await;
+                answer.map_err(|failure| self.unsent_to(shard, failure, &server))
+            }
             request => {
                 let began = self.now();
                 match self.send_whole(via, began, via.limit, &request).await {
@@ -109,6 +113,10 @@ impl Cluster {
                     self.wake();
                     let answer = ask(&server, via).await;
                     drop(under_way);
+                    let answer = answer.map_err(|failure| {
+                        let place = on_to.clone().or_else(|| self.topology.read().place(owner).cloned());
+                        self.unsent(failure, &server, place.as_ref(), Some(slot))
+                    });
                     (answer, Some(pulse))
                 }
                 Err(failure) => (Err(failure), None),

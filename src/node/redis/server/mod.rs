@@ -221,6 +221,15 @@ impl Connections {
         Some(home.as_ref().filter(|_| route == Route::Home).unwrap_or(keeper))
     }
 
+    /// Why the server was never reached, unless it has turned us away.
+    pub(super) fn never_reached(&self) -> Option<String> {
+        let why = self.keeper.never_reached()?;
+        match &self.home {
+            Some((_, home)) => home.never_reached(),
+            None => Some(why),
+        }
+    }
+
     /// Whether requests on this route may travel together.
     fn travels_with_others(&self, route: Route) -> bool {
         match route {

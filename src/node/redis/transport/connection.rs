@@ -383,6 +383,11 @@ impl Connection {
         self.links.link_now().err().map(|failure| failure.to_string())
     }
 
+    /// Why its server was never reached, unless that has turned us away.
+    pub(crate) fn never_reached(&self) -> Option<String> {
+        self.links.never_up()
+    }
+
     /// It gave no answer in time.
     pub(crate) fn silent(&self, limit: Duration) -> Failure {
         failure::silent(&self.links.server, limit)

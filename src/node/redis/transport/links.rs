@@ -12,7 +12,10 @@
 use std::{
     convert::Infallible,
     future::pending,
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -45,6 +48,8 @@ pub(super) struct Links {
     pub(super) endpoint: Endpoint,
     metrics: NodeMetrics,
     state: watch::Sender<LinkState>,
+    /// Whether there was a link at any time.
+    was_up: AtomicBool,
     no_primary: Notify,
     sibling: OnceLock<Weak<Links>>,
 }
@@ -96,9 +101,10 @@ impl Links {
     /// `first` is the one that there is; if there is none, it is on its way.
     pub(super) fn new(endpoint: Endpoint, first: Option<Link>) -> Arc<Self> {
         let server: Arc<str> = endpoint.target.to_string().into();
+        let was_up = AtomicBool::new(first.is_some());
         let state = first.map_or(LinkState::Down(None), |link| LinkState::Up(Arc::new(link)));
         let (metrics, state) = (NodeMetrics::of(&server), watch::Sender::new(state));
-        Arc::new(Self { server, endpoint, metrics, state, no_primary: Notify::new(), sibling: OnceLock::new() })
+        Arc::new(Self { server, endpoint, metrics, state, was_up, no_primary: Notify::new(), sibling: OnceLock::new() })
     }
 
     /// The links that come after the one that there is now.
@@ -151,6 +157,17 @@ impl Links {
             LinkState::Up(link) => Ok(link.clone()),
             LinkState::Down(reason) => Err(self.unsent(reason.as_ref())),
             LinkState::Over => Err(Failure::unsent(format!("the connection to redis at {} has ended", self.server))),
+        }
+    }
+
+    /// Why there was no link yet, unless the server has turned us away.
+    pub(super) fn never_up(&self) -> Option<String> {
+        match &*self.state.borrow() {
+            LinkState::Down(reason) if !self.was_up.load(Ordering::Acquire) => match reason {
+                Some(reason) if is_refusal(reason) || is_full(reason) => None,
+                reason => Some(reason.as_ref().map_or("it does not answer", words).into()),
+            },
+            _ => None,
         }
     }
 
@@ -325,6 +342,7 @@ impl Links {
             match opening.next().await {
                 Ok((link, ending)) => {
                     let is_first = link.number() == 1;
+                    self.was_up.store(true, Ordering::Release);
                     self.replace_down(LinkState::Up(Arc::new(link)), true);
                     if is_first {
                         self.metrics.note_up(true);
