@@ -31,4 +31,6 @@ mod servers;
 mod set_back;
 mod settings;
 mod stopping;
+#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
+mod tls;
 mod waiting;

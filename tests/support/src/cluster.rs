@@ -6,6 +6,7 @@ use super::{
     clock_shim::ClockShim,
     resp::Value,
     server::{Server, ServerBuilder},
+    tls::Authority,
     wait::eventually,
 };
 
@@ -23,6 +24,8 @@ const SLOTS: usize = 16_384;
 pub struct Cluster {
     servers: Vec<Server>,
     primaries: usize,
+    /// Whether they speak TLS to each other.
+    has_tls: bool,
     /// They all go by it; without one, by the machine's.
     clock: Option<ClockShim>,
 }
@@ -37,13 +40,20 @@ impl Cluster {
     /// The same, with more to each server.
     #[track_caller]
     pub fn with(primaries: usize, replicas: usize, more: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
-        Self::of(primaries, replicas, Some(ClockShim::new()), more)
+        Self::of(primaries, replicas, Some(ClockShim::new()), false, more)
+    }
+
+    /// The same over TLS among each other, and with clients that want it.
+    #[track_caller]
+    pub fn start_with_tls(primaries: usize, replicas: usize, authority: &Authority) -> Self {
+        let more = |server: ServerBuilder| server.tls_by(authority).arg("--tls-cluster", "yes");
+        Self::of(primaries, replicas, Some(ClockShim::new()), true, more)
     }
 
     /// The same by the machine's clock, as servers are in production: two seconds later, and with nothing beside them.
     #[track_caller]
     pub fn start_unshimmed(primaries: usize, replicas: usize) -> Self {
-        Self::of(primaries, replicas, None, |server| server)
+        Self::of(primaries, replicas, None, false, |server| server)
     }
 
     #[track_caller]
@@ -51,6 +61,7 @@ impl Cluster {
         primaries: usize,
         replicas: usize,
         clock: Option<ClockShim>,
+        has_tls: bool,
         more: impl Fn(ServerBuilder) -> ServerBuilder,
     ) -> Self {
         // A replica is not listed before its primary has written, or pinged it: after ten seconds unless that is set.
@@ -58,7 +69,7 @@ impl Cluster {
         let by_the_clock = |server: ServerBuilder| clock.iter().fold(server, ServerBuilder::clock);
         let server = |_| more(by_the_clock(prompt().cluster(true))).start();
         let servers: Vec<Server> = (0..primaries * (1 + replicas)).map(server).collect();
-        let cluster = Self { servers, primaries, clock };
+        let cluster = Self { servers, primaries, has_tls, clock };
         cluster.join();
         cluster
     }
@@ -81,7 +92,8 @@ impl Cluster {
         for one in &self.servers {
             let mut wire = one.wire();
             for other in self.servers.iter().filter(|other| other.port() != one.port()) {
-                wire.must(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+                let port = if self.has_tls { other.tls_port() } else { other.port() };
+                wire.must(&["CLUSTER", "MEET", "127.0.0.1", &port.to_string()]);
             }
         }
         for (at, replica) in self.servers.iter().enumerate().skip(self.primaries) {
@@ -266,6 +278,13 @@ impl Cluster {
     pub fn url_of(&self, servers: &[Server]) -> String {
         let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
         format!("redis-cluster://{}", hosts.join(","))
+    }
+
+    /// The url that names the primaries by their ports for TLS, on this host.
+    pub fn tls_url(&self, host: &str) -> String {
+        let hosts: Vec<String> =
+            self.primaries().iter().map(|server| format!("{host}:{}", server.tls_port())).collect();
+        format!("rediss-cluster://{}", hosts.join(","))
     }
 }
 

@@ -55,6 +55,7 @@ pub use server::{NoTls, Server, ServerBuilder};
 pub use sha1::sha1_hex;
 pub use stamp::{Stamped, stamped};
 pub use temp_dir::TempDir;
+pub use tls::Authority;
 pub use tracking::{start_anew, waiter_is_tracked};
 pub use wait::{eventually, eventually_async, eventually_but_for, within};
 pub use wire::Wire;

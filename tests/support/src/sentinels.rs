@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     resp::Value,
-    server::{Server, start_together},
+    server::{Server, ServerBuilder, start_together},
+    tls::Authority,
     wait::eventually,
 };
 
@@ -18,42 +19,59 @@ const READY: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Sentinels {
     servers: Vec<Server>,
-    sentinels: [Server; 3],
+    watchers: [Server; 3],
+    /// Whether they speak TLS to each other.
+    has_tls: bool,
 }
 
 impl Sentinels {
     /// All of them, in peace with each other.
     #[track_caller]
     pub fn start() -> Self {
-        let server = || Server::builder().arg("--repl-diskless-sync-delay", "0");
+        Self::with(None)
+    }
+
+    /// The same over TLS among each other, and with clients that want it.
+    #[track_caller]
+    pub fn start_with_tls(authority: &Authority) -> Self {
+        Self::with(Some(authority))
+    }
+
+    #[track_caller]
+    fn with(authority: Option<&Authority>) -> Self {
+        let by = |server: ServerBuilder| authority.into_iter().fold(server, ServerBuilder::tls_by);
+        let port = |of: &Server| if authority.is_some() { of.tls_port() } else { of.port() };
+        let server = || by(Server::builder().arg("--repl-diskless-sync-delay", "0"));
         let primary = server().start();
         let replica = || {
             let replica = server().start();
-            replica.wire().must(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+            replica.wire().must(&["REPLICAOF", "127.0.0.1", &port(&primary).to_string()]);
             replica
         };
         let replicas = [replica(), replica()];
-        let sentinels = start_together(|ports: [u16; 3]| {
+        let sentinels = start_together(|ports: [[u16; 2]; 3]| {
+            let ports = ports.map(|[plain, tls]| if authority.is_some() { tls } else { plain });
             [0, 1, 2].map(|own| {
                 let mut lines = vec![
                     format!("sentinel myid {}", id(ports[own])),
-                    format!("sentinel monitor {SERVICE} 127.0.0.1 {} 2", primary.port()),
+                    format!("sentinel monitor {SERVICE} 127.0.0.1 {} 2", port(&primary)),
                     format!("sentinel down-after-milliseconds {SERVICE} 500"),
                     format!("sentinel failover-timeout {SERVICE} 5000"),
                 ];
-                let replica = |one: &Server| format!("sentinel known-replica {SERVICE} 127.0.0.1 {}", one.port());
+                let replica = |one: &Server| format!("sentinel known-replica {SERVICE} 127.0.0.1 {}", port(one));
                 lines.extend(replicas.iter().map(replica));
                 let others = ports.iter().filter(|other| **other != ports[own]);
                 lines.extend(
                     others.map(|other| format!("sentinel known-sentinel {SERVICE} 127.0.0.1 {other} {}", id(*other))),
                 );
                 let config = lines.join("\n") + "\n";
-                Server::builder().sentinel_that_knows(config)
+                by(Server::builder().sentinel_that_knows(config))
             })
         });
-        let all = Self { servers: std::iter::once(primary).chain(replicas).collect(), sentinels };
+        let has_tls = authority.is_some();
+        let all = Self { servers: std::iter::once(primary).chain(replicas).collect(), watchers: sentinels, has_tls };
         eventually(READY, "the replicas are linked", || all.replicas().iter().all(is_linked));
-        eventually(READY, "the Sentinels are a quorum", || all.sentinels.iter().all(can_fail_over));
+        eventually(READY, "the Sentinels are a quorum", || all.watchers.iter().all(can_fail_over));
         all
     }
 
@@ -74,12 +92,12 @@ impl Sentinels {
 
     /// Those that watch.
     pub fn sentinels(&self) -> &[Server] {
-        &self.sentinels
+        &self.watchers
     }
 
     /// The url that names all Sentinels.
     pub fn url(&self) -> String {
-        self.url_of(&self.sentinels)
+        self.url_of(&self.watchers)
     }
 
     /// The url that names these.
@@ -88,12 +106,20 @@ impl Sentinels {
         format!("redis-sentinel://{}/{SERVICE}", hosts.join(","))
     }
 
+    /// The url that names all Sentinels by their ports for TLS.
+    pub fn tls_url(&self) -> String {
+        let hosts: Vec<String> =
+            self.watchers.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.tls_port())).collect();
+        format!("rediss-sentinel://{}/{SERVICE}", hosts.join(","))
+    }
+
     /// The server that this Sentinel names as the primary.
     pub fn named_by(&self, sentinel: usize) -> Option<&Server> {
-        let answer = self.sentinels[sentinel].wire().cmd(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
+        let answer = self.watchers[sentinel].wire().cmd(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
         let Value::Array(parts) = answer else { return None };
         let port = parts.last()?.text();
-        self.servers.iter().find(|server| server.port().to_string() == port)
+        let own = |server: &Server| if self.has_tls { server.tls_port() } else { server.port() };
+        self.servers.iter().find(|server| own(server).to_string() == port)
     }
 }
 

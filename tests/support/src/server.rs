@@ -21,7 +21,7 @@ use super::clock_shim::ClockShim;
 use super::cluster::NODE_TIMEOUT;
 use super::spawner;
 use super::temp_dir::{TempDir, random};
-use super::tls;
+use super::tls::{self, Authority};
 use super::wire::Wire;
 
 /// How long a server may take until it answers.
@@ -287,6 +287,15 @@ impl ServerBuilder {
         self
     }
 
+    /// The same with a certificate from this authority, which it trusts too: for servers that speak TLS to each other.
+    #[must_use]
+    pub fn tls_by(self, authority: &Authority) -> Self {
+        let [certificate, key] = authority.certificate_and_key().map(|path| path.display().to_string());
+        let ca = authority.ca_pem_path().display().to_string();
+        let server = self.tls(true).arg("--tls-cert-file", &certificate).arg("--tls-key-file", &key);
+        server.arg("--tls-ca-cert-file", &ca).arg("--tls-replication", "yes")
+    }
+
     /// Whether the server asks clients on the port for TLS for a certificate from its own authority.
     #[must_use]
     pub fn tls_clients(mut self, yes: bool) -> Self {
@@ -338,14 +347,17 @@ impl ServerBuilder {
     }
 }
 
-/// Starts servers that know each other's ports before any of them is there.
+/// Starts servers that know each other's ports, the plain one and that for TLS, before any of them is there.
 #[track_caller]
-pub(crate) fn start_together<const N: usize>(builders: impl Fn([u16; N]) -> [ServerBuilder; N]) -> [Server; N] {
+pub(crate) fn start_together<const N: usize>(builders: impl Fn([[u16; 2]; N]) -> [ServerBuilder; N]) -> [Server; N] {
     for _ in 0..PORT_TRIES {
-        let ports = [(); N].map(|()| free_port());
+        let ports = [(); N].map(|()| [free_port(), free_port()]);
         let mut ports_left = ports.into_iter();
         let started = builders(ports).map(|builder| {
-            let plan = builder.plan(ports_left.next().expect("a port for each"));
+            let [port, tls_port] = ports_left.next().expect("ports for each");
+            let has_tls = builder.tls;
+            let mut plan = builder.plan(port);
+            plan.tls_port = has_tls.then_some(tls_port);
             plan.launch().map(|process| Server { plan, process: Mutex::new(Some(process)), reserved: Mutex::default() })
         });
         match started.into_iter().collect::<Result<Vec<Server>, Failure>>() {
@@ -373,7 +385,7 @@ impl ServerBuilder {
             is_next: self.is_next,
         };
         if self.tls {
-            tls::write_certificates(plan.directory.path());
+            tls::write_certificates(plan.directory.path(), &tls::LOCAL);
         }
         plan
     }

@@ -1,7 +1,8 @@
 //! A certificate authority for one server's life, and a certificate from it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use super::temp_dir::TempDir;
 use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, KeyPair, date_time_ymd};
 
 /// File names inside the directory of a server.
@@ -16,9 +17,34 @@ pub(crate) const CLIENT: [&str; 2] = ["client.pem", "client.key"];
 /// The same from the server's authority, which have expired.
 pub(crate) const EXPIRED: [&str; 2] = ["expired.pem", "expired.key"];
 
+/// An authority, and a certificate and a key from it for all servers of a test: those that speak TLS to each other.
+#[derive(Debug)]
+pub struct Authority(TempDir);
+
+impl Authority {
+    /// Its certificate is for these names and addresses.
+    pub fn new(names: &[&str]) -> Self {
+        let directory = TempDir::new("tls");
+        write_certificates(directory.path(), names);
+        Self(directory)
+    }
+
+    /// The certificate that a client has to trust.
+    pub fn ca_pem_path(&self) -> PathBuf {
+        self.0.path().join(CA)
+    }
+
+    pub(crate) fn certificate_and_key(&self) -> [PathBuf; 2] {
+        [CERTIFICATE, KEY].map(|name| self.0.path().join(name))
+    }
+}
+
+/// The names of a server in its certificate, if nothing else is said.
+pub(crate) const LOCAL: [&str; 2] = ["localhost", "127.0.0.1"];
+
 /// Writes a new authority's certificate, and certificates and keys from it
-/// into `directory`: for `localhost` and 127.0.0.1, and for clients.
-pub(crate) fn write_certificates(directory: &Path) {
+/// into `directory`: for a server with these names, and for clients.
+pub(crate) fn write_certificates(directory: &Path, names: &[&str]) {
     // An authority apart from the server's certificate: verifiers refuse a
     // certificate that is an authority and the end of the chain at once.
     let ca_key = KeyPair::generate().expect("a key for the test authority");
@@ -29,7 +55,7 @@ pub(crate) fn write_certificates(directory: &Path) {
     let ca = ca.self_signed(&ca_key).expect("the test authority");
 
     let key = KeyPair::generate().expect("a key for the test server");
-    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let certificate = CertificateParams::new(names)
         .expect("parameters of the test certificate")
         .signed_by(&key, &ca, &ca_key)

@@ -41,7 +41,9 @@ use self::{narrowed::Narrowed, pulse::Pulse, sentinel::Sentinels};
 use super::{
     server::{Connections, Via, elsewhere, no_thread, route_from},
     subscription::channel,
-    transport::{Address, AddressMap, Endpoint, LeftOut, Limits, Seeds, Target, Wanted},
+    transport::{
+        Address, AddressMap, CertificateNames, Endpoint, LeftOut, Limits, Seeds, Target, Wanted, advice_on_tls,
+    },
 };
 use crate::{
     capabilities::Capabilities,
@@ -73,8 +75,7 @@ struct Cluster {
     sentinels: Option<Sentinels>,
     /// For every server: whose the connections are, and by which clock.
     pattern: Endpoint,
-    /// The name in the servers' certificates, where they are announced by their addresses.
-    tls_name: Option<String>,
+    names: CertificateNames,
     /// Where servers are that others announce.
     map: AddressMap,
     address: String,
@@ -132,10 +133,10 @@ impl Routed {
         home: Option<Handle>,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
         let pattern = Endpoint::new(seeds.target.clone(), limits, clock.clone(), label.clone());
-        let tls_name = seeds.name_in_certificates().map(Into::into);
+        let names = seeds.names_in_certificates();
         let service = seeds.service();
         let kind = if service.is_some() { Wanted::Sentinel } else { Wanted::InCluster };
-        let at = |target| named(pattern.another(target, kind), tls_name.as_deref());
+        let at = |target| named(pattern.another(target, kind), None, kind, &names);
         let seeds_at: Vec<Endpoint> = seeds.targets().into_iter().map(at).collect();
         let sentinels = service.map(|service| Sentinels::new(service, &seeds_at));
         let address = seeds.to_string();
@@ -146,7 +147,7 @@ impl Routed {
                 seeds: seeds_at,
                 sentinels,
                 pattern,
-                tls_name,
+                names,
                 map,
                 address,
                 home: elsewhere(home, &host),
@@ -184,18 +185,19 @@ fn leave_idle(guests: &mut HashMap<Place, Connected>) {
     });
 }
 
-/// Others have named a place, and nobody was reached there: at this address, by way of the map.
-fn out_of_reach(named: &str, place: &Place, address: &str, why: &str) -> String {
+/// Others have named a place, and nobody was reached there, or where the map leads.
+fn out_of_reach(named: &str, place: &Place, target: &Target, why: &str) -> String {
+    let (address, advice) = (target.to_string(), advice_on_tls(target, why));
     let at = if place.to_string() == address { String::new() } else { format!(" at {address}") };
     format!(
-        "{named}, which cannot be reached{at} ({why}): if it has another address from here, see Builder::address_map"
+        "{named}, which cannot be reached{at} ({why}): if it has another address from here, see Builder::address_map{advice}"
     )
 }
 
-/// With the name that its certificate has, if it is known by its address.
-fn named(mut endpoint: Endpoint, tls_name: Option<&str>) -> Endpoint {
-    if let (Some(name), Address::Tcp { host, .. }) = (tls_name, &endpoint.target.address) {
-        if host.parse::<std::net::IpAddr>().is_ok() {
+/// With the name in the certificate of the server; others may have announced it on this host.
+fn named(mut endpoint: Endpoint, announced: Option<&str>, kind: Wanted, names: &CertificateNames) -> Endpoint {
+    if let Address::Tcp { host, .. } = &endpoint.target.address {
+        if let Some(name) = names.of(announced.unwrap_or(host), host, kind) {
             endpoint.target.tls.server_name = Some(name.into());
         }
     }
@@ -279,9 +281,11 @@ impl Cluster {
     /// A server that is announced there: as we are on another one of its kind.
     fn reach(&self, place: &Place, like: &Endpoint, kind: Wanted) -> Endpoint {
         let Place { host, port } = self.map.reach(place);
-        let tls = matches!(like.target.address, Address::Tcp { tls: true, .. });
-        let address = Address::Tcp { host: host.into(), port, tls };
-        named(like.another(Target { address, ..like.target.clone() }, kind), self.tls_name.as_deref())
+        let has_tls = matches!(like.target.address, Address::Tcp { tls: true, .. });
+        let address = Address::Tcp { host: host.into(), port, tls: has_tls };
+        // Without the name in the certificate of that one.
+        let target = Target { address, tls: self.pattern.target.tls.clone(), ..like.target.clone() };
+        named(like.another(target, kind), Some(&place.host), kind, &self.names)
     }
 
     /// A failure to send something to the server that is announced there. One that was never reached may have another
@@ -297,7 +301,7 @@ impl Cluster {
                     (None, Some(slot)) => format!("the cluster names {place} for slot {slot}"),
                     (None, None) => format!("the cluster names {place}"),
                 };
-                Failure::unsent(out_of_reach(&named, place, &server.address, &why))
+                Failure::unsent(out_of_reach(&named, place, &self.endpoint(place).target, &why))
             }
             _ => failure,
         }

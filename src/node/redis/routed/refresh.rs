@@ -121,7 +121,7 @@ impl Cluster {
                 NoView::Told(error) => return Err(error),
             };
             last = Some(error);
-            self.host.sleep(pauses.next(LONGEST_PAUSE)).await;
+            self.host.sleep(pauses.next(LONGEST_PAUSE).min(until.since(seed.now()))).await;
         }
     }
 

@@ -162,7 +162,7 @@ impl Cluster {
             Ok(false) => Error::unavailable(format!("{named}, which says that it is a replica")),
             Err(error) => match mistake_of(&endpoint, &error) {
                 None | Some(Error::Unavailable(_)) => {
-                    Error::unavailable(out_of_reach(&named, place, &endpoint.target.to_string(), words(&error)))
+                    Error::unavailable(out_of_reach(&named, place, &endpoint.target, words(&error)))
                 }
                 // Every Sentinel names it: without this one's name, all say the same.
                 Some(mistake) => of_primary(service, &mistake),

@@ -28,8 +28,8 @@ pub(crate) use self::{
     link::{Before, Link},
     links::NewLinks,
     login::{Provider, connected},
-    opening::{Side, mistake_of, unreachable},
-    seeds::Seeds,
+    opening::{Side, advice_on_tls, mistake_of, unreachable},
+    seeds::{CertificateNames, Seeds},
     url::{Address, Target},
 };
 #[cfg(test)]

@@ -207,13 +207,27 @@ pub(crate) fn unreachable(endpoint: &Endpoint, reason: &str) -> Error {
 
 fn advice(target: &Target, reason: &str) -> &'static str {
     match target.address {
-        _ if ["reset", "roken pipe"].iter().any(|ended| reason.contains(ended)) => {
+        _ if ENDED.iter().any(|ended| reason.contains(ended)) => {
             "It takes connections and ends them: is it a port for TLS (rediss://), or a proxy that does not know CLIENT or INFO?"
         }
         Address::Tcp { tls: true, .. } => "Is the server running there, does it speak TLS there, and is the url right?",
         _ => "Is the server running there, and is the url right?",
     }
 }
+
+/// Whether TLS may be the cause, for a server that others have named.
+pub(crate) fn advice_on_tls(target: &Target, reason: &str) -> &'static str {
+    match target.address {
+        _ if ENDED.iter().any(|ended| reason.contains(ended)) => {
+            ". It takes connections and ends them: is it a port for TLS?"
+        }
+        Address::Tcp { tls: true, .. } => ". Does it speak TLS there?",
+        _ => "",
+    }
+}
+
+/// Parts of the words for a connection that the server ended.
+const ENDED: [&str; 2] = ["reset", "roken pipe"];
 
 /// Where the links of a connection live.
 #[derive(Clone)]

@@ -3,12 +3,15 @@
 //!
 //! Each host is read as the only one of a url: what is refused there is refused here, in the same words.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use url::form_urlencoded;
 
-use super::url::{Address, Target, decode, read_database};
-use crate::error::Error;
+use super::{
+    kind::Wanted,
+    url::{Address, Target, decode, read_database},
+};
+use crate::{error::Error, tls::Tls};
 
 /// The most hosts that a url may name.
 const MOST: usize = 64;
@@ -25,6 +28,29 @@ pub(crate) struct Seeds {
     /// The name in the servers' certificates, if that is not their host.
     tls_name: Option<String>,
     sentinels: Option<Sentinels>,
+}
+
+/// The names that certificates may have instead of their server's host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CertificateNames {
+    /// All servers that keep locks have it.
+    given: Option<String>,
+    /// The first seed of a cluster goes by it: mostly it is a name of those too that are known by an IP address.
+    of_first: Option<String>,
+}
+
+impl CertificateNames {
+    /// The name in the certificate of a server that is announced with one host and reached at another, if there is a name.
+    /// A Sentinel that has a name has a certificate of its own.
+    pub(crate) fn of<'a>(&'a self, announced: &'a str, reached: &'a str, kind: Wanted) -> Option<&'a str> {
+        let name = |host: &'a str| Some(host).filter(|host| !is_ip(host));
+        let given = self.given.as_deref().filter(|_| is_ip(announced) || kind != Wanted::Sentinel);
+        given.or(name(announced)).or(name(reached)).or(self.of_first.as_deref())
+    }
+}
+
+fn is_ip(host: &str) -> bool {
+    host.parse::<IpAddr>().is_ok()
 }
 
 /// The service that we want of them, and our name there.
@@ -154,16 +180,13 @@ impl Seeds {
             .any(|target| matches!(target.address, Address::Tcp { tls: true, .. }))
     }
 
-    /// The name in the certificate of a server, if that is not its host. Where the servers of a cluster are announced by
-    /// their addresses, it is mostly that of the first seed.
-    pub(crate) fn name_in_certificates(&self) -> Option<&str> {
+    /// The names in the certificates of servers, where these are not their hosts.
+    pub(crate) fn names_in_certificates(&self) -> CertificateNames {
         let of_first = match &self.target.address {
-            Address::Tcp { host, .. } if self.sentinels.is_none() && host.parse::<std::net::IpAddr>().is_err() => {
-                Some(&**host)
-            }
+            Address::Tcp { host, .. } if self.sentinels.is_none() && !is_ip(host) => Some(host.clone()),
             Address::Tcp { .. } | Address::Unix(_) => None,
         };
-        self.target.tls.server_name.as_deref().or(self.tls_name.as_deref()).or(of_first)
+        CertificateNames { given: self.target.tls.server_name.clone().or_else(|| self.tls_name.clone()), of_first }
     }
 }
 
@@ -259,6 +282,7 @@ fn read_tls_name(scheme: &str, value: &str) -> Result<String, Error> {
     if value.is_empty() {
         return Err(Error::config("the url's tls_name is empty: leave it out"));
     }
+    Tls::new().server_name(value).check().map_err(|why| Error::config(why.replace("server_name", "tls_name")))?;
     Ok(value.to_owned())
 }
 
@@ -305,7 +329,6 @@ mod tests {
         let seeds = parse("redis-cluster://worker:p%40ss@one,[::1]:7000,10.0.0.3:7001").unwrap();
         assert_eq!(seeds.to_string(), "one:6379,[::1]:7000,10.0.0.3:7001");
         assert_eq!((seeds.target.user.as_deref(), seeds.target.password.as_deref()), (Some("worker"), Some("p@ss")));
-        assert_eq!(seeds.name_in_certificates(), Some("one"));
         let seeds = parse("redis-cluster://worker:p,ss,1@one,two").unwrap();
         assert_eq!(
             (seeds.to_string().as_str(), seeds.target.password.as_deref()),
@@ -315,10 +338,36 @@ mod tests {
         for same in ["redis+cluster://one:6379", "valkey-cluster://one/", "REDIS-CLUSTER://one/0"] {
             assert_eq!(parse(same).unwrap().to_string(), "one:6379", "{same}");
         }
-        let named = parse("rediss-cluster://10.0.0.1?tls_name=cache.example").unwrap();
-        assert_eq!(named.name_in_certificates(), Some("cache.example"));
-        assert_eq!(parse("rediss-cluster://10.0.0.1").unwrap().name_in_certificates(), None);
         assert!(Seeds::parse("redis://one").is_none() && Seeds::parse("one,two").is_none());
+    }
+
+    #[test]
+    fn a_certificate_has_the_name_that_is_given_or_is_announced_or_leads_there_or_is_that_of_the_first_seed() {
+        let (cluster, sentinel) = (Wanted::InCluster, Wanted::Sentinel);
+        for (url, kind, announced, reached, name) in [
+            ("rediss-cluster://one", cluster, "10.0.0.1", "10.0.0.1", Some("one")),
+            ("rediss-cluster://one", cluster, "::1", "::1", Some("one")),
+            ("rediss-cluster://one", cluster, "two", "two", Some("two")),
+            ("rediss-cluster://one", cluster, "10.0.0.1", "two", Some("two")),
+            ("rediss-cluster://one", cluster, "two", "10.0.0.1", Some("two")),
+            ("rediss-cluster://one", cluster, "two", "three", Some("two")),
+            ("rediss-cluster://10.0.0.1,one", cluster, "10.0.0.2", "10.0.0.2", None),
+            ("rediss-cluster://one?tls_name=n", cluster, "10.0.0.1", "10.0.0.1", Some("n")),
+            ("rediss-cluster://one?tls_name=n", cluster, "10.0.0.1", "two", Some("n")),
+            ("rediss-cluster://one?tls_name=n", cluster, "two", "two", Some("n")),
+            ("rediss-sentinel://one/locks", Wanted::Named, "10.0.0.1", "10.0.0.1", None),
+            ("rediss-sentinel://one/locks?tls_name=n", Wanted::Named, "10.0.0.1", "10.0.0.1", Some("n")),
+            ("rediss-sentinel://one/locks?tls_name=n", Wanted::Named, "two", "two", Some("n")),
+            ("rediss-sentinel://one/locks?tls_name=n", sentinel, "10.0.0.1", "10.0.0.1", Some("n")),
+            ("rediss-sentinel://one/locks?tls_name=n", sentinel, "two", "two", Some("two")),
+        ] {
+            let names = parse(url).unwrap().names_in_certificates();
+            assert_eq!(names.of(announced, reached, kind), name, "{url} {announced} {reached}");
+        }
+        for wrong in ["a b", "a/b"] {
+            let error = parse(&format!("rediss-cluster://one?tls_name={wrong}")).unwrap_err().to_string();
+            assert!(error.contains("tls_name") && error.contains("must be a name"), "{error}");
+        }
     }
 
     #[test]

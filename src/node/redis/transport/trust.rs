@@ -34,7 +34,7 @@ fn untrusted(details: &str, tls: &Tls) -> Option<String> {
             let file = std::env::var("SSL_CERT_FILE").ok();
             return Some(of_stranger(tls.authorities.as_ref().map(ToString::to_string), file.as_deref()));
         } else if says(&["NotValidForName", "ostname mismatch", "address mismatch"]) {
-            "its certificate is for another name; connect to a name that the certificate has, or give that as server_name"
+            "its certificate is for another name; connect to a name that the certificate has, or give that as server_name (tls_name in the url of a cluster or of Sentinels)"
         } else if says(&["NotValidYet", "not yet valid"]) {
             "its certificate is not valid yet; is this machine's clock right?"
         } else if says(&["Expired", "expired"]) {
