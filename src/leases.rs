@@ -126,13 +126,27 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// The server, or a majority, cannot be reached or says no.
+    /// The server, a majority, or a primary of a cluster cannot be reached or says no.
     ///
     /// # Cancel safety
     ///
     /// It only reads.
     pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
         self.scope().list(pattern).await
+    }
+
+    /// The same for people who look at a cluster while some of its primaries are away: the locks of the others, and an
+    /// error that names the primaries whose locks are missing, and says why.
+    ///
+    /// # Errors
+    ///
+    /// The server, a majority, or each primary of a cluster cannot be reached or says no.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn list_reachable(&self, pattern: impl AsRef<str>) -> Result<(Vec<Lock>, Option<Error>), Error> {
+        self.scope().list_reachable(pattern).await
     }
 
     /// The capabilities of the server, and facts about it; over a quorum those that the answering nodes have in common.

@@ -86,16 +86,33 @@ impl Scope {
     ///
     /// It only reads.
     pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
+        match self.list_reachable(pattern).await? {
+            (locks, None) => Ok(locks),
+            (_some, Some(missing)) => Err(missing),
+        }
+    }
+
+    /// The same without the primaries of a cluster that are away; see
+    /// [`Leases::list_reachable`](crate::Leases::list_reachable).
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Self::list), but for a cluster of which some primaries answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn list_reachable(&self, pattern: impl AsRef<str>) -> Result<(Vec<Lock>, Option<Error>), Error> {
         self.check()?;
         self.client.ready().await?;
         let limit = self.client.options.command_timeout;
         let prefix = self.whole_prefix();
         let pattern = glob::literally(prefix) + pattern.as_ref();
-        let locks = relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, limit)).map_err(Error::of)?;
+        let held = relayed!(Relay::of_answers(), self.client.quorum.held(&pattern, limit)).map_err(Error::of)?;
         // Somebody may have copied a token of ours to where no lock can be.
         let is_lock = |name: &&str| self.key(name).is_ok();
-        let names = locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
-        Ok(names.map(|name| self.lock(name)).collect())
+        let names = held.locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
+        Ok((names.map(|name| self.lock(name)).collect(), held.missing.map(Error::of)))
     }
 
     /// The key of this name, if all is within its bounds.

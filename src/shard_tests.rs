@@ -342,7 +342,7 @@ async fn what_is_asked_of_a_node_is_asked_of_every_shard() {
     let scene = Scene::new(Duration::from_secs(60), SOON);
     let (_warm, _cold) = (scene.acquire("warm").await, scene.acquire("cold").await);
     let held = scene.client.quorum.held("*", SOON).await.unwrap();
-    assert_eq!(held.into_iter().collect::<Vec<_>>(), ["cold", "warm"]);
+    assert_eq!(held.locks.into_iter().collect::<Vec<_>>(), ["cold", "warm"]);
     assert_eq!(scene.client.quorum.status().len(), 2);
     scene.client.quorum.capabilities(SOON).await.unwrap();
     scene.client.quorum.health("", SOON).await.unwrap();

@@ -79,10 +79,8 @@ pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
         table::read(&leases, &options.pattern, options.servers.have_queues()).await
     })?;
     list(&seen.rows, options.json)?;
-    for why in &seen.unread {
-        tell(why);
-    }
-    Ok(if seen.unread.is_empty() { ExitCode::SUCCESS } else { Exit::Unreachable.into() })
+    seen.unread.iter().chain(&seen.missing).for_each(tell);
+    Ok(if seen.unread.is_empty() && seen.missing.is_none() { ExitCode::SUCCESS } else { Exit::Unreachable.into() })
 }
 
 fn list(rows: &[Row], json: bool) -> Result<(), Ended> {

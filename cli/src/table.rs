@@ -85,12 +85,15 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
     /// The reasons why held locks are not among the rows: one key that is broken, or not for us, hides no other.
     pub(crate) unread: Vec<String>,
+    /// The primaries of a cluster whose locks are not among the rows, and why.
+    pub(crate) missing: Option<String>,
 }
 
 /// The locks that are held and match, by their names.
 pub(crate) async fn read(leases: &Leases, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
-    let Table { mut rows, mut unread } = Table::default();
-    for some in leases.list(pattern).await?.chunks(AT_ONCE) {
+    let Table { mut rows, mut unread, .. } = Table::default();
+    let (locks, missing) = leases.list_reachable(pattern).await?;
+    for some in locks.chunks(AT_ONCE) {
         let ask = |lock: Lock| async move { (row(&lock, have_queues).await, lock) };
         let mut asked: JoinSet<_> = some.iter().cloned().map(ask).collect();
         while let Some(seen) = asked.join_next().await {
@@ -103,7 +106,7 @@ pub(crate) async fn read(leases: &Leases, pattern: &str, have_queues: bool) -> R
     }
     Order::Name.sort(&mut rows);
     unread.sort();
-    Ok(Table { rows, unread })
+    Ok(Table { rows, unread, missing: missing.map(|error| error.to_string()) })
 }
 
 /// `None` if it is free by now.

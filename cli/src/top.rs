@@ -162,7 +162,7 @@ impl View {
                 lines.extend(EXPLAINED.map(ToOwned::to_owned));
                 lines
             }
-            Ok(Table { mut rows, unread }) => {
+            Ok(Table { mut rows, unread, missing }) => {
                 let waiting: usize = rows.iter().filter_map(|row| row.waiters).sum();
                 let held = rows.len() + unread.len();
                 let every = written(interval);
@@ -173,7 +173,7 @@ impl View {
                 ];
                 let mut table = table::lines(&rows, Some(width)).into_iter();
                 lines.extend(table.next());
-                let unread = unread.iter().flat_map(|why| table::folded(&say::shown(why), width));
+                let unread = unread.iter().chain(&missing).flat_map(|why| table::folded(&say::shown(why), width));
                 let body: Vec<_> = table.chain(unread).collect();
                 lines.extend(self.page_of(body, height.saturating_sub(lines.len())));
                 lines

@@ -88,15 +88,21 @@ impl Quorum {
         last.copied().filter(|&remaining| remaining != Duration::MAX)
     }
 
-    /// The held locks that match a pattern, of any node; an error unless a majority answers.
-    pub(crate) async fn held(&self, pattern: &str, limit: Duration) -> Result<BTreeSet<String>, Failure> {
+    /// The held locks that match a pattern, of any node; an error unless a majority answers. With the reason why some are
+    /// missing, if a part of a cluster does not answer.
+    pub(crate) async fn held(&self, pattern: &str, limit: Duration) -> Result<Held, Failure> {
         let (route, pattern): (_, Arc<str>) = (self.route(), pattern.into());
         let read = |(at, member): (usize, &Arc<Member>)| (at, read(member.clone(), route, pattern.clone(), limit));
         let said = self.everybody(self.members().map(read).collect()).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }
-        Ok(said.into_iter().flatten().flatten().collect())
+        let mut all = Held::default();
+        for Held { locks, missing } in said.into_iter().flatten() {
+            all.locks.extend(locks);
+            all.missing = all.missing.or(missing);
+        }
+        Ok(all)
     }
 
     /// Takes the lock away on every node, for this one. Whether any had it.
@@ -239,12 +245,45 @@ fn capabilities_of_each(member: Arc<Member>, limit: Duration) -> Answer<Vec<OfSh
     })
 }
 
-/// Every page of what a node has; each within the limit.
-fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -> Answer<Vec<String>> {
+/// Locks that are held.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) locks: BTreeSet<String>,
+    /// Why those of some primaries of a cluster are not among them.
+    pub(crate) missing: Option<Failure>,
+}
+
+/// Every page of what a node has; each within the limit. An error if none of its shards answers.
+fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -> Answer<Held> {
     Box::pin(async move {
-        let read = |shard| read_shard(member.clone(), shard, route, pattern.clone(), limit);
-        Ok(of_shards(&member, read).await?.concat())
+        let shards = member.shards();
+        let read = |info: &ShardInfo| read_shard(member.clone(), info.shard, route, pattern.clone(), limit);
+        let mut asking: FanOut<_> = shards.iter().map(read).enumerate().collect();
+        let (mut locks, mut silent) = (BTreeSet::new(), Vec::new());
+        while !asking.is_empty() {
+            match asking.next().await {
+                (_, Ok(some)) => locks.extend(some),
+                (at, Err(failure)) => silent.push((at, failure)),
+            }
+        }
+        match &*silent {
+            _ if shards.is_empty() => Err(Failure::unavailable(format!("{} has no primary", member.address()))),
+            [] => Ok(Held { locks, missing: None }),
+            [(_, only)] if shards.len() == 1 => Err(only.clone()),
+            some if some.len() == shards.len() => Err(untold(&shards, silent)),
+            _ => Ok(Held { locks, missing: Some(untold(&shards, silent)) }),
+        }
     })
+}
+
+/// Some primaries of a cluster have not told their locks.
+fn untold(shards: &[ShardInfo], mut silent: Vec<(usize, Failure)>) -> Failure {
+    silent.sort_by_key(|(at, _)| *at);
+    let address = |at: usize| shards.get(at).map_or("", |info| &*info.address);
+    let why: Vec<String> = silent.iter().map(|(at, failure)| format!("{}: {failure}", address(*at))).collect();
+    let text = format!("of {} primaries, {} did not list their locks: {}", shards.len(), silent.len(), why.join("; "));
+    let is_refusal = silent.iter().all(|(_, failure)| failure.is_refusal());
+    if is_refusal { Failure::refused(text) } else { Failure::unavailable(text) }
 }
 
 fn read_shard(

@@ -261,7 +261,9 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
             ));
         }
         Ok(_) => {}
-        Err(error) => findings.push(note("lock", format!("ls and top will not work: {error}"), RIGHTS)),
+        Err(error) => {
+            findings.push(note("lock", format!("ls and top will not work: {error}"), advice(error.is_transient())));
+        }
     }
     if !is_quorum {
         match lock.clone().fair(true).try_acquire().await {

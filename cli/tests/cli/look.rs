@@ -591,6 +591,32 @@ fn found(url: &str, alone: &Server, check: &str) -> (Option<i32>, Vec<(String, S
 }
 
 #[test]
+fn ls_shows_the_locks_of_the_primaries_that_answer_and_names_the_one_that_is_missing() {
+    let (cluster, alone) = (Cluster::start(3, 0), Server::start());
+    let url = cluster.url();
+    let names = [cluster.name_at(0, "report"), cluster.name_at(1, "report")];
+    let holder =
+        |name: &str| tool(&alone, &["run", "--url", &url, "--ttl", "10m", name, "--", "sleep", "60"]).spawn().unwrap();
+    let holders = names.each_ref().map(|name| holder(name));
+    let is_held = |at: usize| cluster.primaries()[at].wire().exists(&names[at]);
+    eventually(HANGS, "both are held", || is_held(0) && is_held(1));
+    let listed = tool(&alone, &["ls", "--url", &url]).output().unwrap();
+    ends_with(&listed, 0, &[]);
+    let text = printed(&listed);
+    assert!(names.iter().all(|name| text.contains(name.as_str())), "{text}");
+    assert!(text.lines().skip(1).all(|row| row.ends_with('0')), "nobody waits: {text}");
+    let gone = &cluster.primaries()[0];
+    gone.kill();
+    for args in [&["ls"][..], &["ls", "--json"]] {
+        let listed = tool(&alone, &[args, &["--url", &url]].concat()).output().unwrap();
+        ends_with(&listed, 69, &["of 3 primaries, 1 did not list", &format!("127.0.0.1:{}: ", gone.port())]);
+        let text = printed(&listed);
+        assert!(text.contains(&names[1]) && !text.contains(&names[0]), "{text}");
+    }
+    holders.into_iter().for_each(sent_away);
+}
+
+#[test]
 fn a_doctor_looks_at_a_cluster() {
     let (cluster, alone) = (Cluster::start(3, 0), Server::start());
     let is = |found: &[(String, String)], level: &str, what: &str| {

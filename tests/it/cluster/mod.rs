@@ -100,6 +100,35 @@ async fn leases_of_all_shards_are_kept_and_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_lacks_a_primary_is_an_error_which_names_it_and_the_others_can_be_listed() {
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let names: Vec<String> = (0..3).map(|primary| cluster.name_at(primary, "job")).collect();
+    let mut held = Vec::new();
+    for name in &names {
+        held.push(acquire(&leases, name, Duration::from_secs(60)).await);
+    }
+    let reachable = async || within(HANGS, "a list", leases.list_reachable("job*")).await;
+    assert!(matches!(reachable().await, Ok((locks, None)) if locks.len() == 3));
+    let [first, second, third] = cluster.primaries() else { panic!("there are three") };
+    first.kill();
+    let error = within(HANGS, "a list", leases.list("job*")).await.unwrap_err();
+    let text = error.to_string();
+    let names_it = format!("of 3 primaries, 1 did not list their locks: 127.0.0.1:{}: ", first.port());
+    assert!(matches!(error, Error::Unavailable(_)) && text.contains(&names_it), "{text}");
+    let (locks, missing) = reachable().await.unwrap();
+    let mut rest = names[1..].to_vec();
+    rest.sort();
+    assert_eq!(locks.iter().map(leasehold::Lock::name).collect::<Vec<_>>(), rest);
+    assert_eq!(missing.map(|error| error.to_string()), Some(text));
+    second.kill();
+    third.kill();
+    let text = reachable().await.unwrap_err().to_string();
+    let all = cluster.primaries().iter().all(|primary| text.contains(&format!("127.0.0.1:{}: ", primary.port())));
+    assert!(all && text.contains("of 3 primaries, 3"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_a_cluster_is_named() {
     let (cluster, alone) = (Cluster::start(3, 0), Server::start());
     let sentinel = Server::builder().sentinel(true).start();
