@@ -9,7 +9,7 @@ use std::{net::TcpListener, time::Duration};
 
 use leasehold::{Leases, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use support::{HANGS, Server, eventually_async, within};
+use support::{Cluster, HANGS, Server, eventually_async, within};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -47,6 +47,7 @@ async fn leases_and_their_faults_are_counted() {
     a_life_of_a_lease(&exporter).await;
     a_group_has_series_of_its_own(&exporter).await;
     nodes_are_told_by_their_addresses(&exporter).await;
+    a_cluster_tells_which_primary_is_away_and_what_was_redirected(&exporter).await;
     assert!(exporter.0.render().contains("# HELP leasehold_held "), "an exporter is told what it is");
 }
 
@@ -191,4 +192,50 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     // Series told before these say nothing of a node that has never answered.
     let never = exporter.value(&format!("leasehold_node_up{{node=\"{nobody}\"}}"));
     assert!(never.is_none_or(|up| up < 0.5), "{never:?}");
+}
+
+async fn a_cluster_tells_which_primary_is_away_and_what_was_redirected(exporter: &Exporter) {
+    let cluster = Cluster::start(3, 1);
+    let leases = Leases::builder().url(cluster.url()).ttl(TTL).build().await.expect("it is there");
+    let hosts = cluster.url().replace("redis-cluster://", "");
+    let up = |node: &str| format!("leasehold_node_up{{node=\"{node}\"}}");
+    let primary = |at: usize| cluster.primaries().get(at).expect("there are three");
+    let of_primary = |at: usize| up(&format!("127.0.0.1:{}", primary(at).port()));
+    let redirections = |kind| format!("leasehold_redirections_total{{node=\"{hosts}\",kind=\"{kind}\"}}");
+    let failovers = format!("leasehold_failovers_total{{node=\"{hosts}\"}}");
+    exporter.counts(&up(&hosts), 1).await;
+    for kind in ["moved", "ask", "tryagain", "down"] {
+        exporter.counts(&redirections(kind), 0).await;
+    }
+    exporter.counts(&failovers, 0).await;
+    for at in 0..3 {
+        exporter.counts(&of_primary(at), 1).await;
+        let lease = leases.lock(cluster.name_at(at, "job")).acquire().await.expect("it is free");
+        assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+    }
+    // Its keys are on their way, and then it has arrived.
+    let name = cluster.name_at(0, "moving");
+    let slot = cluster.slot_of(&name);
+    cluster.begin_to_move(slot, 0, 1);
+    let lease = leases.lock(&name).acquire().await.expect("it is free");
+    exporter.tells(&redirections("ask"), |asked| asked >= 1.0).await;
+    cluster.finish_moving(slot, 0, 1);
+    assert_eq!(exporter.value(&failovers), Some(0.0), "no replica has taken over");
+    lease.renew().await.expect("it has arrived");
+    exporter.tells(&redirections("moved"), |moved| moved >= 1.0).await;
+    drop(lease);
+
+    // A lease there keeps the program asking.
+    let name = cluster.name_at(2, "job");
+    let lease = leases.lock(&name).ttl(TTL * 10).acquire().await.expect("it is free");
+    primary(2).kill();
+    exporter.counts(&of_primary(2), 0).await;
+    for node in [&up(&hosts), &of_primary(0), &of_primary(1)] {
+        assert_eq!(exporter.value(node), Some(1.0), "{node}: the others are there");
+    }
+    let promoted = up(&format!("127.0.0.1:{}", cluster.replica_of(2).port()));
+    eventually_async(TTL * 10, "the replica has taken over", || exporter.value(&promoted) == Some(1.0)).await;
+    exporter.counts(&failovers, 1).await;
+    exporter.counts(&of_primary(2), 1).await;
+    drop(lease);
 }

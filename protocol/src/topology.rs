@@ -145,6 +145,8 @@ pub struct TakenOver {
     pub epoch: u64,
     /// These slots.
     pub slots: SlotSet,
+    /// Whether nothing was heard of it before: a view, or a redirection, may tell of a part of the slots.
+    pub is_new: bool,
 }
 
 /// For so long every view has to be foreign before the cluster counts as another one.
@@ -359,14 +361,15 @@ impl Topology {
         }
         let mut taken_over = Vec::new();
         for (hands, slots) in hands {
-            let Some(one) = self.taken_over(hands, slots) else { continue };
-            taken_over.push(one);
+            let Some(mut one) = self.taken_over(hands, slots) else { continue };
             let before = self.servers.get(&hands.0).and_then(|before| before.id.clone());
             if let (Some(before), Some(now)) = (before, self.servers.get_mut(&hands.1)) {
-                if !now.replaced.contains(&before) {
+                one.is_new = !now.replaced.contains(&before);
+                if one.is_new {
                     now.replaced.push(before);
                 }
             }
+            taken_over.push(one);
         }
         let there: BTreeSet<Shard> = self.owners.iter().flatten().copied().collect();
         let had: BTreeSet<Shard> = before.iter().flatten().copied().collect();
@@ -386,6 +389,7 @@ impl Topology {
             now: now.place.clone(),
             epoch: now.epoch.unwrap_or_default(),
             slots,
+            is_new: true,
         })
     }
 }

@@ -4,7 +4,7 @@ use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
 use super::{
     ACQUIRES, AT_RISK, HELD, HOLD, LOSSES, REMAINING, RENEWAL, RENEWALS, WAIT, WAITING,
-    nodes::{CLOCK_OFFSET, MOVES, NODE_UP, NOTIFICATIONS_ACTIVE, RECONNECTS, UNDOS},
+    nodes::{CLOCK_OFFSET, FAILOVERS, MOVES, NODE_UP, NOTIFICATIONS_ACTIVE, RECONNECTS, REDIRECTIONS, UNDOS},
     series::{self, LEAST},
 };
 use crate::sync::catching_panics;
@@ -28,6 +28,8 @@ pub(crate) fn describe() {
         describe_gauge!(NOTIFICATIONS_ACTIVE, "Whether the node notifies of changes: 1 or 0.");
         describe_counter!(RECONNECTS, Unit::Count, "Connections to the node that replaced a lost one.");
         describe_counter!(MOVES, Unit::Count, "How often the node's address led to another server.");
+        describe_counter!(FAILOVERS, Unit::Count, "Replicas that have taken over from a primary.");
+        describe_counter!(REDIRECTIONS, Unit::Count, "Requests that a server of a cluster has not served, by kind.");
         describe_counter!(UNDOS, Unit::Count, "Undos that no node confirmed: a key may stay for its TTL.");
         series::begin();
     });
@@ -39,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: [&str; 17] = [
+    const ALL: [&str; 19] = [
         ACQUIRES,
         WAIT,
         HOLD,
@@ -56,6 +58,8 @@ mod tests {
         NOTIFICATIONS_ACTIVE,
         RECONNECTS,
         MOVES,
+        FAILOVERS,
+        REDIRECTIONS,
         UNDOS,
     ];
 

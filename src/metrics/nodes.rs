@@ -9,6 +9,7 @@ use std::{
 };
 
 use ::metrics::{Label, counter, gauge};
+use leasehold_protocol::failure::Redirection;
 use parking_lot::Mutex;
 
 use crate::{foreign, sync::catching_panics};
@@ -18,7 +19,12 @@ pub(super) const CLOCK_OFFSET: &str = "leasehold_node_clock_offset_seconds";
 pub(super) const NOTIFICATIONS_ACTIVE: &str = "leasehold_notifications_active";
 pub(super) const RECONNECTS: &str = "leasehold_reconnects_total";
 pub(super) const MOVES: &str = "leasehold_node_moves_total";
+pub(super) const FAILOVERS: &str = "leasehold_failovers_total";
+pub(super) const REDIRECTIONS: &str = "leasehold_redirections_total";
 pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
+
+/// The kinds of redirections.
+const KINDS: [&str; 4] = ["moved", "ask", "tryagain", "down"];
 
 /// A value that nobody knows yet, and that is not told.
 const UNKNOWN: i64 = i64::MIN;
@@ -46,6 +52,10 @@ struct NodeSeries {
     /// Since they were told.
     reconnects: AtomicU64,
     moves: AtomicU64,
+    /// Others say where its servers are.
+    is_routed: AtomicBool,
+    failovers: AtomicU64,
+    redirections: [AtomicU64; KINDS.len()],
 }
 
 #[derive(Debug)]
@@ -66,6 +76,34 @@ impl NodeMetrics {
         });
         node.users.fetch_add(1, Ordering::AcqRel);
         Self(node)
+    }
+
+    /// The same of servers that others name.
+    pub(crate) fn of_routed(address: &str) -> Self {
+        let of = Self::of(address);
+        of.0.is_routed.store(true, Ordering::Release);
+        have_news();
+        of
+    }
+
+    /// A replica has taken over from a primary.
+    pub(crate) fn note_failover(&self) {
+        self.0.failovers.fetch_add(1, Ordering::AcqRel);
+        have_news();
+    }
+
+    /// A server has sent a request elsewhere, or back.
+    pub(crate) fn note_redirection(&self, redirection: &Redirection) {
+        let kind = match redirection {
+            Redirection::Moved { .. } => 0,
+            Redirection::Moving { to: Some(_) } => 1,
+            Redirection::Moving { to: None } => 2,
+            Redirection::Down => 3,
+        };
+        if let Some(count) = self.0.redirections.get(kind) {
+            count.fetch_add(1, Ordering::AcqRel);
+            have_news();
+        }
     }
 
     /// It has answered, or it has not.
@@ -158,6 +196,9 @@ impl NodeSeries {
             clock_offset_micros: Value::new(),
             reconnects: AtomicU64::new(0),
             moves: AtomicU64::new(0),
+            is_routed: AtomicBool::new(false),
+            failovers: AtomicU64::new(0),
+            redirections: [const { AtomicU64::new(0) }; KINDS.len()],
         }
     }
 
@@ -180,6 +221,13 @@ impl NodeSeries {
         if is_known {
             counter!(RECONNECTS, labels()).increment(reconnects);
             counter!(MOVES, labels()).increment(moves);
+        }
+        if self.is_routed.load(Ordering::Acquire) {
+            counter!(FAILOVERS, labels()).increment(self.failovers.swap(0, Ordering::AcqRel));
+            for (kind, count) in KINDS.iter().zip(&self.redirections) {
+                let labels: Vec<Label> = labels().into_iter().chain([Label::from_static_parts("kind", kind)]).collect();
+                counter!(REDIRECTIONS, labels).increment(count.swap(0, Ordering::AcqRel));
+            }
         }
     }
 }

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use leasehold_protocol::failure::Redirection;
+
 use super::LeaseStage;
 use crate::foreign::Numbers;
 
@@ -46,6 +48,14 @@ impl NodeMetrics {
     pub(crate) fn of(_address: &str) -> Self {
         Self
     }
+
+    pub(crate) fn of_routed(_address: &str) -> Self {
+        Self
+    }
+
+    pub(crate) fn note_failover(&self) {}
+
+    pub(crate) fn note_redirection(&self, _redirection: &Redirection) {}
 
     pub(crate) fn note_up(&self, _is_up: bool) {}
 

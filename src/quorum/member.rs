@@ -135,6 +135,8 @@ impl Member {
     #[cold]
     fn new_state(&self) -> ShardState {
         self.shards.retain(&self.shard_numbers()).iter().for_each(|gone| gone.has_gone());
+        // Perhaps that one was down which has gone.
+        self.metrics.note_up(self.is_half_up());
         // The node is the only one: there is no quorum of clusters.
         ShardState::new(NodeHealth::new(0, true))
     }
@@ -296,10 +298,9 @@ impl Member {
     /// Tells the health of an event, and carries out what follows.
     fn update<T>(self: &Arc<Self>, shard: Shard, event: impl FnOnce(&mut NodeHealth, Time) -> (T, HealthOrders)) -> T {
         let mut is_news = false;
-        // A cluster is up if all of its shards are; the first number is no shard of one.
+        // The first number is no shard of a cluster.
         let note_up = |is_up| {
-            let others = if shard == Shard::FIRST { Vec::new() } else { self.shards.others() };
-            is_news = self.metrics.set_up(is_up && others.iter().all(|other| other.is_up()));
+            is_news = self.metrics.set_up(if shard == Shard::FIRST { is_up } else { self.is_half_up() });
         };
         let (outcome, orders) = self.state(shard).update(|| self.now(), event, note_up);
         if is_news {
@@ -307,6 +308,12 @@ impl Member {
         }
         self.carry_out(shard, orders);
         outcome
+    }
+
+    /// Whether half of the shards are well that were asked so far: a cluster serves most of its locks then.
+    fn is_half_up(&self) -> bool {
+        let shards = self.shards.others();
+        2 * shards.iter().filter(|shard| shard.is_up()).count() >= shards.len()
     }
 
     fn carry_out(self: &Arc<Self>, shard: Shard, HealthOrders { probe, wake, tell }: HealthOrders) {

@@ -269,7 +269,11 @@ fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     // By a redirection, for one slot.
     let mut topology = of(&[view(&first)]);
     let owner = topology.owner(7).unwrap();
-    assert_eq!(taken_over(&topology.moved(owner, 7, Some(place(101)))), [(1, 101, 1, 1)]);
+    let changes = topology.moved(owner, 7, Some(place(101)));
+    assert_eq!((taken_over(&changes), changes.taken_over[0].is_new), (vec![(1, 101, 1, 1)], true));
+    // A view tells of the others.
+    let changes = topology.merge(&view(&[primary(101, 3, &[0..=99]), first[1].clone()]), Time::ZERO);
+    assert_eq!((taken_over(&changes), changes.taken_over[0].is_new), (vec![(1, 101, 3, 99)], false));
     // A slot that was moved.
     let mut topology = of(&[view(&first)]);
     let changes = topology.merge(&view(&[primary(1, 1, &[0..=98]), primary(2, 4, &[99..=199])]), Time::ZERO);

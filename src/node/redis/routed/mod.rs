@@ -51,6 +51,7 @@ use crate::{
     deployment::Deployment,
     error::{Error, keeper_ended},
     keeper::Host,
+    metrics::NodeMetrics,
     node::{Answer, Node, NodeListener, ShardInfo},
 };
 
@@ -79,6 +80,7 @@ struct Cluster {
     /// Where servers are that others announce.
     map: AddressMap,
     address: String,
+    metrics: NodeMetrics,
     host: Host,
     home: Option<Handle>,
     transport: Handle,
@@ -149,6 +151,7 @@ impl Routed {
                 pattern,
                 names,
                 map,
+                metrics: NodeMetrics::of_routed(&address),
                 address,
                 home: elsewhere(home, &host),
                 transport,

@@ -228,7 +228,7 @@ impl Cluster {
     pub(super) fn have_changed(&self, changes: &Changes) {
         self.take_over(changes);
         self.have_missed(changes);
-        for TakenOver { before, now, epoch, slots } in &changes.taken_over {
+        for TakenOver { before, now, epoch, slots, .. } in &changes.taken_over {
             let (node, before, slots) = (now.to_string(), before.to_string(), slots.len());
             foreign::tell(Event::TakenOver { node, before, slots, epoch: *epoch });
         }
@@ -271,6 +271,8 @@ impl Cluster {
         for server in left {
             server.connections.retire();
         }
+        let failovers = changes.taken_over.iter().filter(|taken_over| taken_over.is_new);
+        failovers.for_each(|_| self.metrics.note_failover());
         if let Some(listener) = self.listener() {
             let taken_over = changes.taken_over.iter().map(|taken_over| taken_over.slots.clone());
             taken_over.for_each(|slots| listener.taken_over(&Keys::Of(slots)));

@@ -127,6 +127,9 @@ impl Cluster {
                 pulse.heard(now);
             }
             let redirection = failure.and_then(Failure::redirection);
+            if let Some(redirection) = redirection {
+                self.metrics.note_redirection(redirection);
+            }
             match redirection {
                 // From the owner only: what another server says of the slot is for a view to tell.
                 Some(Redirection::Moved { to: target, .. }) if on_to.is_none() => {

@@ -353,6 +353,7 @@ impl Links {
                 }
                 Err(error) => {
                     self.tell_trouble(&error);
+                    self.metrics.note_up(false);
                     self.replace_down(LinkState::Down(Some(error)), false);
                 }
             }
