@@ -97,6 +97,11 @@ async fn what_is_wrong_with_sentinels_is_named() {
         (one.url().replace("redis:", "redis-cluster:"), "config", vec!["is a Sentinel".into()]),
         (at(&dead, SERVICE), "unavailable", vec!["cannot reach".into(), dead.port().to_string()]),
         (guarded.clone(), "refused", vec!["NOAUTH".into(), "sentinel_password".into()]),
+        (
+            format!("{}?sentinel_password=wrong", guarded.replace("://", "://:data@")),
+            "refused",
+            vec!["WRONGPASS".into(), "sentinel_password".into()],
+        ),
         (format!("{guarded}?sentinel_password=wrong"), "refused", vec!["WRONGPASS".into(), "sentinel_password".into()]),
         (
             format!("{guarded}?sentinel_password=watch"),

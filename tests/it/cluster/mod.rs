@@ -1,5 +1,6 @@
 //! A cluster: its urls, its servers, and what is wrong with it.
 
+mod announced;
 mod failing;
 mod moving;
 mod together;
@@ -166,7 +167,8 @@ async fn what_is_wrong_with_a_cluster_is_named() {
 async fn a_name_whose_keys_would_be_in_two_slots_is_refused_before_anything_is_sent() {
     let cluster = Cluster::start(1, 0);
     let leases = connect(&cluster.url()).await.unwrap();
-    for name in ["a}b", "{}", "}", "{}{a}"] {
+    let braces = "{}".repeat(400);
+    for name in ["a}b", "{}", "}", "{}{a}", "x{}{a}", &braces] {
         let error = leases.lock(name).try_acquire().await.unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::Config(_)) && text.contains("hash tag") && text.contains(name), "{text}");

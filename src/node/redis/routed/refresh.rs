@@ -28,7 +28,7 @@ const ASKED: usize = 4;
 /// The others are heard for so long once one Sentinel has named a primary.
 const OTHERS: Duration = Duration::from_millis(200);
 
-const NO_SLOTS: &str = "is in a cluster in which no server has a slot";
+const NO_SLOTS: &str = "is in a cluster in which no server has a slot, or none tells where it is";
 
 /// The pauses between tries to reach a seed.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -295,7 +295,7 @@ fn none_of(mut said: Vec<Error>, of_sentinels: bool) -> Error {
     let mut texts = BTreeSet::new();
     said.retain(|error| texts.insert(error.to_string()));
     let advice = if texts.iter().any(|text| text.ends_with(NO_SLOTS)) {
-        ": make the cluster with redis-cli --cluster create"
+        ": make the cluster with redis-cli --cluster create, or see to cluster-announce-ip and cluster-announce-hostname"
     } else {
         ""
     };

@@ -136,6 +136,10 @@ mod tests {
         let View { primaries, .. } = view(&array([]), &NODES.into(), "asked").unwrap();
         let of_a = primaries.iter().find(|primary| &*primary.id == "aaa").unwrap();
         assert_eq!(of_a.replicas, at("127.0.0.1"));
+        // One that seems to be dead to this server has its slots still.
+        let doubted = NODES.replace("myself,master", "master,fail?");
+        let View { primaries, .. } = view(&slots, &doubted.as_str().into(), "asked").unwrap();
+        assert!(primaries.iter().any(|primary| &*primary.id == "aaa" && primary.slots.len() == 2));
         let dead = NODES.replace("slave aaa", "slave,fail aaa");
         let View { primaries, .. } = view(&array([]), &dead.as_str().into(), "asked").unwrap();
         assert!(primaries.iter().flat_map(|primary| &primary.replicas).all(|replica| replica.is_failing));
