@@ -45,6 +45,8 @@ const TOOL: &[Section] = &[
             ("LEASEHOLD_URL", "The server (--url)."),
             ("LEASEHOLD_URL_FILE", "A file with the server's URL (--url-file)."),
             ("LEASEHOLD_QUORUM", "Three or more servers (--quorum)."),
+            ("LEASEHOLD_MAP", "Where announced servers are reached (--map)."),
+            ("LEASEHOLD_MIN_REPLICAS", "How many replicas confirm a lock (--min-replicas)."),
             ("LEASEHOLD_PASSWORD_FILE", "A file with the server's password (--password-file)."),
             ("LEASEHOLD_CACERT", "A file with the server's authorities (--cacert)."),
             ("LEASEHOLD_CERT", "A file with our certificate (--cert)."),

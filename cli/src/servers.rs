@@ -36,6 +36,16 @@ pub(crate) struct Servers {
     /// Reach a server of a cluster, or one that Sentinels name, at another address than is announced.
     #[arg(long, value_name = "FROM=TO,...", value_delimiter = ',', value_parser = mapped, env = "LEASEHOLD_MAP", hide_env_values = true)]
     pub(crate) map: Vec<(String, String)>,
+    /// Have so many replicas confirm a lock before it counts, 0 to 9.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true,
+        env = "LEASEHOLD_MIN_REPLICAS",
+        hide_env_values = true
+    )]
+    pub(crate) min_replicas: u8,
     /// Read the password from this file, for each connection anew.
     #[arg(long, value_name = "FILE", env = "LEASEHOLD_PASSWORD_FILE", hide_env_values = true)]
     pub(crate) password_file: Option<PathBuf>,

@@ -5,11 +5,11 @@
 //!
 //! 1. A `WAIT` confirms only writes whose answers were heard on its link before it was sent. A server counts who has what
 //!    was written on this very link up to then.
-//! 2. Confirmed is what as many replicas have as are wanted, or more. What fewer have waits for the next `WAIT`.
+//! 2. A write is confirmed once as many replicas have it as are wanted. Else it waits for the next `WAIT`.
 //! 3. One `WAIT` is under way at a time, for [`SLICE`] at most: nothing else is served on its link meanwhile. After one
 //!    that was short the link rests as long.
 //! 4. A link that has ended, and a `WAIT` that has failed, confirm nothing.
-//! 5. Who has given up hears nothing more.
+//! 5. A caller that has given up hears nothing more.
 
 use std::{mem, time::Duration};
 
@@ -29,7 +29,7 @@ pub fn slice_of(ttl: Duration) -> Duration {
 /// The writes on one connection that wait for replicas. `W` is who is told.
 #[derive(Debug)]
 pub struct Replication<W> {
-    /// So many replicas must have it.
+    /// The number of replicas that must have a write.
     wanted: u8,
     /// The newest link on which a write was answered.
     link: u64,
@@ -72,7 +72,7 @@ pub enum Next {
     Over,
 }
 
-/// What a new write leads to.
+/// The consequences of a new write.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entered<W> {
     /// By this it [gives up](Replication::give_up).
@@ -84,7 +84,7 @@ pub struct Entered<W> {
 }
 
 impl<W> Replication<W> {
-    /// So many replicas are wanted.
+    /// With this number of replicas that must have a write.
     pub fn new(wanted: u8) -> Self {
         let (heard, asked) = (Vec::new(), Vec::new());
         Self {
@@ -139,7 +139,7 @@ impl<W> Replication<W> {
         Next::Wait { link: self.link, slice }
     }
 
-    /// The `WAIT` has said how many replicas have it, or has failed. Who is told, and what.
+    /// The `WAIT` has said how many replicas have it, or has failed. Returns the callers to tell, with their verdicts.
     pub fn counted(&mut self, now: Time, replicas: Result<u32, Failure>) -> Vec<(W, Result<(), Failure>)> {
         let asked = mem::take(&mut self.asked);
         match replicas {
@@ -257,8 +257,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: who is confirmed had its answer heard on the link of the `WAIT`, before that
-        /// was sent; and everybody is told once.
+        /// In every order of events: an answer that is confirmed was heard on the link of the `WAIT`, before
+        /// that was sent. Everybody is told once.
         #[test]
         fn nobody_is_confirmed_by_a_wait_that_does_not_speak_for_it(events in prop::collection::vec((0_u8..6, 0_u32..3), 1..80)) {
             let mut replication = Replication::new(2);

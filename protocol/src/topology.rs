@@ -161,8 +161,8 @@ impl Default for Topology {
     }
 }
 
-/// Whether the owner has taken over the slots of another. A server that hears of that bit by bit knows the new one as a
-/// primary before it knows of its slots, and may take its epoch for that of the old one, which is its replica.
+/// Whether the owner has taken over the slots of another. A server may hear of that bit by bit. It knows the new one as a
+/// primary before it knows of its slots, and may take its epoch for that of the old one.
 fn is_replaced(servers: &BTreeMap<Shard, Server>, owner: Option<Shard>, other: Shard) -> bool {
     let owner = owner.filter(|owner| *owner != other).and_then(|owner| servers.get(&owner));
     let id = servers.get(&other).and_then(|server| server.id.as_ref());

@@ -26,7 +26,7 @@ mod fair;
 mod tell;
 mod wait;
 
-/// So many attempts may be waiting for their undoing.
+/// The number of attempts that are remembered while they wait for their undoing.
 const FAILED: usize = 4;
 
 /// The program's own function that is told the holder.

@@ -34,6 +34,8 @@ impl Scene {
             "URL",
             "URL_FILE",
             "QUORUM",
+            "MAP",
+            "MIN_REPLICAS",
             "PASSWORD_FILE",
             "CACERT",
             "CERT",
@@ -201,4 +203,23 @@ fn a_run_needs_a_server_that_is_named() {
         let said = said(&output);
         assert!(said.contains("asking redis://127.0.0.1:6379: neither --url nor LEASEHOLD_URL"), "{said}");
     }
+}
+
+/// Replicas that have to confirm a lock: as an option, a variable and a line. Without any the job is not begun.
+#[test]
+fn replicas_that_confirm_a_lock_are_a_setting() {
+    let (scene, server) = (Scene::new(), Server::start());
+    let line = format!("url = {}\nmin-replicas = 1\n", server.url());
+    let url = format!("url = {}\n", server.url());
+    let run = ["run", "--wait", "300ms", NAME, "--", "false"];
+    let by_option = ["run", "--min-replicas", "1", "--wait", "300ms", NAME, "--", "false"];
+    let told = ["0 of 1 replicas", "(min_replicas)"];
+    ends_with(&scene.tool(&line, &run).output().unwrap(), 69, &told);
+    ends_with(&scene.tool(&url, &by_option).output().unwrap(), 69, &told);
+    let mut by_variable = scene.tool(&url, &run);
+    ends_with(&by_variable.env("LEASEHOLD_MIN_REPLICAS", "1").output().unwrap(), 69, &told);
+    let none = ["run", "--min-replicas", "0", NAME, "--", "true"];
+    assert_eq!(scene.tool(&line, &none).output().unwrap().status.code(), Some(0), "an option goes before the file");
+    let many = ["run", "--min-replicas", "10", NAME, "--", "true"];
+    ends_with(&scene.tool(&url, &many).output().unwrap(), 64, &["min_replicas is 10: it must be at most 9"]);
 }

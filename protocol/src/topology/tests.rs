@@ -280,8 +280,8 @@ fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     assert_eq!((taken_over(&changes), changes.slots.len()), (vec![], 1));
 }
 
-/// A server that stood still in a failover hears of it bit by bit: that the new one is a primary, that the old one has
-/// the new epoch, which a replica tells as its own, and the slots last of all.
+/// A server that stood still in a failover hears of it bit by bit. First the new one is a primary,
+/// then the old one has the new epoch, and the slots come last.
 #[test]
 fn slots_that_were_taken_over_do_not_go_back_in_a_view_that_is_halfway() {
     let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];

@@ -1,5 +1,5 @@
-//! Renewals of leases in many slots. Those of one primary go in one pipeline, each lease by a script of its own. Who has
-//! no answer that counts by that goes alone, as any request: a renewal may be sent again.
+//! Renewals of leases in many slots. Those of one primary go in one pipeline, each lease by a script of its own. A lease without
+//! an answer that counts goes alone then, as any request: a renewal may be sent again.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Cluster {
         only(self.send_whole(via, began, patience, &Request::Renew([claim.clone()].into())).await?.try_into()?)
     }
 
-    /// What the primary of the first has answered to each; nothing to those that have to go alone.
+    /// The answers of the primary of the first; nothing for those that have to go alone.
     async fn renew_together(
         self: &Arc<Self>,
         via: Via,

@@ -63,7 +63,7 @@ pub(super) struct Connections {
     pub(super) address: String,
 }
 
-/// What replicas have to confirm on the home connection, if there is one, and on the keeper's.
+/// The writes to confirm on the home connection, if there is one, and on the keeper's.
 type Both = (Option<Arc<Replicas>>, Arc<Replicas>);
 
 impl Connections {

@@ -1,6 +1,6 @@
 //! Waits until enough replicas have what a server has written, as [`Replication`] decides (rule 12).
 //!
-//! A task on the runtime of the connection sends `WAIT`. Whoever waits for it goes by its own time.
+//! A task on the runtime of the connection sends `WAIT`. Each caller goes by its own time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,7 +45,7 @@ impl Patience {
         }
     }
 
-    /// For a grant of a key that lives for so long. What is left of that has to be worth having.
+    /// For a grant of a key that lives for so long. The rest of that has to be worth having.
     pub(super) fn of_grant(ttl: Duration, limit: Duration, command: Duration) -> Self {
         Self::within(limit.min(ttl / 4).min(command / 2), ttl)
     }
@@ -60,7 +60,7 @@ pub(super) trait Answered: Sized {
     /// Whether it says that something was granted, extended, kept or written.
     fn is_written(&self) -> bool;
 
-    /// What is left of it if replicas do not have that.
+    /// The same answer where replicas do not have that.
     fn without(self, failure: Failure) -> Result<Self, Failure>;
 }
 
@@ -109,7 +109,7 @@ pub(super) struct Replicas {
 }
 
 impl Replicas {
-    /// So many of them.
+    /// With this number of replicas.
     pub(super) fn new(wanted: u8, connection: Arc<Connection>, runtime: Handle) -> Arc<Self> {
         Arc::new(Self { connection, runtime, state: Mutex::new(Replication::new(wanted)) })
     }
