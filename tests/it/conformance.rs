@@ -14,7 +14,7 @@ use std::{
 use leasehold::{
     Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
-use support::{Cluster, HANGS, Lag, Sentinels, Server, eventually_async, within};
+use support::{Cluster, HANGS, Lag, Replicated, Sentinels, Server, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::common::{Confirmed as _, ending, in_vain};
@@ -35,6 +35,8 @@ struct Place {
     servers: Vec<Server>,
     cluster: Option<Cluster>,
     sentinels: Option<Sentinels>,
+    replicated: Option<Replicated>,
+    min_replicas: u8,
 }
 
 impl Place {
@@ -43,7 +45,18 @@ impl Place {
         for url in &urls {
             first.push(Leases::connect(url).await.unwrap());
         }
-        Self { urls, fair: false, pushes: true, named: None, _first: first, servers, cluster: None, sentinels: None }
+        Self {
+            urls,
+            fair: false,
+            pushes: true,
+            named: None,
+            _first: first,
+            servers,
+            cluster: None,
+            sentinels: None,
+            replicated: None,
+            min_replicas: 0,
+        }
     }
 
     async fn memory(test: &str) -> Self {
@@ -105,7 +118,7 @@ impl Place {
     }
 
     fn is_in_memory(&self) -> bool {
-        self.servers.is_empty() && self.cluster.is_none() && self.sentinels.is_none()
+        self.servers.is_empty() && self.cluster.is_none() && self.sentinels.is_none() && self.replicated.is_none()
     }
 
     /// The servers that have this key, if anybody has it.
@@ -113,6 +126,7 @@ impl Place {
         match (&self.cluster, &self.sentinels) {
             (Some(cluster), _) => vec![&cluster.primaries()[cluster.home_of(key)]],
             (_, Some(sentinels)) => vec![sentinels.primary()],
+            _ if self.replicated.is_some() => self.replicated.iter().map(Replicated::primary).collect(),
             _ => self.servers.iter().collect(),
         }
     }
@@ -142,6 +156,23 @@ impl Place {
         Self { urls, sentinels: Some(sentinels), ..Self::at(Vec::new(), Vec::new()).await }
     }
 
+    /// One primary, whose replica has to confirm what it writes.
+    async fn replicated(_test: &str) -> Self {
+        let replicated = Replicated::start(1);
+        let urls = vec![replicated.primary().url()];
+        Self { urls, replicated: Some(replicated), min_replicas: 1, ..Self::at(Vec::new(), Vec::new()).await }
+    }
+
+    async fn cluster_replicated(_test: &str) -> Self {
+        let cluster = Cluster::start(1, 1);
+        let place = Self { cluster: Some(cluster), min_replicas: 1, ..Self::at(Vec::new(), Vec::new()).await };
+        place.with_url(Cluster::url)
+    }
+
+    async fn sentinel_replicated(test: &str) -> Self {
+        Self { min_replicas: 1, ..Self::sentinel(test).await }
+    }
+
     fn with_url(self, url: impl Fn(&Cluster) -> String) -> Self {
         Self { urls: self.cluster.iter().map(url).collect(), ..self }
     }
@@ -159,7 +190,7 @@ impl Place {
     }
 
     fn builder(&self) -> Builder {
-        let builder = Leases::builder().ttl(TTL).fair(self.fair);
+        let builder = Leases::builder().ttl(TTL).fair(self.fair).min_replicas(self.min_replicas);
         match (&self.named, &*self.urls) {
             (Some(server), _) => builder.server(server.clone()),
             (None, [url]) => builder.url(url),
@@ -196,6 +227,9 @@ macro_rules! conformance {
         conformance! { @ cluster_without_push: $($behaviour)* }
         conformance! { @ cluster_fair: $($behaviour)* }
         conformance! { @ sentinel: $($behaviour)* }
+        conformance! { @ replicated: $($behaviour)* }
+        conformance! { @ cluster_replicated: $($behaviour)* }
+        conformance! { @ sentinel_replicated: $($behaviour)* }
     };
     (@ $place:ident: $($behaviour:ident)*) => {
         mod $place {$(
@@ -1433,7 +1467,7 @@ async fn what_the_server_can_do_is_told(place: Place) {
         assert!(["memory", "redis ", "valkey "].iter().any(|known| server.starts_with(known)), "{server}");
         if !place.is_in_memory() {
             assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
-            let replicas = place.sentinels.as_ref().map_or(0, |all| all.replicas().len());
+            let replicas = place.sentinels.as_ref().map_or(place.min_replicas.into(), |all| all.replicas().len());
             assert_eq!((told.role(), told.replicas()), (Some("master"), Some(replicas)), "{told}");
             assert_eq!(told.append_fsync(), Some("always"), "{told}");
             assert!(told.tracked_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");

@@ -257,7 +257,7 @@ async fn f51_a_replica_that_follows_no_more() {
     let lease = within(HANGS, "the lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap();
     servers.replicas()[0].wire().must(&["REPLICAOF", "NO", "ONE"]);
     too_few(leases.lock("other").ttl(LONG).try_acquire(), "0 of 1 replicas").await;
-    servers.follow(&servers.replicas()[0]);
+    servers.follow();
     within(HANGS, "the renewal", renewed(&lease)).await;
     nothing_is_left_after(lease, servers.primary()).await;
 }

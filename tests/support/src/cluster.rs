@@ -4,6 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use super::{
     clock_shim::ClockShim,
+    replicated::online,
     resp::Value,
     server::{Server, ServerBuilder},
     tls::Authority,
@@ -120,10 +121,10 @@ impl Cluster {
         let mut wire = self.servers[at].wire();
         let info = wire.cmd(&["CLUSTER", "INFO"]).text();
         let has = |line: &str| info.lines().any(|of_info| of_info.trim_end() == line);
-        let is_linked =
-            at < self.primaries || wire.info_field("replication", "master_link_status").as_deref() == Some("up");
+        let replicas = self.servers.len() / self.primaries - 1;
+        let is_linked = at >= self.primaries || online(&self.servers[at]) == replicas;
         // Each primary is listed with all of its replicas.
-        let servers = 3 + self.servers.len() / self.primaries - 1;
+        let servers = 3 + replicas;
         let is_listed = match wire.cmd(&["CLUSTER", "SLOTS"]) {
             Value::Array(entries) => {
                 entries.len() == self.primaries

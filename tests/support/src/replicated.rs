@@ -10,6 +10,13 @@ use super::{
 /// By then each replica has all, on a machine that has much else to do.
 const LINKED: Duration = Duration::from_secs(30);
 
+/// How many replicas a primary counts: none before it has said for the first time how much it has.
+pub(crate) fn online(primary: &Server) -> usize {
+    let mut wire = primary.wire();
+    let all = (0..9).map_while(|at| wire.info_field("replication", &format!("slave{at}")));
+    all.filter(|one| one.contains("state=online")).count()
+}
+
 /// Real servers: a primary, and replicas that have all that it has.
 #[derive(Debug)]
 pub struct Replicated {
@@ -26,7 +33,7 @@ impl Replicated {
         let primary = server().start();
         let replicas: Vec<Server> = (0..replicas).map(|_| server().start()).collect();
         let all = Self { primary, replicas };
-        all.replicas.iter().for_each(|replica| all.follow(replica));
+        all.follow();
         all
     }
 
@@ -40,12 +47,11 @@ impl Replicated {
         &self.replicas
     }
 
-    /// Has this replica follow the first primary, and waits until it has all.
+    /// Has each replica follow the first primary, and waits until that counts them all.
     #[track_caller]
-    pub fn follow(&self, replica: &Server) {
-        let mut wire = replica.wire();
-        wire.must(&["REPLICAOF", "127.0.0.1", &self.primary.port().to_string()]);
-        let mut linked = || wire.info_field("replication", "master_link_status").as_deref() == Some("up");
-        eventually(LINKED, "the replica is linked", &mut linked);
+    pub fn follow(&self) {
+        let port = self.primary.port().to_string();
+        self.replicas.iter().for_each(|replica| drop(replica.wire().must(&["REPLICAOF", "127.0.0.1", &port])));
+        eventually(LINKED, "the replicas have all", || online(&self.primary) == self.replicas.len());
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    replicated::online,
     resp::Value,
     server::{Server, ServerBuilder, start_together},
     tls::Authority,
@@ -70,7 +71,7 @@ impl Sentinels {
         });
         let has_tls = authority.is_some();
         let all = Self { servers: std::iter::once(primary).chain(replicas).collect(), watchers: sentinels, has_tls };
-        eventually(READY, "the replicas are linked", || all.replicas().iter().all(is_linked));
+        eventually(READY, "the replicas are linked", || online(all.primary()) == all.replicas().len());
         eventually(READY, "the Sentinels are a quorum", || all.watchers.iter().all(can_fail_over));
         all
     }
@@ -126,10 +127,6 @@ impl Sentinels {
 /// A name that no other Sentinel has.
 fn id(port: u16) -> String {
     format!("{:040x}", u64::from(port) * 7_919)
-}
-
-fn is_linked(replica: &Server) -> bool {
-    replica.wire().info_field("replication", "master_link_status").as_deref() == Some("up")
 }
 
 fn can_fail_over(sentinel: &Server) -> bool {
