@@ -13,7 +13,7 @@ use leasehold_protocol::{
 };
 
 use super::{
-    Acquire,
+    Acquire, FailedAttempts,
     attempt::Checked,
     fair::Standing,
     tell::{ToldHolder, tell_acquired},
@@ -110,6 +110,7 @@ impl Acquire {
     fn is_in_its_own_way(&self, look: &Check) -> Option<Failure> {
         let Check::Held { holder, .. } = look else { return None };
         let failed = self.failed.lock();
+        let FailedAttempts(failed) = failed.as_deref()?;
         let (_, failure) = failed.iter().find(|(token, _)| holder.whole_token() == Some(token))?;
         Some(failure.clone())
     }

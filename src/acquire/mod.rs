@@ -29,6 +29,10 @@ mod wait;
 /// The number of attempts that are remembered while they wait for their undoing.
 const FAILED: usize = 4;
 
+/// Attempts that may have won unheard, the last one first.
+#[derive(Default)]
+struct FailedAttempts(VecDeque<(Token, Failure)>);
+
 /// The program's own function that is told the holder.
 pub(crate) type OnWait = Arc<dyn Fn(&Holder) + Send + Sync>;
 
@@ -74,7 +78,7 @@ pub(crate) struct Acquire {
     until: Time,
     /// The tokens of the last attempts that may have won unheard, and why they have failed. Until it is undone, one may be
     /// what has the lock.
-    failed: Mutex<VecDeque<(Token, Failure)>>,
+    failed: Mutex<Option<Box<FailedAttempts>>>,
 }
 
 impl Acquire {
@@ -244,6 +248,7 @@ impl Acquire {
     /// An attempt has failed, and may have won unheard.
     fn note_failed(&self, token: Token, failure: Failure) {
         let mut failed = self.failed.lock();
+        let FailedAttempts(failed) = &mut **failed.get_or_insert_default();
         failed.truncate(FAILED - 1);
         failed.push_front((token, failure));
     }

@@ -19,8 +19,9 @@ use crate::{foreign, node::redis::transport::Connection};
 /// How long replicas have to confirm a write, and how long one `WAIT` for it may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
-    all: Duration,
-    slice: Duration,
+    /// In milliseconds, for each request has one.
+    all: u32,
+    slice: u32,
 }
 
 impl Patience {
@@ -31,7 +32,7 @@ impl Patience {
             Request::Poll(poll) => Some(Self::of_grant(poll.claim.ttl, limit, command)),
             Request::Renew(batch) => Some(Self::within(limit, batch.iter().map(|claim| claim.ttl).min()?)),
             Request::Release { mode: ReleaseMode::Retain(keep, _), .. } => Some(Self::within(limit, *keep)),
-            Request::GuardedSet { .. } => Some(Self { all: limit, slice: SLICE }),
+            Request::GuardedSet { .. } => Some(Self::new(limit, SLICE)),
             _ => None,
         }
     }
@@ -51,7 +52,12 @@ impl Patience {
     }
 
     pub(super) fn within(all: Duration, ttl: Duration) -> Self {
-        Self { all, slice: slice_of(ttl) }
+        Self::new(all, slice_of(ttl))
+    }
+
+    fn new(all: Duration, slice: Duration) -> Self {
+        let millis = |span: Duration| u32::try_from(span.as_millis()).unwrap_or(u32::MAX);
+        Self { all: millis(all).max(1), slice: millis(slice) }
     }
 }
 
@@ -132,6 +138,7 @@ impl Replicas {
 
     /// Whether replicas have what was written by a request that was answered on this link.
     pub(super) async fn confirm(self: &Arc<Self>, link: u64, Patience { all, slice }: Patience) -> Verdict {
+        let [all, slice] = [all, slice].map(|millis| Duration::from_millis(millis.into()));
         let (who, mut verdict) = oneshot::channel();
         let Entered { number, begins, unknown } = self.state.lock().enter(link, slice, who);
         let waiting = Waiting { replicas: self, number };

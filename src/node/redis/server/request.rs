@@ -360,7 +360,8 @@ impl Connections {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
         let (connection, time) = (self.connection(via.route), self.host.time_keeper());
-        let (before, replicas) = (self.before(via), self.replicas(via.route).cloned());
+        let before = self.before(via);
+        let replicas = via.patience.and_then(|patience| Some((self.replicas(via.route)?.clone(), patience)));
         Box::pin(async move {
             let _flight = flight;
             let mut arguments = |all: &mut Vec<Value>| {
@@ -369,11 +370,11 @@ impl Connections {
             };
             let running = pin!(connection.run(script, &mut arguments, via.limit, before));
             let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
-            let answer: R = read(&value, way).map(Into::into).ok_or_else(reply::unreadable)?;
-            match replicas.zip(via.patience) {
-                // Boxed, for few pay for it.
-                Some((replicas, patience)) => Box::pin(replicas.confirmed(way.link, patience, answer)).await,
-                None => Ok(answer),
+            let answer = read(&value, way).map(Into::into).ok_or_else(reply::unreadable);
+            match replicas {
+                None => answer,
+                // Boxed: most programs ask no replicas.
+                Some((replicas, patience)) => Box::pin(replicas.confirmed(way.link, patience, answer?)).await,
             }
         })
     }
