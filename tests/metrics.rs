@@ -237,5 +237,15 @@ async fn a_cluster_tells_which_primary_is_away_and_what_was_redirected(exporter:
     eventually_async(TTL * 10, "the replica has taken over", || exporter.value(&promoted) == Some(1.0)).await;
     exporter.counts(&failovers, 1).await;
     exporter.counts(&of_primary(2), 1).await;
-    drop(lease);
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+
+    // One of three is no reason to wake anybody, two are.
+    let fails = async |name: &str| assert!(leases.lock(name).try_acquire().await.is_err(), "{name}");
+    cluster.replica_of(2).kill();
+    fails(&name).await;
+    primary(1).kill();
+    exporter.counts(&of_primary(1), 0).await;
+    assert_eq!(exporter.value(&up(&hosts)), Some(1.0), "what was told before has the first failure");
+    fails(&cluster.name_at(1, "job")).await;
+    exporter.counts(&up(&hosts), 0).await;
 }

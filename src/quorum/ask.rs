@@ -281,7 +281,7 @@ fn untold(shards: &[ShardInfo], mut silent: Vec<(usize, Failure)>) -> Failure {
     silent.sort_by_key(|(at, _)| *at);
     let address = |at: usize| shards.get(at).map_or("", |info| &*info.address);
     let why: Vec<String> = silent.iter().map(|(at, failure)| format!("{}: {failure}", address(*at))).collect();
-    let text = format!("of {} primaries, {} did not list their locks: {}", shards.len(), silent.len(), why.join("; "));
+    let text = format!("the locks of {} of {} primaries are missing: {}", silent.len(), shards.len(), why.join("; "));
     let is_refusal = silent.iter().all(|(_, failure)| failure.is_refusal());
     if is_refusal { Failure::refused(text) } else { Failure::unavailable(text) }
 }

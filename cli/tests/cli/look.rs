@@ -609,7 +609,7 @@ fn ls_shows_the_locks_of_the_primaries_that_answer_and_names_the_one_that_is_mis
     gone.kill();
     for args in [&["ls"][..], &["ls", "--json"]] {
         let listed = tool(&alone, &[args, &["--url", &url]].concat()).output().unwrap();
-        ends_with(&listed, 69, &["of 3 primaries, 1 did not list", &format!("127.0.0.1:{}: ", gone.port())]);
+        ends_with(&listed, 69, &["the locks of 1 of 3 primaries are missing", &format!("127.0.0.1:{}: ", gone.port())]);
         let text = printed(&listed);
         assert!(text.contains(&names[1]) && !text.contains(&names[0]), "{text}");
     }
