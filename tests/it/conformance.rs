@@ -14,7 +14,7 @@ use std::{
 use leasehold::{
     Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
-use support::{Cluster, HANGS, Lag, Replicated, Sentinels, Server, eventually_async, within};
+use support::{Cluster, HANGS, Lag, Replicated, Sentinels, Server, await_replicas, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::common::{Confirmed as _, ending, in_vain};
@@ -165,12 +165,15 @@ impl Place {
 
     async fn cluster_replicated(_test: &str) -> Self {
         let cluster = Cluster::start(1, 1);
+        await_replicas(&cluster.primaries()[0], 1);
         let place = Self { cluster: Some(cluster), min_replicas: 1, ..Self::at(Vec::new(), Vec::new()).await };
         place.with_url(Cluster::url)
     }
 
     async fn sentinel_replicated(test: &str) -> Self {
-        Self { min_replicas: 1, ..Self::sentinel(test).await }
+        let place = Self { min_replicas: 1, ..Self::sentinel(test).await };
+        place.sentinels.iter().for_each(|sentinels| await_replicas(sentinels.primary(), sentinels.replicas().len()));
+        place
     }
 
     fn with_url(self, url: impl Fn(&Cluster) -> String) -> Self {

@@ -47,7 +47,7 @@ pub use lag::Lag;
 pub use nodes::{AGE, Nodes, urls};
 pub use proxy::{Messages, Proxy, Seen};
 pub use proxy_rule::{Action, Match, RuleHandle};
-pub use replicated::Replicated;
+pub use replicated::{Replicated, await_replicas};
 pub use resp::Value;
 pub use run::{Dropped, Polls, on_no_runtime, one_thread, timed, two_workers};
 pub use sentinels::{SERVICE, Sentinels};

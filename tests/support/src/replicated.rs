@@ -17,6 +17,18 @@ pub(crate) fn online(primary: &Server) -> usize {
     all.filter(|one| one.contains("state=online")).count()
 }
 
+/// Waits until so many replicas acknowledge what this primary writes: after it has all, a replica may take a second to
+/// say so for the first time.
+#[track_caller]
+pub fn await_replicas(primary: &Server, replicas: usize) {
+    let (mut wire, replicas) = (primary.wire(), replicas.to_string());
+    wire.set_patience(LINKED * 2).expect("a limit");
+    wire.set("probe", "value");
+    wire.del("probe");
+    let counted = wire.cmd(&["WAIT", &replicas, &LINKED.as_millis().to_string()]).text();
+    assert_eq!(counted, replicas, "replicas acknowledge");
+}
+
 /// Real servers: a primary, and replicas that have all that it has.
 #[derive(Debug)]
 pub struct Replicated {
@@ -53,5 +65,6 @@ impl Replicated {
         let port = self.primary.port().to_string();
         self.replicas.iter().for_each(|replica| drop(replica.wire().must(&["REPLICAOF", "127.0.0.1", &port])));
         eventually(LINKED, "the replicas have all", || online(&self.primary) == self.replicas.len());
+        await_replicas(&self.primary, self.replicas.len());
     }
 }
