@@ -5,7 +5,8 @@
 //! | [`guide`] | every call, from the first lock on |
 //! | [`cookbook`] | recipes, each with its trap |
 //! | [`waiting`], [`quorum`] | waiters and fairness; several servers |
-//! | [`deployments`] | what each deployment promises, and why |
+//! | [`deployments`] | which to choose, what each promises, and why |
+//! | [`services`] | servers that you rent: urls, settings, what is not promised |
 //! | [`operations`] | rights, keys, connections, events, outages, limits |
 //! | [`metrics`], [`cron`] | what is measured; the command |
 //! | [`safety`] | assumptions, rules, faults and their tests |
@@ -26,6 +27,9 @@ pub mod quorum {}
 
 #[doc = include_str!("../docs/deployments.md")]
 pub mod deployments {}
+
+#[doc = include_str!("../docs/services.md")]
+pub mod services {}
 
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
