@@ -21,12 +21,12 @@ pub(crate) fn online(primary: &Server) -> usize {
 /// say so for the first time.
 #[track_caller]
 pub fn await_replicas(primary: &Server, replicas: usize) {
-    let (mut wire, replicas) = (primary.wire(), replicas.to_string());
+    let mut wire = primary.wire();
     wire.set_patience(LINKED * 2).expect("a limit");
     wire.set("probe", "value");
     wire.del("probe");
-    let counted = wire.cmd(&["WAIT", &replicas, &LINKED.as_millis().to_string()]).text();
-    assert_eq!(counted, replicas, "replicas acknowledge");
+    let counted = wire.cmd(&["WAIT", &replicas.to_string(), &LINKED.as_millis().to_string()]).int();
+    assert_eq!(usize::try_from(counted), Ok(replicas), "replicas acknowledge");
 }
 
 /// Real servers: a primary, and replicas that have all that it has.
