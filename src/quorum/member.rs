@@ -129,16 +129,22 @@ impl Member {
     }
 
     pub(super) fn state(&self, shard: Shard) -> Of<'_, ShardState> {
-        self.shards.of(shard, || self.new_state())
+        self.shards.of(shard, || self.new_state(shard))
     }
 
     #[cold]
-    fn new_state(&self) -> ShardState {
-        self.shards.retain(&self.shard_numbers()).iter().for_each(|gone| gone.has_gone());
+    fn new_state(&self, shard: Shard) -> ShardState {
+        let there = self.shard_numbers();
+        self.shards.retain(&there).iter().for_each(|gone| gone.has_gone());
         // Perhaps that one was down which has gone.
         self.metrics.note_up(self.is_half_up());
         // The node is the only one: there is no quorum of clusters.
-        ShardState::new(NodeHealth::new(0, true))
+        let state = ShardState::new(NodeHealth::new(0, true));
+        // An answer for it has come late.
+        if !there.contains(&shard) {
+            state.has_gone();
+        }
+        state
     }
 
     /// The gate through which tests control it, if it is in memory.
@@ -312,8 +318,8 @@ impl Member {
 
     /// Whether half of the shards are well that were asked so far: a cluster serves most of its locks then.
     fn is_half_up(&self) -> bool {
-        let shards = self.shards.others();
-        2 * shards.iter().filter(|shard| shard.is_up()).count() >= shards.len()
+        let shards: Vec<bool> = self.shards.others().iter().filter_map(|shard| shard.is_up()).collect();
+        2 * shards.iter().filter(|is_up| **is_up).count() >= shards.len()
     }
 
     fn carry_out(self: &Arc<Self>, shard: Shard, HealthOrders { probe, wake, tell }: HealthOrders) {

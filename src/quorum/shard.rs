@@ -93,8 +93,9 @@ impl ShardState {
         outcome
     }
 
-    pub(super) fn is_up(&self) -> bool {
-        self.is_up.load(Ordering::Acquire)
+    /// Whether it is well; nothing of one that has gone.
+    pub(super) fn is_up(&self) -> Option<bool> {
+        (!self.is_gone.load(Ordering::Acquire)).then(|| self.is_up.load(Ordering::Acquire))
     }
 
     /// It answers after a failure: all who wait for that go on.
