@@ -27,7 +27,7 @@ pub fn slice_of(ttl: Duration) -> Duration {
 }
 
 /// The writes on one connection that wait for replicas. `W` is who is told.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replication<W> {
     /// The number of replicas that must have a write.
     wanted: u8,
@@ -47,7 +47,7 @@ pub struct Replication<W> {
 }
 
 /// A write that was answered.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Entry<W> {
     number: u64,
     who: W,

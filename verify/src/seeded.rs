@@ -85,11 +85,19 @@ pub enum SeededBug {
     StepUnconfirmed,
     /// An acquire in steps has its fence issued before it takes the lock.
     FloorBeforeTake,
+    /// A `WAIT` confirms what was answered after it was sent.
+    WaitConfirmsLater,
+    /// A `WAIT` is sent on another link than that of the answers.
+    WaitOnAnotherLink,
+    /// A renewal counts though replicas have not confirmed it.
+    RenewalUnreplicated,
+    /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
+    ReplayWritesNothing,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 44] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -130,6 +138,10 @@ impl SeededBug {
         Self::NotCrossChecked,
         Self::StepUnconfirmed,
         Self::FloorBeforeTake,
+        Self::WaitConfirmsLater,
+        Self::WaitOnAnotherLink,
+        Self::RenewalUnreplicated,
+        Self::ReplayWritesNothing,
     ];
 
     /// What scripts and pages call it.
@@ -176,6 +188,10 @@ impl SeededBug {
             Self::NotCrossChecked => "not-cross-checked",
             Self::StepUnconfirmed => "step-unconfirmed",
             Self::FloorBeforeTake => "floor-before-take",
+            Self::WaitConfirmsLater => "wait-confirms-later",
+            Self::WaitOnAnotherLink => "wait-on-another-link",
+            Self::RenewalUnreplicated => "renewal-unreplicated",
+            Self::ReplayWritesNothing => "replay-writes-nothing",
         }
     }
 
@@ -222,7 +238,11 @@ impl SeededBug {
             | Self::TopologyGoesBack
             | Self::NotCrossChecked
             | Self::StepUnconfirmed
-            | Self::FloorBeforeTake => None,
+            | Self::FloorBeforeTake
+            | Self::WaitConfirmsLater
+            | Self::WaitOnAnotherLink
+            | Self::RenewalUnreplicated
+            | Self::ReplayWritesNothing => None,
         }
     }
 }

@@ -26,7 +26,7 @@
 //! at the end of every run nothing is left. And that what should be possible is.
 //!
 //! The combiner, which decides what travels together to one node, is searched by itself in [`combining`]; so are a
-//! [failover] and a slot that is [moved](migrating) from server to server.
+//! [failover], a slot that is [moved](migrating) from server to server, and leases that [replicas](replication) confirm.
 //!
 //! That the search would notice is shown outside of the assumptions: there it must find what breaks.
 
@@ -57,6 +57,7 @@ mod combining;
 mod failover;
 mod migrating;
 mod path;
+mod replication;
 mod routed;
 mod search;
 mod state;

@@ -1,0 +1,257 @@
+//! Leases that replicas have to confirm, searched: a primary, one or two replicas that lag, one of which takes over, and
+//! clients that believe once enough of them have what was granted. What decides is what is shipped: [`Replication`] says
+//! which answers a `WAIT` confirms, `Acquisition` what follows, and [`Store`] what each server does.
+//!
+//! # What a run is
+//!
+//! 1. A client has one connection, or both share one. A message arrives, is answered and is heard at the moment at which
+//!    it was sent, but anything else may happen between.
+//! 2. A `WAIT` arrives when it is sent. Its server then counts the replicas that have what was written on its link up to
+//!    then. It answers once they are enough, or later; at the end of the time of the `WAIT` at the latest.
+//! 3. A link may break, at any moment, and a new one is there at once. What was not answered is unknown, or is sent again
+//!    on the new one. What was answered may still be heard.
+//! 4. A replica gets all that the server has which it follows, at any moment, or never. Both are one step: that it has it,
+//!    and that it says so.
+//! 5. A replica takes over, at any moment. The old primary dies then, or it goes on answering those who have not heard of
+//!    it. It may come back as a replica. The others follow the new primary at once, or, where they *linger*, later.
+//! 6. Others write on a connection too. What they do is of no interest, but it is counted, and waits for replicas.
+//! 7. Time passes to the next moment at which something is due for anybody, and to every multiple of the grid.
+//! 8. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
+//!
+//! # Which promise is checked
+//!
+//! Rule 12: with so many replicas as it takes there is one holder at a time, over a failover too, and fences grow without
+//! regard to the servers' clocks. It takes one of two if the foremost takes over, and the old primary has none on its
+//! side. It takes all of them if any may take over.
+
+use std::time::Duration;
+
+use leasehold_protocol::{fence, key::Key, message::Claim, replication::Replication, store::Store};
+use stateright::{Model, Path, Property};
+
+use self::{
+    action::Action,
+    client::Run,
+    state::{Broken, Client, Connection, Driver, Server, State},
+};
+use super::{
+    TTL,
+    search::World,
+    state::{Clock, Owner},
+    tokens::Tokens,
+};
+use crate::seeded::SeededBug;
+
+mod action;
+mod client;
+mod path;
+mod run;
+mod state;
+mod tests;
+
+const CLIENTS: usize = 2;
+
+/// The most attempts of a client.
+const ATTEMPTS: u64 = 4;
+
+// The names of the rules and of the good things that tests speak of.
+const ONE_HOLDER: &str = "one holder at a time";
+const FENCES_GROW: &str = "fences grow from lease to lease";
+const LIVES_ON: &str = "a lease lives on at a replica that has taken over";
+
+/// Which replica may take over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heir {
+    /// One that has as much as any other.
+    Foremost,
+    Any,
+}
+
+/// Until when the old primary, and those who follow it, go on after a failover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Old {
+    Dies,
+    GoesOn,
+    /// It goes on, and the other replica may follow it for a while.
+    Lingers,
+}
+
+/// A world to search.
+#[derive(Debug, Clone)]
+struct Setup {
+    name: &'static str,
+    /// So many replicas have to confirm.
+    wanted: u8,
+    heir: Heir,
+    old: Old,
+    /// The clients' clocks, which agree.
+    clients: Clock,
+    /// The first is that of the primary.
+    servers: Vec<Clock>,
+    /// How many attempts each client makes at most.
+    attempts: [u8; CLIENTS],
+    /// Both are on one connection.
+    is_shared: bool,
+    /// How many links break, at most.
+    breaks: u8,
+    /// How often others write, at most.
+    others: u8,
+    grid: Duration,
+    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    closes: Duration,
+    /// What the driver does wrong.
+    bug: Option<SeededBug>,
+    key: Key,
+    tokens: Tokens,
+}
+
+/// The primary's gains on the clients what it may, and so do those of its replicas.
+const CLOCK: Clock = Clock { offset: 1_000_000_100_000_000_000, rate: 1_010 };
+
+impl Setup {
+    /// So many of so many replicas have to confirm.
+    fn new(name: &'static str, wanted: u8, replicas: usize, heir: Heir, old: Old) -> Self {
+        let mut servers = vec![CLOCK; replicas + 1];
+        if let Some(last) = servers.last_mut() {
+            // It is ahead by less than the drift leaves for that.
+            last.offset += 1_000_000;
+        }
+        Self {
+            name,
+            wanted,
+            heir,
+            old,
+            clients: Clock { offset: 5_000_000_000, rate: 1_000 },
+            servers,
+            attempts: [1; CLIENTS],
+            is_shared: false,
+            breaks: 0,
+            others: 0,
+            grid: TTL / 2,
+            closes: TTL * 5 / 4,
+            bug: None,
+            key: Key::new("", "job").unwrap(),
+            tokens: Tokens::new(CLIENTS as u64, ATTEMPTS),
+        }
+    }
+
+    fn with(self, bug: SeededBug) -> Self {
+        Self { name: bug.name(), bug: Some(bug), ..self }
+    }
+
+    fn attempts(self, first: u8, second: u8) -> Self {
+        Self { attempts: [first, second], ..self }
+    }
+
+    fn shared(self) -> Self {
+        Self { is_shared: true, ..self }
+    }
+
+    fn breaks(self, breaks: u8) -> Self {
+        Self { breaks, ..self }
+    }
+
+    fn others(self, others: u8) -> Self {
+        Self { others, ..self }
+    }
+
+    /// The clocks of the replicas are behind by a second.
+    fn behind(mut self) -> Self {
+        for clock in self.servers.iter_mut().skip(1) {
+            clock.offset = CLOCK.offset - 1_000_000_000;
+        }
+        self
+    }
+
+    /// Things happen for so many milliseconds.
+    fn for_millis(self, millis: u64) -> Self {
+        Self { closes: Duration::from_millis(millis), ..self }
+    }
+
+    fn connection_of(&self, me: usize) -> usize {
+        if self.is_shared { 0 } else { me }
+    }
+
+    fn claim(&self, owner: Owner) -> Claim {
+        let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
+        Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
+    }
+}
+
+impl World for Setup {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn told(&self, path: Path<State, Action>) -> String {
+        path::told(self, path)
+    }
+
+    fn is_expected(&self, good: &str) -> bool {
+        // A renewal comes after a third of the TTL.
+        good != LIVES_ON || self.closes > TTL / 2
+    }
+}
+
+impl Model for Setup {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let server = |at: usize| Server {
+            store: Store::default(),
+            is_up: true,
+            follows: (at > 0).then_some(0),
+            has: 0,
+            written: 0,
+        };
+        let connection = Connection {
+            link: 1,
+            leads: 0,
+            written: 0,
+            replication: Replication::new(self.wanted),
+            driver: Driver::Off,
+            others: Vec::new(),
+        };
+        vec![State {
+            now: 0,
+            primary: 0,
+            servers: (0..self.servers.len()).map(server).collect(),
+            connections: vec![connection; if self.is_shared { 1 } else { CLIENTS }],
+            clients: vec![Client::default(); CLIENTS],
+            net: Vec::new(),
+            breaks: self.breaks,
+            others: self.others,
+            largest: None,
+            broken: Broken::default(),
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        action::possible(self, state, actions);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut run = Run { setup: self, state: state.clone() };
+        action.take(&mut run)?;
+        run.state.tidy();
+        Some(run.state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONE_HOLDER, |setup: &Self, state: &State| state.believers(setup) <= 1),
+            Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
+            Property::always("nobody is told twice", |_, state: &State| !state.broken.told_twice),
+            Property::always("in the end nothing is left", |setup: &Self, state: &State| !state.is_stuck(setup)),
+            Property::sometimes("both have had it", |_, state: &State| {
+                state.clients.iter().all(|client| client.has_had_it)
+            }),
+            Property::sometimes(LIVES_ON, |_, state: &State| state.lives_on()),
+            Property::sometimes("a grant is taken back, for too few have it", |_, state: &State| {
+                state.clients.iter().any(|client| client.had_too_few)
+            }),
+            Property::sometimes("the end", |setup: &Self, state: &State| state.is_end(setup)),
+        ]
+    }
+}
