@@ -1,4 +1,4 @@
-//! What may happen in a state.
+//! Everything that may happen in a state.
 
 use super::{
     Heir, Setup,
@@ -43,12 +43,12 @@ pub(super) enum Action {
     Relink(usize, Break),
 }
 
-/// What becomes of what is under way on a link that breaks.
+/// How a link breaks that has something under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Break {
-    /// What was answered is heard yet.
+    /// Its answers are heard yet.
     pub(super) is_heard: bool,
-    /// What was not is sent again, or is unknown.
+    /// Requests without an answer are sent again, and are not unknown.
     pub(super) is_repeated: bool,
 }
 
@@ -129,7 +129,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
     }
 }
 
-/// What may befall the servers and the links.
+/// Everything that may befall the servers and the links.
 fn befalling(setup: &Setup, state: &State, actions: &mut Vec<Action>) {
     let foremost =
         || state.servers.iter().filter(|server| server.follows == Some(state.primary)).map(|it| it.has).max();
@@ -182,7 +182,7 @@ impl State {
         has_answers |= self.connections.iter().any(|connection| {
             connection.leads == server && matches!(connection.driver, Driver::Waits(wait) if wait.counted.is_some())
         });
-        // Whether it was done or not, what was answered and is not heard is sent again too.
+        // An answer that is not heard makes its request be sent again too.
         let may_repeat = has_answers || has_requests;
         BREAKS.into_iter().filter(move |how| (has_answers || !how.is_heard) && (may_repeat || !how.is_repeated))
     }

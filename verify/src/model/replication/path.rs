@@ -32,7 +32,7 @@ pub(super) fn told(setup: &Setup, path: Path<State, Action>) -> String {
     text
 }
 
-/// What is different for the clients and the servers.
+/// The differences for the clients and the servers.
 fn news(setup: &Setup, before: &State, after: &State) -> Vec<String> {
     let mut news = Vec::new();
     for server in 0..after.servers.len() {

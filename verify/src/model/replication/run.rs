@@ -1,4 +1,4 @@
-//! What is around the clients: time, the servers, the links, and the driver of [`Replication`] on each connection.
+//! All that is around the clients: time, the servers, the links, and the driver of [`Replication`] on each connection.
 //!
 //! [`Replication`]: leasehold_protocol::replication::Replication
 
@@ -25,7 +25,7 @@ impl Run<'_> {
         self.state.now = self.state.next_moment(self.setup)?;
         for at in 0..self.state.servers.len() {
             let now = self.state.time_at(self.setup, at);
-            // What is over is forgotten.
+            // A key whose time is up is forgotten.
             let _holder = self.state.servers[at].store.holder(now, &self.setup.key);
         }
         Some(())
@@ -246,7 +246,7 @@ fn counts(said: &Said) -> bool {
     matches!(said, Said::Vote { acquired: Acquired::Granted(_), .. } | Said::Owned(Ok(())))
 }
 
-/// What a server answers.
+/// A server's answer.
 fn ask<T: TryFrom<Reply, Error = Failure>>(store: &mut Store, now: Micros, request: &Request) -> T {
     let applied = store.apply(now, request, Process { name: "", hears: false }, &|_| false);
     applied.reply.and_then(T::try_from).unwrap()

@@ -1,4 +1,4 @@
-//! What one moment of a run is made of. Two moments that are equal here have the same future.
+//! The parts of one moment of a run. Two moments that are equal here have the same future.
 
 use leasehold_protocol::{
     acquisition::{Acquisition, Said},
@@ -20,7 +20,7 @@ pub(super) struct State {
     pub(super) servers: Vec<Server>,
     pub(super) connections: Vec<Connection>,
     pub(super) clients: Vec<Client>,
-    /// What is on its way, in an order that does not tell how it came about.
+    /// The messages on their way, in an order that does not tell how it came about.
     pub(super) net: Vec<Message>,
     /// How many links may still break.
     pub(super) breaks: u8,
@@ -64,7 +64,7 @@ pub(super) struct Connection {
     pub(super) others: Vec<(u64, Time)>,
 }
 
-/// Who waits for replicas.
+/// Somebody who waits for replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Who {
     Client(Owner, u8),
@@ -122,7 +122,7 @@ pub(super) struct Errand {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Waiting {
-    /// What the machine knows it by.
+    /// The machine knows it by this.
     pub(super) number: u64,
     pub(super) until: Time,
     pub(super) said: Said,
@@ -171,7 +171,7 @@ impl State {
         }
     }
 
-    /// What a server's clock shows.
+    /// The time on a server's clock.
     pub(super) fn time_at(&self, setup: &Setup, server: usize) -> Micros {
         setup.servers[server].shows(self.now).as_nanos() / 1_000
     }
