@@ -1,28 +1,29 @@
-//! Leases that replicas have to confirm, searched: a primary, one or two replicas that lag, one of which takes over, and
-//! clients that believe once enough of them have a grant. The shipped code decides: [`Replication`] says which answers a
-//! `WAIT` confirms, `Acquisition` what follows, and [`Store`] what each server does.
+//! Leases that replicas have to confirm, searched: a primary, one or two replicas that lag, one of which takes over,
+//! and clients that believe once enough of them have a grant. The shipped code decides: [`Replication`] says which
+//! answers a `WAIT` confirms, `Acquisition` what follows, and [`Store`] what each server does.
 //!
 //! # How a run goes
 //!
-//! 1. A client has one connection, or both share one. A message arrives, is answered and is heard at the moment at which
-//!    it was sent, but anything else may happen between.
-//! 2. A `WAIT` arrives when it is sent. Its server then counts the replicas that have all that was written on its link
-//!    before. It answers once they are enough, or later; at the end of the time of the `WAIT` at the latest.
-//! 3. A link may break, at any moment, and a new one is there at once. A request without an answer is unknown then, or is
-//!    sent again on the new link. An answer may still be heard.
-//! 4. A replica gets all that the server has which it follows, at any moment, or never. That it has it, and that it says
-//!    so, is one step.
-//! 5. A replica takes over, at any moment. The old primary dies then, or it goes on answering those who have not heard
-//!    of it. It may come back as a replica. The others follow the new primary at once, or, where they *linger*, later.
+//! 1. A client has one connection, or both share one. A message arrives, is answered and is heard at the moment at
+//!    which it was sent, but anything else may happen between.
+//! 2. A `WAIT` arrives when it is sent. Its server then counts the replicas that have all that was written on its
+//!    link before. It answers once they are enough, or later; at the end of the time of the `WAIT` at the latest.
+//! 3. A link may break, at any moment, and a new one is there at once. A request without an answer is unknown then,
+//!    or is sent again on the new link. An answer may still be heard.
+//! 4. A replica gets all that the server has which it follows, at any moment, or never. That it has it, and that it
+//!    says so, is one step.
+//! 5. A replica takes over, at any moment. The old primary dies then, or it goes on answering those who have not
+//!    heard of it. It may come back as a replica. The others follow the new primary at once, or, where they *linger*,
+//!    later.
 //! 6. Others write on a connection too. Their keys are of no interest, but their writes count, and wait for replicas.
 //! 7. Time passes to the next moment at which something is due for anybody, and to every multiple of the grid.
 //! 8. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
 //!
 //! # The promise that is checked
 //!
-//! Rule 12: with enough replicas there is one holder at a time, over a failover too, and fences grow without regard to
-//! the servers' clocks. One of two is enough if the foremost takes over, and the old primary has none on its side. All
-//! of them are enough whichever takes over.
+//! Rule 12: with enough replicas there is one holder at a time, over a failover too, and fences grow without regard
+//! to the servers' clocks. One of two is enough if the foremost takes over, and the old primary has none on its side.
+//! All of them are enough whichever takes over.
 
 use std::time::Duration;
 

@@ -22,7 +22,7 @@ fn two_of_two(name: &'static str) -> Setup {
     Setup::new(name, 2, 2, Heir::Any, Old::Lingers)
 }
 
-/// What is searched in every test run.
+/// The worlds that every test run searches.
 fn quick() -> Vec<Setup> {
     vec![
         one_of_one("one of one, short").for_millis(100),
@@ -34,7 +34,7 @@ fn quick() -> Vec<Setup> {
     ]
 }
 
-/// What is searched when somebody has the time.
+/// The worlds that are searched when somebody has the time.
 fn deep() -> Vec<Setup> {
     vec![
         one_of_one("one of one, a link breaks, short").breaks(1).for_millis(40),
