@@ -4,6 +4,7 @@
 //! lets a test stop, kill and restart it, and read all its keys, without a
 //! thought for other tests.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
@@ -352,6 +353,10 @@ impl ServerBuilder {
 pub(crate) fn start_together<const N: usize>(builders: impl Fn([[u16; 2]; N]) -> [ServerBuilder; N]) -> [Server; N] {
     for _ in 0..PORT_TRIES {
         let ports = [(); N].map(|()| [free_port(), free_port()]);
+        // Nobody has taken them yet, so two may be the same.
+        if ports.as_flattened().iter().collect::<HashSet<_>>().len() < 2 * N {
+            continue;
+        }
         let mut ports_left = ports.into_iter();
         let started = builders(ports).map(|builder| {
             let [port, tls_port] = ports_left.next().expect("ports for each");
