@@ -42,6 +42,8 @@ pub struct Replication<W> {
     rests_until: Time,
     /// How many replicas the last `WAIT` has counted, if they were too few.
     too_few: u32,
+    /// The least time of the next one: it doubles while replicas are too slow for the one before.
+    least: Duration,
     is_driven: bool,
     entries: u64,
 }
@@ -95,6 +97,7 @@ impl<W> Replication<W> {
             sent: Time::ZERO,
             rests_until: Time::ZERO,
             too_few: 0,
+            least: SHORTEST,
             is_driven: false,
             entries: 0,
         }
@@ -136,6 +139,8 @@ impl<W> Replication<W> {
         }
         self.asked = mem::take(&mut self.heard);
         self.sent = now;
+        let slice = slice.max(self.least);
+        self.least = slice;
         Next::Wait { link: self.link, slice }
     }
 
@@ -145,10 +150,12 @@ impl<W> Replication<W> {
         match replicas {
             Ok(replicas) if replicas >= u32::from(self.wanted) => {
                 self.too_few = 0;
+                self.least = SHORTEST;
                 asked.into_iter().map(|entry| (entry.who, Ok(()))).collect()
             }
             Ok(replicas) => {
                 self.too_few = replicas;
+                self.least = (self.least * 2).min(SLICE);
                 // A server may answer at once that it has too few.
                 self.rests_until = now + now.since(self.sent).max(SHORTEST);
                 self.heard.extend(asked.into_iter().map(|entry| Entry { seen: entry.seen.max(replicas), ..entry }));

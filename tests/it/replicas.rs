@@ -7,8 +7,8 @@ use std::{
 
 use leasehold::{Error, Lease, Leases, LossReason, Status};
 use support::{
-    Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SIGNAL, Server, Wire, eventually, eventually_async, scripts,
-    within,
+    Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SIGNAL, Server, Wire, eventually, eventually_async,
+    on_no_runtime, scripts, within,
 };
 use tokio::task::JoinSet;
 
@@ -260,4 +260,18 @@ async fn f51_a_replica_that_follows_no_more() {
     servers.follow();
     within(HANGS, "the renewal", renewed(&lease)).await;
     nothing_is_left_after(lease, servers.primary()).await;
+}
+
+/// A caller on no runtime waits for replicas too.
+#[test]
+fn a_caller_on_no_runtime_waits_for_replicas_too() {
+    let servers = Replicated::start(1);
+    let leases = Leases::builder().url(servers.primary().url()).min_replicas(1).build_lazy().unwrap();
+    let lease = on_no_runtime("the lock", leases.lock("job").acquire()).unwrap();
+    assert!(is_on(&mut servers.replicas()[0].wire(), &lease));
+    on_no_runtime("the renewal", lease.renew()).unwrap();
+    on_no_runtime("the release", lease.release()).unwrap().confirmed();
+    servers.replicas()[0].stop();
+    let error = on_no_runtime("an answer", leases.lock("job").try_acquire()).unwrap_err();
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
 }

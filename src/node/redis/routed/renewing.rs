@@ -18,11 +18,18 @@ use crate::node::redis::server::Via;
 impl Cluster {
     /// If none has an answer, the primary has given none.
     pub(super) async fn renew(self: &Arc<Self>, via: Via, claims: &[Claim]) -> Result<Reply, Failure> {
-        let began = self.now();
-        let answers = self.renew_together(via, began, claims).await?;
-        let renewed = answers.into_iter().zip(claims).map(|(answer, claim)| async move {
-            match answer {
-                Some(owned) => Ok(owned),
+        let Some(first) = claims.first() else { return Ok(Reply::Renewed(Vec::new())) };
+        let (began, primary) = (self.now(), self.shard(&first.key));
+        let trips: Vec<Option<Trip>> = claims.iter().map(|claim| self.trip_to(primary, claim)).collect();
+        // Others do not wait for a primary that is none of theirs.
+        let elsewhere = claims.iter().zip(&trips).map(|(claim, trip)| async move {
+            if trip.is_some() { None } else { Some(self.renew_alone(via, began, claim).await) }
+        });
+        let (together, elsewhere) =
+            tokio::join!(self.renew_together(via, began, primary, claims, &trips), join_all(elsewhere));
+        let renewed = together.into_iter().zip(elsewhere).zip(claims).map(|((answer, elsewhere), claim)| async move {
+            match elsewhere.or(answer) {
+                Some(renewed) => renewed,
                 None => self.renew_alone(via, began, claim).await,
             }
         });
@@ -41,39 +48,43 @@ impl Cluster {
         only(self.send_whole(via, began, patience, &Request::Renew([claim.clone()].into())).await?.try_into()?)
     }
 
-    /// The answers of the primary of the first; nothing for those that have to go alone.
+    /// The answers of their primary to those that have a trip to it; nothing for those that have to go alone then.
     async fn renew_together(
         self: &Arc<Self>,
         via: Via,
         began: Time,
+        primary: Shard,
         claims: &[Claim],
-    ) -> Result<Vec<Option<Owned>>, Failure> {
-        let none = || claims.iter().map(|_| None).collect();
-        let Some(first) = claims.first() else { return Ok(none()) };
+        trips: &[Option<Trip>],
+    ) -> Vec<Option<Result<Owned, Failure>>> {
+        let each = |answer: Option<Result<Owned, Failure>>| claims.iter().map(|_| answer.clone()).collect();
         // Made before the look, it hears of what comes after that.
         let mut changes = self.changes.subscribe();
-        let primary = self.shard(&first.key);
-        let Ok((server, pulse)) = self.server(primary) else { return Ok(none()) };
+        let Ok((server, pulse)) = self.server(primary) else { return each(None) };
         let _under_way = pulse.begin(began);
         self.wake();
         // They wait for a link as one: by itself each would cost some kilobytes, in each of its rounds.
         let connection = server.connection(via.route);
-        tokio::select! {
+        let linked = tokio::select! {
             biased;
-            _ = changes.changed() => return Ok(none()),
-            linked = connection.linked(via.limit) => linked?,
+            _ = changes.changed() => return each(None),
+            linked = connection.linked(via.limit) => linked,
+        };
+        if let Err(failure) = linked {
+            // Its connections end before the change is told.
+            let is_replaced = claims.first().is_some_and(|first| self.shard(&first.key) != primary);
+            return each((!is_replaced).then_some(Err(failure)));
         }
-        let trips: Vec<Option<Trip>> = claims.iter().map(|claim| self.trip_to(primary, claim)).collect();
-        let together = claims.iter().zip(&trips).filter(|(_, trip)| trip.is_some()).map(|(claim, _)| claim);
+        let together = claims.iter().zip(trips).filter(|(_, trip)| trip.is_some()).map(|(claim, _)| claim);
         let together: Vec<&Claim> = together.collect();
         let answers = server.renew_each(rest(via, began + via.limit, self.now()), &together).await;
         match answers {
-            Ok(answers) => Ok(self.counted(primary, &pulse, claims.iter().zip(trips), answers)),
+            Ok(answers) => self.counted(primary, &pulse, claims.iter().zip(trips.iter().cloned()), answers),
             Err(failure) if failure.is_silence() && !failure.is_unsent() => {
                 self.doubt();
-                Err(failure)
+                each(Some(Err(failure)))
             }
-            Err(_) => Ok(none()),
+            Err(_) => each(None),
         }
     }
 
@@ -90,7 +101,7 @@ impl Cluster {
         pulse: &Pulse,
         trips: impl Iterator<Item = (&'a Claim, Option<Trip>)>,
         answers: Vec<Result<Owned, Failure>>,
-    ) -> Vec<Option<Owned>> {
+    ) -> Vec<Option<Result<Owned, Failure>>> {
         let (now, topology) = (self.now(), self.topology.read());
         let (mut answers, mut counts) = (answers.into_iter(), None);
         let counted = trips.map(|(claim, trip)| {
@@ -98,16 +109,16 @@ impl Cluster {
             // The next script finds out what it was that this one met.
             let owned = answer.ok().filter(|_| trip.heard(primary, None, &topology) == Heard::Counts)?;
             counts = Some(&claim.key);
-            Some(owned)
+            Some(Ok(owned))
         });
-        let counted: Vec<Option<Owned>> = counted.collect();
+        let counted: Vec<Option<Result<Owned, Failure>>> = counted.collect();
         drop(topology);
         pulse.heard(now);
         if let Some(key) = counts {
             pulse.counted(key, now);
             self.wake();
         }
-        if counted.iter().flatten().any(Result::is_err) {
+        if counted.iter().flatten().any(|one| matches!(one, Ok(Err(_)))) {
             // Perhaps it is a replica now.
             self.doubt();
         }

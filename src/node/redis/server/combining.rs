@@ -13,7 +13,7 @@ use std::{
 };
 
 use fred::types::Value;
-use futures_util::future::Either;
+use futures_util::future::{Either, join_all};
 use leasehold_protocol::{
     combiner::{Batch, BatchLimits, BatchVerdict, Combiner, Entry, Swept, Want, after_failure},
     failure::Failure,
@@ -405,7 +405,7 @@ impl Combining {
         let callers = self.state.lock().combiner.landed(batch);
         let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
         let link = outcome.as_ref().map_or(0, |(_, way)| way.link);
-        let mut granted = Granted::default();
+        let mut granted = Vec::new();
         // A server that is busy, or loads its data, may serve them later.
         let is_refused = outcome.as_ref().is_err_and(Failure::is_refusal);
         let mut replies = match outcome {
@@ -433,8 +433,7 @@ impl Combining {
             };
             match (caller, told, &self.replicas, want) {
                 (Some(caller), Ok(Told::Reply(reply)), Some(_), Want::Acquire(claim)) if reply.is_written() => {
-                    granted.shortest = granted.shortest.min(claim.ttl);
-                    granted.callers.push((caller, reply));
+                    granted.push((caller, reply, claim.ttl));
                 }
                 (Some(caller), told, ..) => tell(caller, told),
                 (None, ..) => {}
@@ -445,27 +444,17 @@ impl Combining {
 
     /// Tells these once replicas have what they were granted: one `WAIT` is for all of a batch.
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers hear of that")]
-    fn await_replicas(&self, link: u64, Granted { shortest, callers }: Granted) {
-        let Some(replicas) = self.replicas.clone().filter(|_| !callers.is_empty()) else { return };
-        let patience = Patience::of_grant(shortest, self.command_timeout, self.command_timeout);
+    fn await_replicas(&self, link: u64, granted: Vec<(Caller, Reply, Duration)>) {
+        let Some(replicas) = self.replicas.clone().filter(|_| !granted.is_empty()) else { return };
+        let limit = self.command_timeout;
         self.home.spawn(foreign::as_keeper(async move {
-            let verdict = replicas.confirm(link, patience).await;
-            for (caller, reply) in callers {
-                tell(caller, verdict.clone().map(|()| Told::Reply(reply)));
-            }
+            // Each has the patience of its own TTL.
+            let telling = granted.into_iter().map(async |(caller, reply, ttl)| {
+                let verdict = replicas.confirm(link, Patience::of_grant(ttl, limit, limit)).await;
+                tell(caller, verdict.map(|()| Told::Reply(reply)));
+            });
+            join_all(telling).await;
         }));
-    }
-}
-
-/// The grants of a batch that replicas have to confirm.
-struct Granted {
-    shortest: Duration,
-    callers: Vec<(Caller, Reply)>,
-}
-
-impl Default for Granted {
-    fn default() -> Self {
-        Self { shortest: Duration::MAX, callers: Vec::new() }
     }
 }
 

@@ -247,8 +247,8 @@ fn both(
     keeper: &Arc<Connection>,
 ) -> Option<Both> {
     let wanted = endpoint.limits.min_replicas;
-    let of_home = home.map(|(runtime, (_, home))| Replicas::new(wanted, home.clone(), runtime));
-    (wanted > 0).then(|| (of_home, Replicas::new(wanted, keeper.clone(), host.runtime().clone())))
+    let of_home = home.map(|(runtime, (_, home))| Replicas::new(wanted, home.clone(), runtime, host.clone()));
+    (wanted > 0).then(|| (of_home, Replicas::new(wanted, keeper.clone(), host.runtime().clone(), host.clone())))
 }
 
 fn busiest_of(both: Option<&Both>) -> Option<Arc<Replicas>> {

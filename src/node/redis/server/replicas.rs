@@ -14,7 +14,7 @@ use leasehold_protocol::{
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
 
-use crate::{foreign, node::redis::transport::Connection};
+use crate::{foreign, keeper::Host, node::redis::transport::Connection};
 
 /// How long replicas have to confirm a write, and how long one `WAIT` for it may take.
 #[derive(Debug, Clone, Copy)]
@@ -111,13 +111,14 @@ pub(super) struct Replicas {
     connection: Arc<Connection>,
     /// That of the connection.
     runtime: Handle,
+    host: Host,
     state: Mutex<Replication<oneshot::Sender<Verdict>>>,
 }
 
 impl Replicas {
     /// With this number of replicas.
-    pub(super) fn new(wanted: u8, connection: Arc<Connection>, runtime: Handle) -> Arc<Self> {
-        Arc::new(Self { connection, runtime, state: Mutex::new(Replication::new(wanted)) })
+    pub(super) fn new(wanted: u8, connection: Arc<Connection>, runtime: Handle, host: Host) -> Arc<Self> {
+        Arc::new(Self { connection, runtime, host, state: Mutex::new(Replication::new(wanted)) })
     }
 
     /// The answer, which came on this link, once enough replicas have what it says.
@@ -148,8 +149,13 @@ impl Replicas {
         if begins {
             self.drive();
         }
-        if let Ok(verdict) = tokio::time::timeout(all, &mut verdict).await {
-            return verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
+        // By the keeper's timer: the caller may be on no runtime.
+        tokio::select! {
+            biased;
+            verdict = &mut verdict => {
+                return verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
+            }
+            () = self.host.sleep(all) => {}
         }
         match waiting.give_up() {
             Some(seen) => Err(self.short(seen, all)),
@@ -223,7 +229,8 @@ impl Drop for Driver {
     fn drop(&mut self) {
         if !self.has_ended {
             // Dropped, they tell those who wait.
-            drop(self.replicas.state.lock().stop());
+            let told = self.replicas.state.lock().stop();
+            drop(told);
         }
     }
 }

@@ -588,10 +588,11 @@ async fn all(
     many: usize,
 ) -> Result<Vec<Result<Value, FredError>>, FredError> {
     let mut answers = pipeline.try_all::<Value>().await;
-    if answers.len() == many {
+    // fred tells once what befell all of them.
+    let is_of_all = matches!(&answers[..], [Err(error)] if !is_answer(error));
+    if answers.len() == many && !is_of_all {
         return Ok(answers);
     }
-    // fred tells once what befell all of them.
     Err(answers.pop().and_then(Result::err).unwrap_or_else(unread))
 }
 
