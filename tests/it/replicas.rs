@@ -106,7 +106,7 @@ async fn f51_too_few_replicas() {
     too_few(leases.lock("job").ttl(TTL).acquire_within(Duration::from_millis(600)), "1 of 2 replicas").await;
     eventually_async(HANGS, "the undo", || !servers.primary().wire().exists("job")).await;
     eventually(HANGS, "the lease is at risk", || held.status() == Status::AtRisk);
-    // Whoever asks for no replicas on a connection of its own waits for none.
+    // A program that asks for no replicas has a connection of its own, and waits for none.
     bold.lock("bold").ttl(LONG).try_acquire().await.unwrap().unwrap().release().await.unwrap().confirmed();
     first.cont();
     eventually(HANGS, "the lease is held again", || held.status() == Status::Held);
@@ -228,7 +228,7 @@ async fn f53_answers_that_are_lost_confirm_nothing() {
     nothing_is_left_after(lease, servers.primary()).await;
 }
 
-/// Who may not `WAIT` is told so.
+/// A user without the right to `WAIT` is told so.
 #[tokio::test]
 async fn a_missing_right_to_wait_is_named() {
     let servers = Replicated::start(1);
@@ -274,4 +274,21 @@ fn a_caller_on_no_runtime_waits_for_replicas_too() {
     servers.replicas()[0].stop();
     let error = on_no_runtime("an answer", leases.lock("job").try_acquire()).unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+}
+
+/// A guarded value and a key that is kept count once a replica has them, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guarded_value_and_a_kept_key_wait_for_replicas() {
+    let servers = Replicated::start(1);
+    let [replica] = servers.replicas() else { panic!("there is one") };
+    let leases = connect(&servers.primary().url(), 1).await;
+    let value = leases.guarded("value");
+    let kept = leases.lock("kept").ttl(LONG).keep_for(LONG);
+    let lease = within(HANGS, "the lock", kept.acquire()).await.unwrap();
+    within(HANGS, "the write", value.set("first", lease.fence())).await.unwrap();
+    assert!(replica.wire().exists("value"));
+    replica.stop();
+    too_few(value.set("second", lease.fence()), "0 of 1 replicas").await;
+    let released = within(HANGS, "the release", lease.release()).await;
+    assert_ne!(released, Ok(leasehold::Released::Confirmed), "no replica has confirmed that it is kept");
 }

@@ -15,7 +15,7 @@ const CONNECT: Duration = Duration::from_secs(1);
 
 fn builder(url: &str, ca: PathBuf) -> Builder {
     let named: Named = url.parse().unwrap();
-    // What has no TLS takes no settings for it.
+    // A server without TLS takes no settings for it.
     let named =
         if url.contains("rediss") || url.contains("sentinel_tls") { named.tls(Tls::new().ca_file(ca)) } else { named };
     Leases::builder().server(named).connect_timeout(CONNECT).command_timeout(COMMAND)

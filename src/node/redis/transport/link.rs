@@ -391,23 +391,21 @@ impl Link {
         before: Before,
     ) -> Result<(Value, bool), FredError> {
         let (client, Command { name, arguments }) = (once(&self.client, limit), command);
-        let outcome = match before {
-            Before::Nothing => {
+        let outcome = match before.command() {
+            None => {
                 let answer = pin!(client.custom(custom(name), arguments));
                 self.unless_over(answer).await.map(|value| (value, false))
             }
-            // Boxed: it is large, and most requests go alone.
-            Before::Tracking => {
-                let sending = send_behind(&client, "CLIENT", vec!["CACHING", "YES"], name, arguments);
-                let answers = self.unless_over(Box::pin(sending).as_mut()).await;
-                // Refused on a connection that does not track, or not any more: the next command runs all the same.
-                answers.and_then(|(before, answer)| Ok((answer?, before.is_ok())))
-            }
-            Before::Asking => {
-                let sending = send_behind(&client, "ASKING", Vec::new(), name, arguments);
-                let answers = self.unless_over(Box::pin(sending).as_mut()).await;
-                // If that is refused, it is why the other is.
-                answers.and_then(|(before, answer)| before.and(answer)).map(|value| (value, false))
+            Some(first) => {
+                // Boxed: it is large, and most requests go alone.
+                let mut sending = Box::pin(send_behind(&client, first, name, arguments));
+                let answers = self.unless_over(sending.as_mut()).await;
+                answers.and_then(|(first, answer)| match before {
+                    // If that is refused, it is why the other is.
+                    Before::Asking => first.and(answer).map(|value| (value, false)),
+                    // Refused on a connection that does not track, or not any more: the next command runs all the same.
+                    _ => Ok((answer?, first.is_ok())),
+                })
             }
         };
         // It counts only from a server of the right kind, which has said so before.
@@ -569,13 +567,12 @@ pub(super) fn custom(command: &'static str) -> CustomCommand {
 /// time is over; but it keeps the order, so an undo on the same link comes later.
 async fn send_behind(
     client: &WithOptions<Client>,
-    first: &'static str,
-    words: Vec<&'static str>,
+    (first, words): (&'static str, &'static [&'static str]),
     command: &'static str,
     arguments: Vec<Value>,
 ) -> Result<(Result<Value, FredError>, Result<Value, FredError>), FredError> {
     let pipeline = Pipeline::from(client.clone());
-    let _queued: Value = pipeline.custom(custom(first), words).await?;
+    let _queued: Value = pipeline.custom(custom(first), words.to_vec()).await?;
     let _queued: Value = pipeline.custom(custom(command), arguments).await?;
     let answers = all(&pipeline, 2).await?;
     let [first, second] = <[_; 2]>::try_from(answers).map_err(|_| unread())?;
