@@ -73,7 +73,13 @@ async fn what_a_holder_hears_of_is_on_the_replica() {
     while let Some(done) = within(HANGS, "the crowd", crowd.join_next()).await {
         done.unwrap();
     }
-    let lease = leases.lock("renewed").ttl(LONG).acquire().await.unwrap();
+    // While the replica stands still, its primary has the lock, and nobody is told.
+    servers.replicas()[0].stop();
+    let told = tokio::spawn(leases.lock("renewed").ttl(LONG).acquire());
+    eventually_async(HANGS, "the primary has it", || servers.primary().wire().exists("renewed")).await;
+    assert!(!told.is_finished(), "no replica has it");
+    servers.replicas()[0].cont();
+    let lease = within(HANGS, "the lock", told).await.unwrap().unwrap();
     let mut replica = servers.replicas()[0].wire();
     replica.must(&["CONFIG", "SET", "replica-read-only", "no"]);
     // As a key that is about to end: a renewal that did not come would leave it so.
