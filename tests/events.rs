@@ -9,7 +9,7 @@ use std::{
 };
 
 use leasehold::{Credentials, Leases, Lock, Owner};
-use support::{Cluster, EventLog, HANGS, Server, eventually_async, within};
+use support::{Cluster, EventLog, HANGS, Replicated, Server, eventually_async, within};
 use tracing::Level;
 
 async fn expect(log: EventLog, start: &str, field: &str) {
@@ -77,6 +77,26 @@ async fn of_a_cluster(log: EventLog) {
     expect(log, "DEBUG renew", &format!("lock=\"{name}\" {node} failure=")).await;
     primary.kill();
     expect(log, "DEBUG connection", &node).await;
+    drop(lease);
+}
+
+/// However much too few replicas have, and at whatever a server's lease is at risk: one line.
+async fn too_few_replicas_are_told_once(log: EventLog) {
+    let servers = Replicated::start(1);
+    let [replica] = servers.replicas() else { panic!("there is one") };
+    let url = servers.primary().url();
+    let leases = Leases::builder().url(&url).min_replicas(1).ttl(Duration::from_secs(4)).build().await.unwrap();
+    replica.stop();
+    for name in ["one", "two"] {
+        leases.lock(name).try_acquire().await.unwrap_err();
+    }
+    let node = format!("node=\"127.0.0.1:{}\"", servers.primary().port());
+    expect(log, "WARN replicas", &format!("{node} seen=0 wanted=1 count=")).await;
+    replica.cont();
+    let lease = leases.lock("one").acquire().await.unwrap();
+    expect(log, "INFO replicas", &node).await;
+    let told = |start: &str| log.lines().iter().filter(|line| line.starts_with(start)).count();
+    assert_eq!((told("WARN replicas"), told("INFO replicas")), (1, 1));
     drop(lease);
 }
 
@@ -158,6 +178,7 @@ async fn events_have_stable_names_and_never_show_the_token() {
 
     expect(log, "DEBUG connection", &format!("node=\"127.0.0.1:{}\"", server.port())).await;
     of_a_cluster(log).await;
+    too_few_replicas_are_told_once(log).await;
 
     let lines = log.lines().join("\n");
     for token in [token, second] {

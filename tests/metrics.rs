@@ -9,7 +9,7 @@ use std::{net::TcpListener, time::Duration};
 
 use leasehold::{Leases, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use support::{Cluster, HANGS, Server, eventually_async, within};
+use support::{Cluster, HANGS, Replicated, Server, eventually_async, within};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -48,6 +48,7 @@ async fn leases_and_their_faults_are_counted() {
     a_group_has_series_of_its_own(&exporter).await;
     nodes_are_told_by_their_addresses(&exporter).await;
     a_cluster_tells_which_primary_is_away_and_what_was_redirected(&exporter).await;
+    too_few_replicas_are_counted(&exporter).await;
     assert!(exporter.0.render().contains("# HELP leasehold_held "), "an exporter is told what it is");
 }
 
@@ -192,6 +193,24 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     // Series told before these say nothing of a node that has never answered.
     let never = exporter.value(&format!("leasehold_node_up{{node=\"{nobody}\"}}"));
     assert!(never.is_none_or(|up| up < 0.5), "{never:?}");
+}
+
+async fn too_few_replicas_are_counted(exporter: &Exporter) {
+    let servers = Replicated::start(1);
+    let url = servers.primary().url();
+    let leases = Leases::builder().url(&url).min_replicas(1).ttl(TTL).build().await.expect("it is there");
+    let unreplicated = format!("leasehold_unreplicated_total{{node=\"{}\"}}", url.replace("redis://", ""));
+    exporter.counts(&unreplicated, 0).await;
+    let lease = leases.lock("job").acquire().await.expect("it is free");
+    exporter.counts("leasehold_replication_seconds_count", 1).await;
+    lease.renew().await.expect("the replica is there");
+    exporter.tells("leasehold_replication_seconds_count", |confirmed| confirmed >= 2.0).await;
+    assert_eq!(exporter.value(&unreplicated), Some(0.0), "it was there all the time");
+    for replica in servers.replicas() {
+        replica.stop();
+    }
+    assert!(leases.lock("other").try_acquire().await.is_err(), "no replica has it");
+    exporter.tells(&unreplicated, |requests| requests >= 1.0).await;
 }
 
 async fn a_cluster_tells_which_primary_is_away_and_what_was_redirected(exporter: &Exporter) {

@@ -110,6 +110,19 @@ pub(crate) enum Event {
         slots: usize,
         epoch: u64,
     },
+    /// Of what was written there, `seen` of `wanted` replicas have the last in time. With how often that was so since it
+    /// was last told.
+    TooFewReplicas {
+        node: String,
+        seen: u32,
+        wanted: u8,
+        count: u64,
+    },
+    /// With how often they were too few since that was last told.
+    ReplicasAgain {
+        node: String,
+        count: u64,
+    },
     /// The primaries have other slots than before.
     Topology {
         node: String,
@@ -223,6 +236,7 @@ impl Event {
             | Self::NodeAnswers { .. }
             | Self::CredentialsAgain { .. }
             | Self::ServerSettled { .. }
+            | Self::ReplicasAgain { .. }
             | Self::UndosGoOn { .. } => Level::INFO,
             Self::Renewal { .. }
             | Self::RenewalFailed { .. }
@@ -245,6 +259,7 @@ impl Event {
             | Self::ServersMixed { .. }
             | Self::SameServer { .. }
             | Self::TakenOver { .. }
+            | Self::TooFewReplicas { .. }
             | Self::AnotherCluster { .. }
             | Self::ClocksDiffer { .. }
             | Self::NotificationsRefused { .. }
@@ -346,6 +361,15 @@ impl Event {
                     name: "primary", target: TARGET, node, before, slots, epoch,
                     "a replica has taken over: locks that it has are renewed there, and those that it lacks are lost"
                 );
+            }
+            Self::TooFewReplicas { node, seen, wanted, count } => {
+                tracing::warn!(
+                    name: "replicas", target: TARGET, node, seen, wanted, count,
+                    "too few replicas confirm what is written: no lock is acquired there, and leases are not renewed"
+                );
+            }
+            Self::ReplicasAgain { node, count } => {
+                tracing::info!(name: "replicas", target: TARGET, node, count, "enough replicas confirm what is written again");
             }
             Self::Topology { node, slots, primaries } => {
                 tracing::debug!(name: "topology", target: TARGET, node, slots, primaries, "slots are at other servers now");

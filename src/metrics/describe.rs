@@ -4,7 +4,10 @@ use ::metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
 use super::{
     ACQUIRES, AT_RISK, HELD, HOLD, LOSSES, REMAINING, RENEWAL, RENEWALS, WAIT, WAITING,
-    nodes::{CLOCK_OFFSET, FAILOVERS, MOVES, NODE_UP, NOTIFICATIONS_ACTIVE, RECONNECTS, REDIRECTIONS, UNDOS},
+    nodes::{
+        CLOCK_OFFSET, FAILOVERS, MOVES, NODE_UP, NOTIFICATIONS_ACTIVE, RECONNECTS, REDIRECTIONS, REPLICATION, UNDOS,
+        UNREPLICATED,
+    },
     series::{self, LEAST},
 };
 use crate::sync::catching_panics;
@@ -30,6 +33,8 @@ pub(crate) fn describe() {
         describe_counter!(MOVES, Unit::Count, "How often the node's address led to another server.");
         describe_counter!(FAILOVERS, Unit::Count, "Replicas that have taken over from a primary.");
         describe_counter!(REDIRECTIONS, Unit::Count, "Requests that a server of a cluster has not served, by kind.");
+        describe_counter!(UNREPLICATED, Unit::Count, "Requests whose writes too few replicas confirmed in time.");
+        describe_histogram!(REPLICATION, Unit::Seconds, "From a server's answer to its confirmation by replicas.");
         describe_counter!(UNDOS, Unit::Count, "Undos that no node confirmed: a key may stay for its TTL.");
         series::begin();
     });
@@ -41,7 +46,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: [&str; 19] = [
+    const ALL: [&str; 21] = [
         ACQUIRES,
         WAIT,
         HOLD,
@@ -60,6 +65,8 @@ mod tests {
         MOVES,
         FAILOVERS,
         REDIRECTIONS,
+        UNREPLICATED,
+        REPLICATION,
         UNDOS,
     ];
 

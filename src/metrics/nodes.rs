@@ -12,6 +12,7 @@ use ::metrics::{Label, counter, gauge};
 use leasehold_protocol::failure::Redirection;
 use parking_lot::Mutex;
 
+use super::series::Group;
 use crate::{foreign, sync::catching_panics};
 
 pub(super) const NODE_UP: &str = "leasehold_node_up";
@@ -21,6 +22,8 @@ pub(super) const RECONNECTS: &str = "leasehold_reconnects_total";
 pub(super) const MOVES: &str = "leasehold_node_moves_total";
 pub(super) const FAILOVERS: &str = "leasehold_failovers_total";
 pub(super) const REDIRECTIONS: &str = "leasehold_redirections_total";
+pub(super) const UNREPLICATED: &str = "leasehold_unreplicated_total";
+pub(super) const REPLICATION: &str = "leasehold_replication_seconds";
 pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
 /// The kinds of redirections.
@@ -56,6 +59,9 @@ struct NodeSeries {
     is_routed: AtomicBool,
     failovers: AtomicU64,
     redirections: [AtomicU64; KINDS.len()],
+    /// Replicas have to confirm what is written there.
+    is_replicated: AtomicBool,
+    unreplicated: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -84,6 +90,26 @@ impl NodeMetrics {
         of.0.is_routed.store(true, Ordering::Release);
         have_news();
         of
+    }
+
+    /// The same of a server whose replicas have to confirm what is written there.
+    pub(crate) fn of_replicated(address: &str) -> Self {
+        let of = Self::of(address);
+        of.0.is_replicated.store(true, Ordering::Release);
+        have_news();
+        of
+    }
+
+    /// Replicas have confirmed what was written, so long after its answer.
+    #[allow(clippy::unused_self, reason = "without the label: a histogram is one for all nodes")]
+    pub(crate) fn note_replicated(&self, took: Duration) {
+        Group::default().record(REPLICATION, took.as_secs_f64());
+    }
+
+    /// Too few replicas have confirmed something in time.
+    pub(crate) fn note_unreplicated(&self) {
+        self.0.unreplicated.fetch_add(1, Ordering::AcqRel);
+        have_news();
     }
 
     /// A replica has taken over from a primary.
@@ -199,6 +225,8 @@ impl NodeSeries {
             is_routed: AtomicBool::new(false),
             failovers: AtomicU64::new(0),
             redirections: [const { AtomicU64::new(0) }; KINDS.len()],
+            is_replicated: AtomicBool::new(false),
+            unreplicated: AtomicU64::new(0),
         }
     }
 
@@ -221,6 +249,9 @@ impl NodeSeries {
         if is_known {
             counter!(RECONNECTS, labels()).increment(reconnects);
             counter!(MOVES, labels()).increment(moves);
+        }
+        if self.is_replicated.load(Ordering::Acquire) {
+            counter!(UNREPLICATED, labels()).increment(self.unreplicated.swap(0, Ordering::AcqRel));
         }
         if self.is_routed.load(Ordering::Acquire) {
             counter!(FAILOVERS, labels()).increment(self.failovers.swap(0, Ordering::AcqRel));

@@ -53,6 +53,14 @@ impl NodeMetrics {
         Self
     }
 
+    pub(crate) fn of_replicated(_address: &str) -> Self {
+        Self
+    }
+
+    pub(crate) fn note_replicated(&self, _took: Duration) {}
+
+    pub(crate) fn note_unreplicated(&self) {}
+
     pub(crate) fn note_failover(&self) {}
 
     pub(crate) fn note_redirection(&self, _redirection: &Redirection) {}

@@ -115,6 +115,13 @@ async fn cause(event: &str, scene: &Scene) {
             };
             within(HANGS, &format!("the event {event}"), asking).await;
         }
+        "replicas" => {
+            let Servers::Cluster(cluster) = &scene.servers else { panic!("it is a cluster") };
+            let replica = cluster.replica_of(0);
+            replica.stop();
+            sprung(event).await;
+            replica.cont();
+        }
         "credentials" => {
             PROVIDER_FAILS.store(true, Ordering::SeqCst);
             while !TRAP.has_sprung(event) {
@@ -160,6 +167,11 @@ async fn scene(event: &str, keeper: Keeper) -> Scene {
         "repair" | "node" => Scene::on(Servers::Quorum(Nodes::seasoned(3)), keeper).await,
         "topology" => Scene::on(Servers::Cluster(Cluster::start(3, 0)), keeper).await,
         "primary" => Scene::on(Servers::Cluster(Cluster::start(3, 1)), keeper).await,
+        "replicas" => {
+            let cluster = Cluster::start(1, 1);
+            let builder = Leases::builder().url(cluster.url()).min_replicas(1);
+            Scene::with(Servers::Cluster(cluster), None, builder, keeper).await
+        }
         "crowded" => {
             let server = Server::start();
             server.wire().must(&["CONFIG", "SET", "tracking-table-max-keys", "4"]);
@@ -231,6 +243,7 @@ events! {
     repair: f91_the_subscriber_blocks_at_repair, f91_the_subscriber_panics_at_repair;
     node: f91_the_subscriber_blocks_at_node, f91_the_subscriber_panics_at_node;
     primary: f91_the_subscriber_blocks_at_primary, f91_the_subscriber_panics_at_primary;
+    replicas: f91_the_subscriber_blocks_at_replicas, f91_the_subscriber_panics_at_replicas;
     topology: f91_the_subscriber_blocks_at_topology, f91_the_subscriber_panics_at_topology;
     same_server: f91_the_subscriber_blocks_at_same_server, f91_the_subscriber_panics_at_same_server;
     events_dropped: f91_the_subscriber_blocks_at_events_dropped, f91_the_subscriber_panics_at_events_dropped;

@@ -17,7 +17,7 @@ pub(super) use self::request::Via;
 use self::{
     address::Whereabouts,
     combining::{Combining, Packing},
-    replicas::Replicas,
+    replicas::{Replicas, Shortage},
     witness::Witness,
 };
 use super::{
@@ -247,8 +247,14 @@ fn both(
     keeper: &Arc<Connection>,
 ) -> Option<Both> {
     let wanted = endpoint.limits.min_replicas;
-    let of_home = home.map(|(runtime, (_, home))| Replicas::new(wanted, home.clone(), runtime, host.clone()));
-    (wanted > 0).then(|| (of_home, Replicas::new(wanted, keeper.clone(), host.runtime().clone(), host.clone())))
+    if wanted == 0 {
+        return None;
+    }
+    let shortage = Shortage::at(&endpoint.target.to_string(), endpoint.limits.command);
+    let of = |connection: &Arc<Connection>, runtime| {
+        Replicas::new(wanted, connection.clone(), runtime, host.clone(), shortage.clone())
+    };
+    Some((home.map(|(runtime, (_, home))| of(home, runtime)), of(keeper, host.runtime().clone())))
 }
 
 fn busiest_of(both: Option<&Both>) -> Option<Arc<Replicas>> {

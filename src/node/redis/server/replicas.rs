@@ -10,11 +10,18 @@ use leasehold_protocol::{
     replication::{Entered, Next, Replication, SLICE, slice_of},
     rounded::Rounded,
     stepwise::{Single, SingleReply},
+    time::Time,
 };
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
 
-use crate::{foreign, keeper::Host, node::redis::transport::Connection};
+use crate::{
+    foreign::{self, Event, tell},
+    keeper::Host,
+    metrics::NodeMetrics,
+    node::redis::transport::Connection,
+    troubles::Troubles,
+};
 
 /// How long replicas have to confirm a write, and how long one `WAIT` for it may take.
 #[derive(Debug, Clone, Copy)]
@@ -113,12 +120,19 @@ pub(super) struct Replicas {
     runtime: Handle,
     host: Host,
     state: Mutex<Replication<oneshot::Sender<Verdict>>>,
+    shortage: Arc<Shortage>,
 }
 
 impl Replicas {
     /// With this number of replicas.
-    pub(super) fn new(wanted: u8, connection: Arc<Connection>, runtime: Handle, host: Host) -> Arc<Self> {
-        Arc::new(Self { connection, runtime, host, state: Mutex::new(Replication::new(wanted)) })
+    pub(super) fn new(
+        wanted: u8,
+        connection: Arc<Connection>,
+        runtime: Handle,
+        host: Host,
+        shortage: Arc<Shortage>,
+    ) -> Arc<Self> {
+        Arc::new(Self { connection, runtime, host, state: Mutex::new(Replication::new(wanted)), shortage })
     }
 
     /// The answer, which came on this link, once enough replicas have what it says.
@@ -140,7 +154,7 @@ impl Replicas {
     /// Whether replicas have what was written by a request that was answered on this link.
     pub(super) async fn confirm(self: &Arc<Self>, link: u64, Patience { all, slice }: Patience) -> Verdict {
         let [all, slice] = [all, slice].map(|millis| Duration::from_millis(millis.into()));
-        let (who, mut verdict) = oneshot::channel();
+        let (began, (who, mut verdict)) = (self.connection.now(), oneshot::channel());
         let Entered { number, begins, unknown } = self.state.lock().enter(link, slice, who);
         let waiting = Waiting { replicas: self, number };
         for who in unknown {
@@ -153,7 +167,12 @@ impl Replicas {
         tokio::select! {
             biased;
             verdict = &mut verdict => {
-                return verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
+                let verdict =
+                    verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
+                if verdict.is_ok() {
+                    self.shortage.metrics.note_replicated(self.connection.now().since(began));
+                }
+                return verdict;
             }
             () = self.host.sleep(all) => {}
         }
@@ -165,6 +184,8 @@ impl Replicas {
 
     fn short(&self, seen: u32, all: Duration) -> Failure {
         let (server, wanted) = (self.connection.server(), self.state.lock().wanted());
+        self.shortage.metrics.note_unreplicated();
+        self.shortage.is_met(self.connection.now(), seen, wanted);
         Failure::unknown(format!(
             "redis at {server} has written it, but {seen} of {wanted} replicas confirmed that within {} (min_replicas)",
             Rounded(all)
@@ -176,6 +197,36 @@ impl Replicas {
         let driver = Driver { replicas: self.clone(), has_ended: false };
         // One caller's waker that blocks must not keep the others from their answers.
         self.runtime.spawn(foreign::as_keeper(driver.run()));
+    }
+}
+
+/// Tells that a server has too few replicas, and that it has enough again: once for all that is written there.
+#[derive(Debug)]
+pub(super) struct Shortage {
+    node: String,
+    /// It is one once it has lasted for so long: an acquire has failed by then, and a renewal still waits.
+    after: Duration,
+    troubles: Troubles,
+    metrics: NodeMetrics,
+}
+
+impl Shortage {
+    /// Of the server at this address. A command may take so long.
+    pub(super) fn at(node: &str, command: Duration) -> Arc<Self> {
+        let metrics = NodeMetrics::of_replicated(node);
+        Arc::new(Self { node: node.into(), after: command / 2, troubles: Troubles::default(), metrics })
+    }
+
+    fn is_met(&self, now: Time, seen: u32, wanted: u8) {
+        if let Some(count) = self.troubles.meet_causes(now, ["replicas".to_owned()]) {
+            tell(Event::TooFewReplicas { node: self.node.clone(), seen, wanted, count });
+        }
+    }
+
+    fn is_over(&self) {
+        if let Some(count) = self.troubles.end() {
+            tell(Event::ReplicasAgain { node: self.node.clone(), count });
+        }
     }
 }
 
@@ -205,7 +256,8 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self) {
-        let Replicas { connection, state, .. } = &*self.replicas;
+        let Replicas { connection, state, shortage, .. } = &*self.replicas;
+        let mut short_since = None;
         loop {
             let next = state.lock().next(connection.now());
             match next {
@@ -214,7 +266,18 @@ impl Driver {
                 Next::Wait { link, slice } => {
                     let wanted = state.lock().wanted();
                     let outcome = connection.replicas(link, wanted, slice).await;
-                    let told = state.lock().counted(connection.now(), outcome);
+                    let (now, seen) = (connection.now(), outcome.as_ref().ok().copied());
+                    let told = state.lock().counted(now, outcome);
+                    match seen {
+                        Some(seen) if seen >= u32::from(wanted) => {
+                            short_since = None;
+                            shortage.is_over();
+                        }
+                        Some(seen) if now.since(*short_since.get_or_insert(now)) >= shortage.after => {
+                            shortage.is_met(now, seen, wanted);
+                        }
+                        _ => {}
+                    }
                     for (who, verdict) in told {
                         let _told = who.send(verdict);
                     }
