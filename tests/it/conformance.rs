@@ -14,7 +14,7 @@ use std::{
 use leasehold::{
     Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
-use support::{Cluster, HANGS, Lag, Replicated, Sentinels, Server, await_replicas, eventually_async, within};
+use support::{Cluster, HANGS, Lag, Replicated, Sentinels, Server, ServerBuilder, await_replicas, eventually_async, within};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::common::{Confirmed as _, ending, in_vain};
@@ -28,6 +28,8 @@ struct Place {
     /// Whether every lock is a fair one.
     fair: bool,
     pushes: bool,
+    /// Whether it tells of itself: `INFO` and `CONFIG`.
+    tells: bool,
     /// How a program names its server, where a url does not do.
     named: Option<leasehold::Server>,
     /// Keeps a shared memory store alive between two programs.
@@ -49,6 +51,7 @@ impl Place {
             urls,
             fair: false,
             pushes: true,
+            tells: true,
             named: None,
             _first: first,
             servers,
@@ -73,6 +76,23 @@ impl Place {
         let server = Server::start();
         let url = server.url_without_push(server.port());
         Self { pushes: false, ..Self::at(vec![url], vec![server]).await }
+    }
+
+    /// As a service that takes commands away. What is denied fails otherwise than what is not known.
+    async fn redis_rented(_test: &str) -> Self {
+        let without = ["CLIENT", "CONFIG", "HELLO", "WAIT"];
+        let server = without.into_iter().fold(Server::builder(), ServerBuilder::without_command).start();
+        let url = rented(&server);
+        Self { pushes: false, tells: false, ..Self::at(vec![url], vec![server]).await }
+    }
+
+    /// The same of a cluster, where all of it is denied.
+    async fn cluster_rented(test: &str) -> Self {
+        let rented = |cluster: &Cluster| {
+            cluster.primaries().iter().for_each(|server| drop(rented(server)));
+            cluster.url().replace("://", "://renter:secret@")
+        };
+        Self { pushes: false, tells: false, ..Self::cluster(test).await }.with_url(rented)
     }
 
     /// Over TLS, with certificates on both sides.
@@ -134,16 +154,6 @@ impl Place {
     async fn cluster(_test: &str) -> Self {
         let cluster = Cluster::start(3, 0);
         Self { cluster: Some(cluster), ..Self::at(Vec::new(), Vec::new()).await }.with_url(Cluster::url)
-    }
-
-    async fn cluster_without_push(test: &str) -> Self {
-        let without_push = |cluster: &Cluster| {
-            for server in cluster.primaries() {
-                let _the_same_for_all = server.url_without_push(server.port());
-            }
-            cluster.url().replace("://", "://poller:secret@")
-        };
-        Self { pushes: false, ..Self::cluster(test).await }.with_url(without_push)
     }
 
     async fn cluster_fair(test: &str) -> Self {
@@ -212,12 +222,21 @@ impl Place {
     }
 }
 
+/// The url of a user who may not ask this server for anything but locks.
+fn rented(server: &Server) -> String {
+    let denied = ["-client", "-config", "-info", "-wait", "-subscribe", "-psubscribe", "-publish", "-hello"];
+    let rights = ["on", ">secret", "allkeys", "allchannels", "allcommands"].into_iter().chain(denied);
+    let denial = ["ACL", "SETUSER", "renter"].into_iter().chain(rights).collect::<Vec<_>>();
+    server.wire().must(&denial);
+    format!("redis://renter:secret@127.0.0.1:{}", server.port())
+}
+
 macro_rules! conformance {
     ($($behaviour:ident)*) => {
         conformance! { @ memory: $($behaviour)* }
         conformance! { @ memory_fair: $($behaviour)* }
         conformance! { @ redis: $($behaviour)* }
-        conformance! { @ redis_without_push: $($behaviour)* }
+        conformance! { @ redis_rented: $($behaviour)* }
         conformance! { @ redis_fair: $($behaviour)* }
         conformance! { @ redis_fair_without_push: $($behaviour)* }
         #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
@@ -227,7 +246,7 @@ macro_rules! conformance {
         conformance! { @ quorum_of_three: $($behaviour)* }
         conformance! { @ quorum_of_five: $($behaviour)* }
         conformance! { @ cluster: $($behaviour)* }
-        conformance! { @ cluster_without_push: $($behaviour)* }
+        conformance! { @ cluster_rented: $($behaviour)* }
         conformance! { @ cluster_fair: $($behaviour)* }
         conformance! { @ sentinel: $($behaviour)* }
         conformance! { @ replicated: $($behaviour)* }
@@ -1466,9 +1485,11 @@ async fn what_the_server_can_do_is_told(place: Place) {
             "{told}"
         );
         assert_eq!(told.notifies_waiters(), place.pushes, "{told}");
-        let server = told.server().unwrap();
-        assert!(["memory", "redis ", "valkey "].iter().any(|known| server.starts_with(known)), "{server}");
-        if !place.is_in_memory() {
+        let is_known = |server: &str| ["memory", "redis ", "valkey "].iter().any(|known| server.starts_with(known));
+        assert_eq!(told.server().is_some_and(is_known), place.tells, "{told}");
+        if !place.tells {
+            assert_eq!((told.server(), told.eviction(), told.replicas()), (None, None, None), "{told}");
+        } else if !place.is_in_memory() {
             assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
             let replicas = place.sentinels.as_ref().map_or(place.min_replicas.into(), |all| all.replicas().len());
             assert_eq!((told.role(), told.replicas()), (Some("master"), Some(replicas)), "{told}");

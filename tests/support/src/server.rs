@@ -244,6 +244,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Without this command, as many a rented server is: it is not known there.
+    #[must_use]
+    pub fn without_command(mut self, name: &str) -> Self {
+        self.args.extend(["--rename-command", name, ""].map(str::to_owned));
+        self
+    }
+
     /// Whether each write is on disk before it is answered, so that
     /// [`Server::restart`] loses nothing.
     #[must_use]
