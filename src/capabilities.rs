@@ -35,6 +35,7 @@ pub struct Capabilities {
     pub(crate) append_fsync: Option<String>,
     pub(crate) role: Option<String>,
     pub(crate) replicas: Option<usize>,
+    pub(crate) min_replicas_to_write: Option<usize>,
     pub(crate) deployment: Deployment,
 }
 
@@ -119,6 +120,13 @@ impl Capabilities {
         self.replicas
     }
 
+    /// Its `min-replicas-to-write`: with fewer replicas it refuses to write. Not zero, it has a primary that was cut off from
+    /// its replicas stop after its `min-replicas-max-lag`, 10 s if nothing else is set.
+    #[must_use]
+    pub fn min_replicas_to_write(&self) -> Option<usize> {
+        self.min_replicas_to_write
+    }
+
     /// The servers together: a cluster, a primary that Sentinels watch, or servers that know nothing of each other.
     #[must_use]
     pub fn deployment(&self) -> &Deployment {
@@ -146,6 +154,7 @@ impl Capabilities {
             append_fsync: same(self.append_fsync, other.append_fsync),
             role: same(self.role, other.role),
             replicas: self.replicas.zip(other.replicas).map(|(one, other)| one.min(other)),
+            min_replicas_to_write: same(self.min_replicas_to_write, other.min_replicas_to_write),
             deployment: self.deployment,
         }
     }
@@ -167,7 +176,9 @@ impl fmt::Display for Capabilities {
         writeln!(f, "append-only file: {}", told(self.append_only.map(|on| if on { "yes" } else { "no" })))?;
         writeln!(f, "appendfsync: {}", told(self.append_fsync()))?;
         writeln!(f, "role: {}", told(self.role()))?;
-        writeln!(f, "replicas: {}", told(self.replicas.map(|number| number.to_string()).as_deref()))?;
+        let number = |number: Option<usize>| told(number.map(|number| number.to_string()).as_deref());
+        writeln!(f, "replicas: {}", number(self.replicas))?;
+        writeln!(f, "min-replicas-to-write: {}", number(self.min_replicas_to_write))?;
         write!(f, "deployment: {}", self.deployment)
     }
 }
@@ -206,7 +217,7 @@ mod tests {
         let expected = r#"{"server":"redis 7.0.15","notifications":{"refused":"no right"},"notifies_waiters":false,"#
             .to_owned()
             + r#""tracked_keys":null,"eviction":"noeviction","floors_percent":null,"append_only":true,"#
-            + r#""append_fsync":null,"role":"master","replicas":2,"deployment":"servers"}"#;
+            + r#""append_fsync":null,"role":"master","replicas":2,"min_replicas_to_write":null,"deployment":"servers"}"#;
         assert_eq!(serde_json::to_string(&told).unwrap(), expected);
         for (notifications, expected) in [(Notifications::On, r#""on""#), (Notifications::Unknown, r#""unknown""#)] {
             assert_eq!(serde_json::to_string(&notifications).unwrap(), expected);

@@ -49,6 +49,33 @@ pub struct SentinelFacts {
     pub service: String,
     /// Each Sentinel's address, and the primary that it names; `None` if it does not answer.
     pub names: Vec<(String, Option<String>)>,
+    /// Why a failover would not happen now, in the words of a Sentinel: `SENTINEL CKQUORUM`.
+    pub no_quorum: Option<String>,
+}
+
+/// A replica: see [`Leases::replicas`](crate::Leases::replicas).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ReplicaFacts {
+    /// The address of its primary, as [`NodeStatus::address`](crate::NodeStatus::address) has it.
+    pub primary: String,
+    /// Its address, as its primary names it.
+    pub address: String,
+    /// Whether it has copied all that was there, and follows.
+    pub is_online: bool,
+    /// How many bytes of what its primary has written it has not acknowledged.
+    pub behind_bytes: Option<u64>,
+    /// How long ago it acknowledged anything: as a rule a second, or less.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
+    pub acknowledged_ago: Option<Duration>,
+    /// Its own `maxmemory-policy`, which counts once it takes over.
+    pub eviction: Option<String>,
+    /// By how many microseconds its clock is ahead of its primary's. Locks that it has end by its own clock, and so do fences
+    /// grow.
+    pub clock_ahead_micros: Option<i64>,
+    /// Why it could not be asked for these two.
+    pub unreachable: Option<String>,
 }
 
 #[cfg(feature = "serde")]
@@ -70,7 +97,7 @@ impl fmt::Display for Deployment {
                 )?;
                 node_timeout.map_or(Ok(()), |timeout| write!(f, ", node time-out {}", Rounded(timeout)))
             }
-            Self::Sentinel(SentinelFacts { service, names }) => {
+            Self::Sentinel(SentinelFacts { service, names, .. }) => {
                 let answering = names.iter().filter(|(_, named)| named.is_some()).count();
                 write!(f, "{service:?}, watched by {} Sentinels, of which {answering} answer", names.len())
             }

@@ -7,6 +7,7 @@ use leasehold_protocol::node_status::NodeStatus;
 use crate::{
     capabilities::Capabilities,
     client::{Client, Options},
+    deployment::ReplicaFacts,
     error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
@@ -194,6 +195,34 @@ impl Leases {
         let asking = self.client.quorum.capabilities_of_each(self.client.options.command_timeout);
         let told = relayed!(Relay::of_answers(), asking);
         Ok(told.into_iter().map(|(node, told)| (node, told.map_err(Error::of))).collect())
+    }
+
+    /// The replicas of each primary, as far as it and they tell: how far behind they are, and how they would keep locks once
+    /// they take over. The primaries are in the order of [`nodes`](Self::nodes).
+    ///
+    /// Each replica is connected to for one question, at the address that its primary names, or that
+    /// [`address_map`](Builder::address_map) has for it on a cluster or behind Sentinels.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// for replica in leases.replicas().await? {
+    ///     println!("{} of {}: {:?} bytes behind", replica.address, replica.primary, replica.behind_bytes);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// There is no connection yet and none can be made, or this was closed. A primary that does not answer has none.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn replicas(&self) -> Result<Vec<ReplicaFacts>, Error> {
+        self.client.ready().await?;
+        let asking = self.client.quorum.replicas(self.client.options.command_timeout);
+        Ok(relayed!(Relay::of_answers(), asking))
     }
 
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a

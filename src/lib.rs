@@ -81,7 +81,7 @@ pub use crate::{
     capabilities::{Capabilities, Notifications},
     clock::SystemClock,
     credentials::Credentials,
-    deployment::{ClusterFacts, Deployment, SentinelFacts},
+    deployment::{ClusterFacts, Deployment, ReplicaFacts, SentinelFacts},
     error::{Details, Error},
     guarded::Guarded,
     keeper::Keeper,

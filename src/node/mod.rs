@@ -17,7 +17,10 @@ use leasehold_protocol::{
 };
 
 pub(crate) use self::address::NodeAddress;
-use crate::{capabilities::Capabilities, deployment::Deployment};
+use crate::{
+    capabilities::Capabilities,
+    deployment::{Deployment, ReplicaFacts},
+};
 
 mod address;
 pub(crate) mod memory;
@@ -133,6 +136,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// The servers behind it together, as far as they tell.
     fn deployment(&self, _limit: Duration) -> Answer<Deployment> {
         Box::pin(ready(Ok(Deployment::default())))
+    }
+
+    /// The replicas of a shard, as far as it and they tell.
+    fn replicas(&self, _shard: Shard, _limit: Duration) -> Answer<Vec<ReplicaFacts>> {
+        Box::pin(ready(Ok(Vec::new())))
     }
 
     /// Why there is no connection for renewals to a shard, if there is none.

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use leasehold_protocol::{
     failure::Failure,
     forced::ForcedRelease,
@@ -23,6 +24,7 @@ use leasehold_protocol::{
 use super::{Asked, FanOut, Member, Quorum, vote_of};
 use crate::{
     capabilities::Capabilities,
+    deployment::ReplicaFacts,
     node::{Answer, ShardInfo},
 };
 
@@ -126,6 +128,13 @@ impl Quorum {
     /// The capabilities of each server, or why it does not tell them.
     pub(crate) async fn capabilities_of_each(&self, limit: Duration) -> Vec<OfShard> {
         let ask = |(at, member): (usize, &Arc<Member>)| (at, capabilities_of_each(member.clone(), limit));
+        let said = self.everybody(self.members().map(ask).collect()).await;
+        said.into_iter().flatten().flatten().collect()
+    }
+
+    /// The replicas of all servers that answer.
+    pub(crate) async fn replicas(&self, limit: Duration) -> Vec<ReplicaFacts> {
+        let ask = |(at, member): (usize, &Arc<Member>)| (at, replicas(member.clone(), limit));
         let said = self.everybody(self.members().map(ask).collect()).await;
         said.into_iter().flatten().flatten().collect()
     }
@@ -242,6 +251,18 @@ fn capabilities_of_each(member: Arc<Member>, limit: Duration) -> Answer<Vec<OfSh
         let with_deployment = |told| Capabilities { deployment: deployment.clone(), ..told };
         let of_each = infos.iter().zip(said.into_values());
         Ok(of_each.map(|(info, told)| (member.status(info), told.map(with_deployment))).collect())
+    })
+}
+
+/// The replicas of each shard of a node.
+fn replicas(member: Arc<Member>, limit: Duration) -> Answer<Vec<ReplicaFacts>> {
+    Box::pin(async move {
+        let infos = member.shards();
+        let told = join_all(infos.iter().map(|info| member.replicas(info.shard, limit))).await;
+        let of = |(info, told): (&ShardInfo, Vec<ReplicaFacts>)| {
+            told.into_iter().map(|facts| ReplicaFacts { primary: info.address.clone(), ..facts }).collect::<Vec<_>>()
+        };
+        Ok(infos.iter().zip(told.into_iter().map(Result::unwrap_or_default)).flat_map(of).collect())
     })
 }
 

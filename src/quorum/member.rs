@@ -36,7 +36,7 @@ use super::{
 use crate::{
     capabilities::Capabilities,
     clock::{self, Clock, wall},
-    deployment::Deployment,
+    deployment::{Deployment, ReplicaFacts},
     error::Error,
     foreign::{self, Event},
     keeper::Host,
@@ -227,6 +227,14 @@ impl Member {
         match self.node() {
             Some(node) => node.deployment(limit).await,
             None => Ok(Deployment::default()),
+        }
+    }
+
+    /// The replicas of one of its shards.
+    pub(super) async fn replicas(&self, shard: Shard, limit: Duration) -> Result<Vec<ReplicaFacts>, Failure> {
+        match self.node() {
+            Some(node) => node.replicas(shard, limit).await,
+            None => Ok(Vec::new()),
         }
     }
 

@@ -14,7 +14,9 @@ use std::{
 use leasehold::{
     Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
-use support::{Cluster, HANGS, Lag, Replicated, Sentinels, Server, ServerBuilder, await_replicas, eventually_async, within};
+use support::{
+    Cluster, HANGS, Lag, Replicated, Sentinels, Server, ServerBuilder, await_replicas, eventually_async, within,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::common::{Confirmed as _, ending, in_vain};

@@ -7,8 +7,8 @@ use std::{
 
 use leasehold::{Error, Lease, Leases, LossReason, Status};
 use support::{
-    Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SIGNAL, Server, Wire, eventually, eventually_async,
-    on_no_runtime, scripts, within,
+    Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SIGNAL, Sentinels, Server, Wire, eventually,
+    eventually_async, on_no_runtime, scripts, within,
 };
 use tokio::task::JoinSet;
 
@@ -280,6 +280,33 @@ fn a_caller_on_no_runtime_waits_for_replicas_too() {
     servers.replicas()[0].stop();
     let error = on_no_runtime("an answer", leases.lock("job").try_acquire()).unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+}
+
+/// Each replica tells of itself, of one server, of a cluster and behind Sentinels; on no runtime too.
+#[test]
+fn replicas_are_told_of_one_by_one() {
+    let (alone, cluster, sentinels) = (Replicated::start(2), Cluster::start(2, 1), Sentinels::start());
+    let urls = [alone.primary().url(), cluster.url(), sentinels.url()];
+    let replicas = [alone.replicas(), &cluster.servers()[2..4], sentinels.replicas()];
+    for (url, replicas) in urls.iter().zip(replicas) {
+        let leases = Leases::builder().url(url).build_lazy().unwrap();
+        let told = on_no_runtime("the replicas", leases.replicas()).unwrap();
+        let primaries: Vec<_> = leases.nodes().iter().map(|node| node.address().to_owned()).collect();
+        let mut addresses: Vec<_> = told.iter().map(|replica| &*replica.address).collect();
+        let mut expected: Vec<_> = replicas.iter().map(|replica| format!("127.0.0.1:{}", replica.port())).collect();
+        addresses.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(addresses, expected, "{url}");
+        for replica in told {
+            assert!(primaries.contains(&replica.primary), "{replica:?} {primaries:?}");
+            assert!(replica.is_online && replica.behind_bytes.is_some(), "{replica:?}");
+            assert_eq!((replica.eviction.as_deref(), &replica.unreachable), (Some("noeviction"), &None), "{replica:?}");
+            assert!(replica.clock_ahead_micros.is_some_and(|micros| micros.abs() < 200_000), "{replica:?}");
+        }
+        on_no_runtime("the close", leases.close());
+    }
+    let in_memory = on_no_runtime("the replicas", Leases::in_memory().replicas()).unwrap();
+    assert!(in_memory.is_empty(), "{in_memory:?}");
 }
 
 /// A guarded value and a key that is kept count once a replica has them, too.

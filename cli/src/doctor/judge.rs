@@ -46,25 +46,6 @@ pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart:
             "run --fence-memory 1h, or less: leasehold run --help",
         ));
     }
-    match (server.role(), server.replicas()) {
-        (Some("slave"), _) => {
-            findings.push(problem("replicas", "it is a replica, and takes no writes", "name its primary"));
-        }
-        (_, Some(replicas @ 1..)) => findings.push(note(
-            "replicas",
-            format!("{replicas} replicating: one that takes over may not have heard of a lock"),
-            "where that matters, let the resource check the fence, or use --quorum",
-        )),
-        (_, Some(0)) if kind == Kind::Replaceable => findings.push(note(
-            "replicas",
-            "no replica is connected: if it dies, nobody can take over",
-            match server.deployment() {
-                Deployment::Cluster(_) => "redis-cli --cluster add-node NEW ANY --cluster-slave",
-                _ => "start another server, and make it a replica: REPLICAOF",
-            },
-        )),
-        _ => {}
-    }
     findings.push(match server.notifications() {
         Notifications::On => {
             ok("notifications", "the server notifies of changes: waiters and holders hear of them at once")
@@ -155,7 +136,7 @@ fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
     findings
 }
 
-fn judge_sentinels(SentinelFacts { service, names, .. }: &SentinelFacts) -> Vec<Finding> {
+fn judge_sentinels(SentinelFacts { service, names, no_quorum, .. }: &SentinelFacts) -> Vec<Finding> {
     let silent: Vec<&str> = names.iter().filter(|(_, named)| named.is_none()).map(|(at, _)| &**at).collect();
     let mut named: Vec<&str> = names.iter().filter_map(|(_, named)| named.as_deref()).collect();
     named.sort_unstable();
@@ -175,26 +156,34 @@ fn judge_sentinels(SentinelFacts { service, names, .. }: &SentinelFacts) -> Vec<
             "start them: a failover needs more than half of them",
         ));
     }
+    if let Some(why) = no_quorum {
+        findings.push(problem(
+            "sentinels",
+            format!("they could not have a replica take over: {why}"),
+            "start the others, or lower the quorum of the service: SENTINEL CKQUORUM",
+        ));
+    }
     if findings.is_empty() {
         findings.push(ok("sentinels", format!("{} Sentinels name one primary of {service:?}", names.len())));
     }
     findings
 }
 
+pub(super) const NO_EVICTION: &str = "CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE";
+
 /// Judges what the server does with locks when its memory is full.
 fn eviction(policy: &str, is_quorum: bool) -> Finding {
-    const ADVICE: &str = "CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE";
     match policy {
         "noeviction" => ok("eviction", "maxmemory-policy noeviction"),
         "allkeys-lru" | "volatile-lru" | "allkeys-lfu" | "volatile-lfu" if !is_quorum => note(
             "eviction",
             format!("maxmemory-policy {policy}: floors of fences go first, and a lock that is held may go too"),
-            ADVICE,
+            NO_EVICTION,
         ),
         _ => problem(
             "eviction",
             format!("maxmemory-policy {policy}: when memory is full it evicts locks that are held"),
-            ADVICE,
+            NO_EVICTION,
         ),
     }
 }

@@ -2,12 +2,15 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Capabilities, Error, Leases, NodeAnswer, NodeStatus, Released, SystemClock, Vote, Votes};
+use leasehold::{
+    Capabilities, Error, Leases, NodeAnswer, NodeStatus, Released, ReplicaFacts, SystemClock, Vote, Votes,
+};
 use serde_json::{Value, json};
 
 use self::{
     finding::{Finding, Level, note, ok, problem, word},
     judge::{judge, judge_absence, judge_together},
+    replicas::{judge_each, judge_number},
 };
 use crate::{
     args::Doctor,
@@ -19,6 +22,7 @@ use crate::{
 
 mod finding;
 mod judge;
+mod replicas;
 
 /// By how much the clocks of a quorum may differ, in microseconds: what a lease of the usual TTL of 30 s allows for.
 const CLOCKS_DIFFER: u64 = 302_000;
@@ -28,6 +32,8 @@ struct Section {
     place: String,
     findings: Vec<Finding>,
 }
+
+const TOO_FEW: &str = "see to the server's replicas, or to its min-replicas-to-write";
 
 /// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
 const CAUSES: [(&str, &str); 15] = [
@@ -44,7 +50,7 @@ const CAUSES: [(&str, &str); 15] = [
     ("OOM", "raise the server's maxmemory, or free some of its memory"),
     ("LOADING", "ask again when it has loaded its data"),
     ("MISCONF", "see to the server's disk: it cannot save its data"),
-    ("NOREPLICAS", "see to the server's replicas, or to its min-replicas-to-write"),
+    ("NOREPLICAS", TOO_FEW),
     ("SSL_CERT_FILE", "name a PEM file with the certificate of the server's authority in SSL_CERT_FILE"),
 ];
 
@@ -114,11 +120,16 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
         // In a quorum, the other servers would hide one that grants nothing, and then none is to spare.
         match look(&alone, is_quorum.then_some(&*options.name)).await {
-            Ok(Seen { servers, vote }) => {
+            Ok(Seen { servers, replicas, vote }) => {
                 let together = servers.iter().find_map(|(_, told)| judge_together(told.as_ref().ok()?.deployment()));
                 for (node, told) in &servers {
                     let mut findings = match told {
-                        Ok(capabilities) => judge(capabilities, is_quorum, waits_after_restart),
+                        Ok(capabilities) => [
+                            judge(capabilities, is_quorum, waits_after_restart),
+                            judge_number(capabilities, alone.min_replicas),
+                            judge_each(&replicas_of(node, &replicas)),
+                        ]
+                        .concat(),
                         Err(error) => vec![judge_absence(node, error).unwrap_or_else(|| not_there(error))],
                     };
                     findings.extend(vote.clone());
@@ -161,19 +172,24 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
 /// The answers of the servers of one URL: of one server, or of the primaries of a cluster.
 struct Seen {
     servers: Vec<(NodeStatus, Result<Capabilities, Error>)>,
+    replicas: Vec<ReplicaFacts>,
     /// The reason if it grants no lock for a name.
     vote: Option<Finding>,
 }
 
 async fn look(servers: &Servers, name: Option<&str>) -> Result<Seen, Error> {
     let leases = servers.builder().build().await?;
-    let told = leases.capabilities_of_each().await;
+    let (told, replicas) = (leases.capabilities_of_each().await, leases.replicas().await);
     let vote = match name {
         Some(name) => vote(&leases, name).await,
         None => None,
     };
     leases.close().await;
-    Ok(Seen { servers: told?, vote })
+    Ok(Seen { servers: told?, replicas: replicas?, vote })
+}
+
+fn replicas_of<'a>(node: &NodeStatus, replicas: &'a [ReplicaFacts]) -> Vec<&'a ReplicaFacts> {
+    replicas.iter().filter(|replica| replica.primary == node.address()).collect()
 }
 
 /// There is no connection to it.
@@ -298,8 +314,13 @@ fn clocks(leases: &Leases) -> Option<Finding> {
     (offsets.len() > 1).then(|| judge_clocks(offsets.len(), most.abs_diff(*least)))
 }
 
+/// For people.
+fn apart(micros: u64) -> String {
+    format!("{:.1} ms", std::time::Duration::from_micros(micros).as_secs_f64() * 1e3)
+}
+
 fn judge_clocks(clocks: usize, micros: u64) -> Finding {
-    let apart = format!("{:.1} ms", std::time::Duration::from_micros(micros).as_secs_f64() * 1e3);
+    let apart = apart(micros);
     if micros > CLOCKS_DIFFER {
         return problem(
             "clocks",

@@ -8,7 +8,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use support::{ClockShim, Cluster, Proxy, Sentinels, Server, eventually};
+use support::{ClockShim, Cluster, Proxy, Replicated, Sentinels, Server, eventually};
 
 use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, started, state_of, tool};
 
@@ -739,11 +739,75 @@ fn a_doctor_looks_at_sentinels() {
     all.sentinels()[2].kill();
     let (_, findings) = found(&all.url(), &alone, "sentinels");
     assert!(is(&findings, "note", "1 of 3 do not answer"), "{findings:?}");
+    all.sentinels()[1].kill();
+    eventually(HANGS, "it knows that it is alone", || {
+        let (code, findings) = found(&all.url(), &alone, "sentinels");
+        code == Some(1) && is(&findings, "problem", "take over: NOQUORUM")
+    });
     let (code, findings) = found(&all.url().replace("/locks", "/lock"), &alone, "server");
     assert!(code == Some(69) && is(&findings, "problem", "it watches \"locks\""), "{code:?} {findings:?}");
     // The command's other tasks take such urls too.
     let run = tool(&alone, &["run", "--url", &all.url(), "job", "true"]).status().unwrap();
     assert!(run.success(), "{run:?}");
+}
+
+#[test]
+fn a_doctor_looks_at_replicas() {
+    let servers = Replicated::start(1);
+    let (primary, replica) = (servers.primary(), &servers.replicas()[0]);
+    let findings = |more: &[&str]| examined(&mut tool(primary, &[&["doctor", "--json"], more].concat()));
+    let is = |findings: &[Value], level: &str, check: &str, what: &str| {
+        let said = |finding: &Value| finding["what"].as_str().is_some_and(|said| said.contains(what));
+        findings.iter().any(|finding| finding["check"] == check && finding["level"] == level && said(finding))
+    };
+    let (_, found) = findings(&[]);
+    assert!(is(&found, "note", "replicas", "1 replicating: one that takes over may not have heard"), "{found:?}");
+    assert!(is(&found, "ok", "replica", "all follow, at most "), "{found:?}");
+    let (code, found) = findings(&["--min-replicas", "1"]);
+    assert!(code == Some(0) && is(&found, "ok", "replicas", "1 replicating, 1 have to confirm"), "{found:?}");
+    let (code, found) = findings(&["--min-replicas", "2"]);
+    assert!(code == Some(1) && is(&found, "problem", "replicas", "2 have to confirm each lock"), "{found:?}");
+    assert!(is(&found, "problem", "lock", "1 of 2 replicas confirmed"), "{found:?}");
+    primary.wire().must(&["CONFIG", "SET", "min-replicas-to-write", "2"]);
+    let (code, found) = findings(&[]);
+    assert!(code == Some(1) && is(&found, "problem", "replicas", "it writes only with 2"), "{found:?}");
+    primary.wire().must(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    replica.wire().must(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let (_, found) = findings(&[]);
+    assert!(
+        is(&found, "note", "replica", &format!("{} has maxmemory-policy allkeys-lru", place(replica))),
+        "{found:?}"
+    );
+    replica.wire().must(&["ACL", "SETUSER", "default", "-info"]);
+    let (_, found) = findings(&[]);
+    assert!(is(&found, "note", "replica", "cannot be asked for its clock and its settings: NOPERM"), "{found:?}");
+    replica.stop();
+    eventually(HANGS, "it is behind", || is(&findings(&[]).1, "note", "replica", " bytes behind, and acknowledged "));
+    replica.cont();
+}
+
+/// A replica that takes over counts by its own clock.
+#[test]
+fn a_doctor_compares_the_clocks_of_replicas() {
+    let clock = ClockShim::new();
+    let (primary, replica) = (Server::start(), Server::builder().clock(&clock).start());
+    replica.wire().must(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    eventually(HANGS, "it follows", || {
+        let told = primary.wire().info_field("replication", "slave0");
+        told.is_some_and(|told| told.contains("state=online"))
+    });
+    let findings = || examined(&mut tool(&primary, &["doctor", "--json"]));
+    let whats =
+        |(_, found): (_, Vec<Value>)| found.iter().map(|finding| finding["what"].to_string()).collect::<Vec<_>>();
+    assert!(whats(findings()).iter().any(|what| what.contains("their clocks within ")));
+    clock.forward(Duration::from_secs(5));
+    let (code, found) = findings();
+    let said = format!("the clock of {} is 5", place(&replica));
+    assert!(
+        problems(&found).iter().any(|found| found.contains(&said) && found.contains("ahead of its primary's")),
+        "{found:?}"
+    );
+    assert_eq!(code, Some(1));
 }
 
 #[test]
@@ -791,10 +855,20 @@ fn a_doctor_has_one_advice_for_one_cause() {
         }
         let (_, findings) = examined(&mut tool(server, &["doctor", "--json"]));
         let problems: Vec<_> = findings.iter().filter(|finding| finding["level"] == "problem").collect();
-        let [problem] = &problems[..] else { panic!("{findings:?}") };
-        let says = |of: &str, words: &str| problem[of].as_str().is_some_and(|said| said.contains(words));
-        assert!(says("what", what) && says("advice", advice), "{problem}");
-        assert!(!says("advice", "start it") && !says("advice", "slow"), "{problem}");
+        let says =
+            |problem: &Value, of: &str, words: &str| problem[of].as_str().is_some_and(|said| said.contains(words));
+        let are_told = |what: &str| problems.iter().filter(|problem| says(problem, "what", what)).count();
+        // The server tells of its replicas, and its refusal does.
+        let replicas = usize::from(what == "NOREPLICAS");
+        assert_eq!(
+            (are_told(what), are_told("replicating"), problems.len()),
+            (1, replicas, 1 + replicas),
+            "{findings:?}"
+        );
+        for problem in problems {
+            assert!(says(problem, "advice", advice), "{problem}");
+            assert!(!says(problem, "advice", "start it") && !says(problem, "advice", "slow"), "{problem}");
+        }
     }
 }
 

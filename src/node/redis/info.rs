@@ -1,9 +1,9 @@
 //! Reads what a server's `INFO` says. A user who may not read it sees an empty text, and that is no fault of the
 //! server.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
-use leasehold_protocol::message::ServerIdentity;
+use leasehold_protocol::{message::ServerIdentity, topology::Place};
 
 use crate::capabilities::Capabilities;
 
@@ -50,6 +50,45 @@ pub(super) fn capabilities(info: &str, floors: Option<u64>) -> Capabilities {
     }
 }
 
+/// A replica, as its primary tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Following {
+    /// As the primary names it.
+    pub(super) address: String,
+    /// The same, if it can be read.
+    pub(super) place: Option<Place>,
+    /// Whether it has copied all, and follows.
+    pub(super) is_online: bool,
+    /// How many bytes it has not acknowledged.
+    pub(super) behind: Option<u64>,
+    /// How long ago it has acknowledged anything.
+    pub(super) lag: Option<Duration>,
+}
+
+/// The replicas of a primary: `slave0:ip=10.0.0.2,port=6379,state=online,offset=1234,lag=1`.
+pub(super) fn following(info: &str) -> Vec<Following> {
+    let written: Option<u64> = number(info, "master_repl_offset");
+    let read = |line: &str| {
+        let (name, fields) = line.strip_prefix("slave")?.split_once(':')?;
+        let _number: usize = name.parse().ok()?;
+        let field = |name: &str| {
+            let mut fields = fields.trim().split(',').filter_map(|field| field.split_once('='));
+            fields.find_map(|(known, value)| (known == name).then_some(value))
+        };
+        let (host, port) = (field("ip")?, field("port")?);
+        let place = Place::read(&format!("{host}:{port}"), "");
+        let acknowledged = field("offset").and_then(|offset| offset.parse::<u64>().ok());
+        Some(Following {
+            address: place.as_ref().map_or_else(|| format!("{host}:{port}"), ToString::to_string),
+            place,
+            is_online: field("state") == Some("online"),
+            behind: written.zip(acknowledged).map(|(written, acknowledged)| written.saturating_sub(acknowledged)),
+            lag: field("lag").and_then(|lag| lag.parse().ok()).map(Duration::from_secs),
+        })
+    };
+    info.lines().filter_map(read).collect()
+}
+
 fn percent((part, whole): (u64, u64)) -> u8 {
     u8::try_from(part.saturating_mul(100) / whole.max(1)).unwrap_or(100).min(100)
 }
@@ -77,7 +116,35 @@ mod tests {
         assert_eq!(tracked_keys("# Stats\r\n"), None);
     }
 
+    #[test]
+    fn replicas_are_read_as_their_primary_tells() {
+        let info = "role:master\r\nslave0:ip=10.0.0.2,port=6379,state=online,offset=90,lag=1\r\n\
+                    slave1:ip=::1,port=6380,state=wait_bgsave,offset=0,lag=0\r\nslave_repl_offset:1\r\nslave2:ip=x\r\n\
+                    slave3:ip=odd,port=0,state=online\r\nmaster_repl_offset:100\r\n";
+        let one = |address: &str, place, is_online, behind: Option<u64>, lag: Option<u64>| Following {
+            address: address.into(),
+            place: Place::read(place, ""),
+            is_online,
+            behind,
+            lag: lag.map(Duration::from_secs),
+        };
+        let expected = [
+            one("10.0.0.2:6379", "10.0.0.2:6379", true, Some(10), Some(1)),
+            one("[::1]:6380", "::1:6380", false, Some(100), Some(0)),
+            one("odd:0", "", true, None, None),
+        ];
+        assert_eq!(following(info), expected);
+        assert_eq!(following(""), []);
+    }
+
     proptest! {
+        #[test]
+        fn no_replica_is_too_odd_to_be_told(
+            info in "((slave[0-9]{0,3}|master_repl_offset)?:?((ip|port|state|offset|lag)?=?[0-9a-z:.]{0,22},?){0,5}\r?\n)*",
+        ) {
+            prop_assert!(following(&info).len() <= info.lines().count());
+        }
+
         #[test]
         fn no_answer_about_a_server_is_too_odd_to_be_told(
             info in "((role|aof_enabled|redis_version|valkey_version|maxmemory_policy|connected_slaves)?:?(-?[0-9]{0,25}|.{0,9})\r?\n)*",

@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -19,7 +19,12 @@ pub(crate) use self::{
     transport::{Address, AddressMap, Endpoint, Limits, Provider, Seeds, Target},
 };
 use super::{Answer, Node, NodeListener};
-use crate::{capabilities::Capabilities, error::Error, keeper::Host};
+use crate::{
+    capabilities::Capabilities,
+    deployment::ReplicaFacts,
+    error::{Error, keeper_ended},
+    keeper::Host,
+};
 
 #[cfg(test)]
 mod fuzz;
@@ -78,6 +83,14 @@ impl Node for Redis {
 
     fn capabilities(&self, _: Shard, limit: Duration) -> Answer<Capabilities> {
         self.0.capabilities(limit)
+    }
+
+    fn replicas(&self, _: Shard, limit: Duration) -> Answer<Vec<ReplicaFacts>> {
+        let (server, time) = (self.0.clone(), self.0.host.time_keeper());
+        Box::pin(async move {
+            let asking = pin!(server.replica_facts(limit, |place| server.beside(place)));
+            time.keep(asking, || Err(keeper_ended())).await
+        })
     }
 
     fn trouble(&self, _: Shard) -> Option<String> {

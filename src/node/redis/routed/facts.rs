@@ -21,7 +21,9 @@ impl Cluster {
             let named = tokio::time::timeout(limit, self.primary_by(one)).await.ok().flatten();
             (one.target.to_string(), named.map(|place| place.to_string()))
         });
-        Deployment::Sentinel(SentinelFacts { service: sentinels.service().into(), names: join_all(named).await })
+        let (names, refusals) = tokio::join!(join_all(named), join_all(all.iter().map(|one| self.no_quorum_by(one))));
+        let no_quorum = refusals.into_iter().flatten().next();
+        Deployment::Sentinel(SentinelFacts { service: sentinels.service().into(), names, no_quorum })
     }
 
     async fn facts_of_cluster(&self, limit: Duration) -> ClusterFacts {

@@ -48,7 +48,7 @@ use super::{
 use crate::{
     capabilities::Capabilities,
     clock::Clock,
-    deployment::Deployment,
+    deployment::{Deployment, ReplicaFacts},
     error::{Error, keeper_ended},
     keeper::Host,
     metrics::NodeMetrics,
@@ -423,6 +423,15 @@ impl Node for Routed {
         let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
             let asking = pin!(async { Ok(cluster.facts(limit).await) });
+            time.keep(asking, || Err(keeper_ended())).await
+        })
+    }
+
+    fn replicas(&self, shard: Shard, limit: Duration) -> Answer<Vec<ReplicaFacts>> {
+        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
+        Box::pin(async move {
+            let (server, _) = cluster.server(shard)?;
+            let asking = pin!(server.replica_facts(limit, |place| cluster.endpoint(place)));
             time.keep(asking, || Err(keeper_ended())).await
         })
     }

@@ -179,6 +179,17 @@ impl Cluster {
         });
         read_address(&Box::pin(asking).await.ok()?)
     }
+
+    /// Why a failover would not happen now, if this one says so.
+    pub(super) async fn no_quorum_by(&self, asked: &Endpoint) -> Option<String> {
+        let service = self.sentinels.as_ref()?.service.clone();
+        let limit = asked.limits.command;
+        let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
+            ask(link, "CKQUORUM", &service, limit).await
+        });
+        let error = Box::pin(asking).await.err()?;
+        error.details().starts_with("NOQUORUM").then(|| error.details().to_owned())
+    }
 }
 
 async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) -> Result<Value, FredError> {

@@ -36,6 +36,7 @@ use crate::{
 mod address;
 mod combining;
 mod each;
+mod following;
 mod pack;
 mod replicas;
 mod request;
@@ -167,12 +168,21 @@ impl Connections {
             let answer = pin!(async {
                 // A server that keeps it to itself can be a good one.
                 let (fsync, floors) = (keeper.setting("appendfsync", limit), Self::floors(&keeper, limit));
-                let (info, append_fsync, floors) = tokio::join!(keeper.info(limit), fsync, floors);
+                let least = keeper.setting("min-replicas-to-write", limit);
+                let (info, append_fsync, floors, least) = tokio::join!(keeper.info(limit), fsync, floors, least);
+                let min_replicas_to_write = least.and_then(|least| least.parse().ok());
                 let info = info?;
                 let (notifications, notifies_waiters, capacity) = subscription.settled(host.sleep(limit)).await;
                 let tracked_keys = Some(capacity).filter(|&keys| keys != usize::MAX);
                 let told = info::capabilities(&info, floors);
-                Ok(Capabilities { notifications, notifies_waiters, tracked_keys, append_fsync, ..told })
+                Ok(Capabilities {
+                    notifications,
+                    notifies_waiters,
+                    tracked_keys,
+                    append_fsync,
+                    min_replicas_to_write,
+                    ..told
+                })
             });
             host.time_keeper().keep(answer, || Err(keeper_ended())).await
         })

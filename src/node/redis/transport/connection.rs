@@ -351,6 +351,11 @@ impl Connection {
         setting(&self.command("CONFIG", vec!["GET".into(), name.into()], limit).await.ok()?)
     }
 
+    /// Where it leads, and who we are there.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.links.endpoint
+    }
+
     pub(crate) fn now(&self) -> Time {
         self.links.now()
     }
