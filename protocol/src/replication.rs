@@ -19,7 +19,7 @@ use crate::{failure::Failure, time::Time};
 pub const SLICE: Duration = Duration::from_millis(50);
 
 /// The shortest, for a TTL however short.
-const SHORTEST: Duration = Duration::from_millis(5);
+pub const SHORTEST: Duration = Duration::from_millis(5);
 
 /// The time of a `WAIT` for a key that lives for so long.
 pub fn slice_of(ttl: Duration) -> Duration {

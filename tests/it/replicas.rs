@@ -282,6 +282,23 @@ fn a_caller_on_no_runtime_waits_for_replicas_too() {
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
 }
 
+/// However slow the way to the server is, a call does not last longer because replicas are missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_for_replicas_ends_with_the_call() {
+    const COMMAND: Duration = Duration::from_secs(2);
+    let (servers, lag) = (Replicated::start(1), Lag::start());
+    let proxy = Proxy::to(servers.primary());
+    let leases = Leases::builder().url(proxy.url()).min_replicas(1).command_timeout(COMMAND).build().await.unwrap();
+    let lease = within(HANGS, "the lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap();
+    servers.replicas()[0].stop();
+    // There and back it takes less than half of that, or the connection would be given up.
+    proxy.delay(COMMAND / 5);
+    let began = Instant::now();
+    too_few(leases.guarded("value").set("ours", lease.fence()), "of 1 replicas").await;
+    let took = began.elapsed();
+    assert!(took < COMMAND + COMMAND / 10 + lag.worst(), "{took:?}");
+}
+
 /// Each replica tells of itself, of one server, of a cluster and behind Sentinels; on no runtime too.
 #[test]
 fn replicas_are_told_of_one_by_one() {

@@ -343,7 +343,7 @@ impl Flusher {
         // Boxed, for it is large, and tokio moves a task more than once.
         let outcome = Box::pin(sent).await;
         match (self.batch.take(), outcome) {
-            (Some(batch), outcome) => self.combining.landed(&batch, outcome),
+            (Some(batch), outcome) => self.combining.landed(&batch, began, outcome),
             // The connection is over, or takes nothing. Later requests wait on, each for all of its time.
             (None, Err(failure)) if !has_link => {
                 let waiting = self.combining.state.lock().combiner.turn_away(began);
@@ -401,7 +401,7 @@ impl Combining {
     }
 
     /// A batch has come down: everybody who has no answer yet gets it.
-    fn landed(&self, batch: &Batch, outcome: Result<(Value, Way), Failure>) {
+    fn landed(&self, batch: &Batch, began: Time, outcome: Result<(Value, Way), Failure>) {
         let callers = self.state.lock().combiner.landed(batch);
         let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
         let link = outcome.as_ref().map_or(0, |(_, way)| way.link);
@@ -439,18 +439,19 @@ impl Combining {
                 (None, ..) => {}
             }
         }
-        self.await_replicas(link, granted);
+        self.await_replicas(link, began, granted);
     }
 
-    /// Tells these once replicas have what they were granted: one `WAIT` is for all of a batch.
+    /// Tells these once replicas have what they were granted: one `WAIT` is for all of a batch, which was begun then.
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers hear of that")]
-    fn await_replicas(&self, link: u64, granted: Vec<(Caller, Reply, Duration)>) {
+    fn await_replicas(&self, link: u64, began: Time, granted: Vec<(Caller, Reply, Duration)>) {
         let Some(replicas) = self.replicas.clone().filter(|_| !granted.is_empty()) else { return };
         let limit = self.command_timeout;
+        let rest = (began + limit).since(self.connection.now());
         self.home.spawn(foreign::as_keeper(async move {
             // Each has the patience of its own TTL.
             let telling = granted.into_iter().map(async |(caller, reply, ttl)| {
-                let verdict = replicas.confirm(link, Patience::of_grant(ttl, limit, limit)).await;
+                let verdict = replicas.confirm(link, Patience::of_grant(ttl, limit, limit).in_rest(rest)).await;
                 tell(caller, verdict.map(|()| Told::Reply(reply)));
             });
             join_all(telling).await;

@@ -18,12 +18,14 @@ impl Connections {
     pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
         let (connection, before, watch) = (self.connection(via.route), self.before(via)(), via.route == Route::Tracked);
         let arguments = |claim: &&Claim, all: &mut Vec<Value>| renewals(std::slice::from_ref(*claim), watch, all);
+        let until = connection.now() + via.limit;
         let (replies, link) = connection.run_each(&RENEW, claims, arguments, via.limit, before).await?;
         let read = |reply: &Value| reply::renewed(reply).ok_or_else(reply::unreadable).and_then(only);
         let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();
         let shortest = claims.iter().map(|claim| claim.ttl).min();
         let (Some(replicas), Some(ttl)) = (self.replicas(via.route), shortest) else { return Ok(renewed) };
-        match replicas.confirmed(link, Patience::within(via.limit, ttl), Reply::Renewed(renewed)).await? {
+        let patience = Patience::within(via.limit, ttl).in_rest(until.since(connection.now()));
+        match replicas.confirmed(link, patience, Reply::Renewed(renewed)).await? {
             Reply::Renewed(renewed) => Ok(renewed),
             _ => Err(reply::unreadable()),
         }

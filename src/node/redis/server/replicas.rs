@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use leasehold_protocol::{
     failure::Failure,
     message::{Acquired, Guarding, Polled, ReleaseMode, Repaired, Reply, Request},
-    replication::{Entered, Next, Replication, SLICE, slice_of},
+    replication::{Entered, Next, Replication, SHORTEST, SLICE, slice_of},
     rounded::Rounded,
     stepwise::{Single, SingleReply},
     time::Time,
@@ -63,9 +63,17 @@ impl Patience {
     }
 
     fn new(all: Duration, slice: Duration) -> Self {
-        let millis = |span: Duration| u32::try_from(span.as_millis()).unwrap_or(u32::MAX);
         Self { all: millis(all).max(1), slice: millis(slice) }
     }
+
+    /// The same in the rest of a call's time. There is always some: replicas may have it already.
+    pub(super) fn in_rest(self, rest: Duration) -> Self {
+        Self { all: self.all.min(millis(rest).max(millis(SHORTEST))), ..self }
+    }
+}
+
+fn millis(span: Duration) -> u32 {
+    u32::try_from(span.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// An answer that may count only once replicas have what it says.

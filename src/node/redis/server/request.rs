@@ -360,7 +360,7 @@ impl Connections {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
         let (connection, time) = (self.connection(via.route), self.host.time_keeper());
-        let before = self.before(via);
+        let (before, until) = (self.before(via), connection.now() + via.limit);
         let replicas = via.patience.and_then(|patience| Some((self.replicas(via.route)?.clone(), patience)));
         Box::pin(async move {
             let _flight = flight;
@@ -374,7 +374,10 @@ impl Connections {
             match replicas {
                 None => answer,
                 // Boxed: most programs ask no replicas.
-                Some((replicas, patience)) => Box::pin(replicas.confirmed(way.link, patience, answer?)).await,
+                Some((replicas, patience)) => {
+                    let patience = patience.in_rest(until.since(connection.now()));
+                    Box::pin(replicas.confirmed(way.link, patience, answer?)).await
+                }
             }
         })
     }
