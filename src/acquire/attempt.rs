@@ -82,6 +82,8 @@ impl Acquire {
         let client = &self.client;
         let (claim, sent) = (self.claim(self.token()), client.now());
         let request = AcquireRequest { claim, voting: client.quorum.voting(sent) };
+        // By the end of the wait.
+        let is_cut_short = limit < client.options.command_timeout / 2;
         let limit = client.quorum.limit(limit, self.wanted.options.ttl);
         let mut round = Round {
             acquire: self,
@@ -105,8 +107,9 @@ impl Acquire {
             }
             Err(Verdict::Failed(said)) => {
                 let failure = why(&client.quorum, &said);
+                let telling = if is_cut_short && failure.is_silence() { self.last_failure() } else { None };
                 self.note_failed(round.request.claim.token.clone(), failure.clone());
-                Err(Check::Failed(failure))
+                Err(Check::Failed(telling.unwrap_or(failure)))
             }
         }
     }

@@ -253,6 +253,11 @@ impl Acquire {
         failed.push_front((token, failure));
     }
 
+    /// Why the last one has failed: it says more than one that the end of the wait has cut short.
+    fn last_failure(&self) -> Option<Failure> {
+        Some(self.failed.lock().as_ref()?.0.front()?.1.clone())
+    }
+
     fn is_over(&self) -> bool {
         self.client.now() >= self.until
     }

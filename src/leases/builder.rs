@@ -65,6 +65,7 @@ pub struct Builder {
     check_address_every: Option<Duration>,
     address_map: Result<AddressMap, Error>,
     min_replicas: u8,
+    undeclared_keys: bool,
     keeper: Keeper,
     clock: Arc<dyn Clock>,
 }
@@ -92,6 +93,7 @@ impl Builder {
             check_address_every: None,
             address_map: Ok(AddressMap::default()),
             min_replicas: 0,
+            undeclared_keys: true,
             keeper: Keeper::default(),
             clock: Arc::new(SystemClock),
         }
@@ -233,6 +235,18 @@ impl Builder {
         self
     }
 
+    /// Whether scripts may touch keys that they do not declare. Default true: acquires and releases that meet at a primary of
+    /// a cluster travel in one script, though their keys are in many slots. Redis and Valkey have an error for each key that
+    /// another server has, and that lock is asked for alone.
+    ///
+    /// A service whose cluster is made of proxies [may have none](crate::docs::services#several-shards-behind-one-address). With
+    /// `false` each lock has a script of its own, which declares all its keys. [`Leases::list`](crate::Leases::list) declares
+    /// none in any case, and only reads.
+    pub fn undeclared_keys(mut self, yes: bool) -> Self {
+        self.undeclared_keys = yes;
+        self
+    }
+
     /// How long a call waits for one answer of the server, 1 ms to an hour, the wait for a connection included. Default
     /// 1 s. Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a
     /// release asks twice within it.
@@ -330,10 +344,11 @@ impl Builder {
     pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
-        let Self { mut options, connect_timeout, address_map, min_replicas, keeper, clock, .. } = self;
+        let Self { mut options, connect_timeout, address_map, min_replicas, undeclared_keys, keeper, clock, .. } = self;
         options.in_slots = places.iter().any(NodeAddress::is_cluster);
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
-        let limits = Limits { connect: connect_timeout, command: options.command_timeout, min_replicas };
+        let limits =
+            Limits { connect: connect_timeout, command: options.command_timeout, min_replicas, undeclared_keys };
         let votes = quorum::votes(places.len(), restart_delay);
         let label = options.label.clone();
         let map = address_map?;

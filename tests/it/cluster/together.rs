@@ -1,11 +1,12 @@
 //! Requests that travel together to each primary, though their keys are in many slots.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use leasehold::{Lease, Leases, LossReason, Status};
 use support::{Action, Cluster, HANGS, Match, Proxy, Server, eventually_async, scripts::COMBINED_SLOTS, within};
 use tokio::task::JoinSet;
@@ -121,6 +122,36 @@ async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_
     drop(at_once(&leases, &cluster, 100).await);
     assert_eq!(batches.hits(), refused, "not again at once");
     eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
+}
+
+/// Where no script may touch a key that it does not declare, none does but the lists.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_that_have_to_declare_their_keys_do() {
+    let cluster = Cluster::start(1, 0);
+    let [server] = cluster.servers() else { panic!("there is one") };
+    let proxy = Proxy::to(server);
+    let map = [(format!("127.0.0.1:{}", server.port()), format!("127.0.0.1:{}", proxy.port()))];
+    let builder = Leases::builder().url(cluster.url_of(cluster.servers())).address_map(map);
+    let leases = within(HANGS, "build", builder.undeclared_keys(false).build()).await.unwrap();
+    let held = at_once(&leases, &cluster, 60).await;
+    let renewals = held.iter().map(|lease| within(HANGS, "the renewal", lease.renew()));
+    assert!(join_all(renewals).await.iter().all(Result::is_ok));
+    let releases = held.into_iter().map(|lease| within(HANGS, "the release", lease.release()));
+    join_all(releases).await.into_iter().for_each(|released| released.unwrap().confirmed());
+    // `EVAL text 2 key key ...`
+    let is_script = |args: &Vec<Vec<u8>>| args.first().is_some_and(|name| name.starts_with(b"EVAL"));
+    let seen = proxy.seen();
+    let scripts: Vec<Vec<&str>> = seen
+        .iter()
+        .filter(|seen| is_script(&seen.args))
+        .map(|seen| seen.args.iter().map(|arg| std::str::from_utf8(arg).unwrap()).collect())
+        .collect();
+    assert!(scripts.len() >= 180, "each has one of its own: {}", scripts.len());
+    for script in scripts {
+        let keys: usize = script[2].parse().unwrap();
+        let slots: HashSet<u16> = script[3..3 + keys].iter().map(|key| cluster.slot_of(key)).collect();
+        assert_eq!(slots.len(), 1, "{:?}", &script[2..]);
+    }
 }
 
 /// The leases of one primary are renewed in one pipeline. One that has gone and one that another program has taken are told

@@ -24,7 +24,7 @@ impl Connections {
         let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();
         let shortest = claims.iter().map(|claim| claim.ttl).min();
         let (Some(replicas), Some(ttl)) = (self.replicas(via.route), shortest) else { return Ok(renewed) };
-        let patience = Patience::within(via.limit, ttl).in_rest(until.since(connection.now()));
+        let patience = Patience::of_renewals(ttl, via.limit).in_rest(until.since(connection.now()));
         match replicas.confirmed(link, patience, Reply::Renewed(renewed)).await? {
             Reply::Renewed(renewed) => Ok(renewed),
             _ => Err(reply::unreadable()),

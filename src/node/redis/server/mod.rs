@@ -128,8 +128,9 @@ impl Connections {
         let runtime = runtime.unwrap_or_else(|| host.runtime().clone());
         let packing = if has_slots { Packing::Slots } else { Packing::Keys };
         let (of_busiest, limit) = (busiest_of(replicas.as_ref()), endpoint.limits.command);
-        let combining = Combining::new(packing, busiest, of_busiest, runtime, host.clone(), limit);
-        Self::of(endpoint, host, transport, (home, keeper), (Some(combining), replicas), channel)
+        let combining = (packing == Packing::Keys || endpoint.limits.undeclared_keys)
+            .then(|| Combining::new(packing, busiest, of_busiest, runtime, host.clone(), limit));
+        Self::of(endpoint, host, transport, (home, keeper), (combining, replicas), channel)
     }
 
     fn of(
@@ -260,7 +261,7 @@ fn both(
     if wanted == 0 {
         return None;
     }
-    let shortage = Shortage::at(&endpoint.target.to_string(), endpoint.limits.command);
+    let shortage = Shortage::at(&endpoint.target.to_string());
     let of = |connection: &Arc<Connection>, runtime| {
         Replicas::new(wanted, connection.clone(), runtime, host.clone(), shortage.clone())
     };

@@ -37,7 +37,7 @@ impl Patience {
         match request {
             Request::Acquire(request) => Some(Self::of_grant(request.claim.ttl, limit, command)),
             Request::Poll(poll) => Some(Self::of_grant(poll.claim.ttl, limit, command)),
-            Request::Renew(batch) => Some(Self::within(limit, batch.iter().map(|claim| claim.ttl).min()?)),
+            Request::Renew(batch) => Some(Self::of_renewals(batch.iter().map(|claim| claim.ttl).min()?, limit)),
             Request::Release { mode: ReleaseMode::Retain(keep, _), .. } => Some(Self::within(limit, *keep)),
             Request::GuardedSet { .. } => Some(Self::new(limit, SLICE)),
             _ => None,
@@ -58,7 +58,13 @@ impl Patience {
         Self::within(limit.min(ttl / 4).min(command / 2), ttl)
     }
 
-    pub(super) fn within(all: Duration, ttl: Duration) -> Self {
+    /// For renewals, of which the shortest TTL is this. The next one is sent before the lease ends, and a lease whose own
+    /// answer is here, from another server, does not wait for its neighbours' replicas any longer.
+    pub(super) fn of_renewals(ttl: Duration, limit: Duration) -> Self {
+        Self::within(limit.min(ttl / 4), ttl)
+    }
+
+    fn within(all: Duration, ttl: Duration) -> Self {
         Self::new(all, slice_of(ttl))
     }
 
@@ -192,7 +198,6 @@ impl Replicas {
 
     fn short(&self, seen: u32, all: Duration) -> Failure {
         let (server, wanted) = (self.connection.server(), self.state.lock().wanted());
-        self.shortage.metrics.note_unreplicated();
         self.shortage.is_met(self.connection.now(), seen, wanted);
         Failure::unknown(format!(
             "redis at {server} has written it, but {seen} of {wanted} replicas confirmed that within {} (min_replicas)",
@@ -212,20 +217,19 @@ impl Replicas {
 #[derive(Debug)]
 pub(super) struct Shortage {
     node: String,
-    /// It is one once it has lasted for so long: an acquire has failed by then, and a renewal still waits.
-    after: Duration,
     troubles: Troubles,
     metrics: NodeMetrics,
 }
 
 impl Shortage {
-    /// Of the server at this address. A command may take so long.
-    pub(super) fn at(node: &str, command: Duration) -> Arc<Self> {
+    /// Of the server at this address.
+    pub(super) fn at(node: &str) -> Arc<Self> {
         let metrics = NodeMetrics::of_replicated(node);
-        Arc::new(Self { node: node.into(), after: command / 2, troubles: Troubles::default(), metrics })
+        Arc::new(Self { node: node.into(), troubles: Troubles::default(), metrics })
     }
 
     fn is_met(&self, now: Time, seen: u32, wanted: u8) {
+        self.metrics.note_unreplicated();
         if let Some(count) = self.troubles.meet_causes(now, ["replicas".to_owned()]) {
             tell(Event::TooFewReplicas { node: self.node.clone(), seen, wanted, count });
         }
@@ -265,7 +269,6 @@ struct Driver {
 impl Driver {
     async fn run(mut self) {
         let Replicas { connection, state, shortage, .. } = &*self.replicas;
-        let mut short_since = None;
         loop {
             let next = state.lock().next(connection.now());
             match next {
@@ -274,17 +277,10 @@ impl Driver {
                 Next::Wait { link, slice } => {
                     let wanted = state.lock().wanted();
                     let outcome = connection.replicas(link, wanted, slice).await;
-                    let (now, seen) = (connection.now(), outcome.as_ref().ok().copied());
-                    let told = state.lock().counted(now, outcome);
-                    match seen {
-                        Some(seen) if seen >= u32::from(wanted) => {
-                            short_since = None;
-                            shortage.is_over();
-                        }
-                        Some(seen) if now.since(*short_since.get_or_insert(now)) >= shortage.after => {
-                            shortage.is_met(now, seen, wanted);
-                        }
-                        _ => {}
+                    let are_enough = outcome.as_ref().is_ok_and(|replicas| *replicas >= u32::from(wanted));
+                    let told = state.lock().counted(connection.now(), outcome);
+                    if are_enough {
+                        shortage.is_over();
                     }
                     for (who, verdict) in told {
                         let _told = who.send(verdict);

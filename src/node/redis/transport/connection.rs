@@ -539,8 +539,10 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(5);
 
     async fn connection(server: &Server) -> (Connection, Stop) {
-        let (target, limits) =
-            (Target::parse(&server.url()).unwrap(), Limits { connect: LIMIT, command: LIMIT, min_replicas: 0 });
+        let (target, limits) = (
+            Target::parse(&server.url()).unwrap(),
+            Limits { connect: LIMIT, command: LIMIT, min_replicas: 0, undeclared_keys: true },
+        );
         let endpoint = Endpoint::new(target, limits, Arc::new(SystemClock), "test".into());
         let (host, stop) = Host::start(Keeper::CurrentRuntime, &endpoint.clock).unwrap();
         let here = Side::Here(tokio::runtime::Handle::current(), host);

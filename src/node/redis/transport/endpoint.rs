@@ -19,12 +19,14 @@ use super::{
 };
 use crate::clock::{self, Clock};
 
-/// Time-outs of a connection, and how many replicas must have what it writes.
+/// Time-outs of a connection, how many replicas must have what it writes, and whether its scripts may touch keys that they do
+/// not declare.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) connect: Duration,
     pub(crate) command: Duration,
     pub(crate) min_replicas: u8,
+    pub(crate) undeclared_keys: bool,
 }
 
 /// Where it is and who we are there, how long it may take, and by which clock.
