@@ -21,7 +21,7 @@ use rlock::{
     async_lock::{RLock, RLockGuard},
 };
 use rslock::{LockGuard, LockManager};
-use support::Cluster;
+use support::{Cluster, Replicated};
 
 use crate::{
     Result, Server, TTL, plain,
@@ -39,6 +39,11 @@ pub async fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Res
     Ok(Leases::builder().url(url).ttl(ttl).fair(fair).build().await?)
 }
 
+/// The library under test, where so many replicas have to confirm what is written.
+pub async fn leases_that_replicas_have(url: String, ttl: Duration, replicas: u8) -> Result<Leases> {
+    Ok(Leases::builder().url(url).ttl(ttl).min_replicas(replicas).build().await?)
+}
+
 /// The library under test over a quorum. Its servers were started for this and have nothing to forget, so they vote at
 /// once.
 pub async fn leases_over(servers: &[Server]) -> Result<Leases> {
@@ -54,6 +59,10 @@ pub enum Contestant {
     InMemory(Leases),
     /// On one server, beside others on a cluster.
     OneServer(Leases),
+    /// With a replica that has to confirm each lock.
+    Replicated(Leases),
+    /// Without, and a `WAIT` of the task's own for each lock.
+    ByHand(Leases, MultiplexedConnection),
     Rslock(LockManager, Duration),
     Rlock(RLock, AcquireOptions),
     DistributedLock(Arc<RedisLockProvider>),
@@ -64,6 +73,10 @@ pub enum Contestant {
     PlainRedisRs(MultiplexedConnection, String),
     /// The same on a cluster.
     PlainRedisRsCluster(ClusterConnection, String),
+    /// The same with a `WAIT` behind each `SET`.
+    Waits(MultiplexedConnection, String),
+    /// The same with a connection for each task.
+    WaitsApart(Arc<[MultiplexedConnection]>, String),
     /// The same on several servers at once, and a majority's answer.
     PlainRounds(Rounds, String),
     /// Not even a lock: two rounds of `PING`, and a majority's answer.
@@ -138,9 +151,8 @@ impl Contestant {
     }
 
     async fn plain_redis_rs(server: &Server) -> Result<Self> {
-        let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
-        let load = redis::cmd("SCRIPT").arg("LOAD").arg(plain::COMPARE_AND_DELETE).query_async(&mut connection).await?;
-        Ok(Self::PlainRedisRs(connection, load))
+        let (connection, hash) = redis_rs(server.url()).await?;
+        Ok(Self::PlainRedisRs(connection, hash))
     }
 
     /// Those that can take a lock on several servers, in the order of the tables: ours, the rivals, the baselines.
@@ -176,6 +188,23 @@ impl Contestant {
         ])
     }
 
+    /// Those whose locks a replica has, behind ours without: ours, and by hand.
+    pub async fn replicated(servers: &Replicated, tasks: usize) -> Result<Vec<Self>> {
+        let url = servers.primary().url();
+        let (shared, hash) = redis_rs(url.clone()).await?;
+        let mut own = Vec::with_capacity(tasks);
+        for _ in 0..tasks {
+            own.push(redis_rs(url.clone()).await?.0);
+        }
+        Ok(vec![
+            Self::leasehold(&url, TTL).await?,
+            Self::Replicated(leases_that_replicas_have(url.clone(), TTL, 1).await?),
+            Self::ByHand(leases_at(url, TTL, false).await?, shared.clone()),
+            Self::Waits(shared, hash.clone()),
+            Self::WaitsApart(own.into(), hash),
+        ])
+    }
+
     /// Whether it is another library, and no baseline.
     pub fn is_rival(&self) -> bool {
         matches!(self, Self::Rslock(..) | Self::Rlock(..) | Self::DistributedLock(_) | Self::Distkit(..))
@@ -187,12 +216,16 @@ impl Contestant {
             Self::Fair(_) => "leasehold, fair",
             Self::InMemory(_) => "leasehold in memory",
             Self::OneServer(_) => "leasehold on one server",
+            Self::Replicated(_) => "leasehold with `min_replicas(1)`",
             Self::Rslock(..) => "rslock",
             Self::Rlock(..) => "rlock",
             Self::DistributedLock(_) => "distributed-lock-redis",
             Self::Distkit(..) => "distkit",
             Self::Plain(..) => "plain fred",
             Self::PlainRedisRs(..) | Self::PlainRedisRsCluster(..) => "plain redis-rs",
+            Self::ByHand(..) => "leasehold and `WAIT` by hand",
+            Self::Waits(..) => "plain redis-rs with `WAIT`",
+            Self::WaitsApart(..) => "the same, a connection for each task",
             Self::PlainRounds(..) => "two plain rounds",
             Self::Pings(..) => "two rounds of `PING`",
         }
@@ -201,9 +234,11 @@ impl Contestant {
     /// Waits for the lock as the library does it by default.
     pub async fn acquire(&self, name: &str) -> Result<Guard> {
         Ok(match self {
-            Self::Leasehold(leases) | Self::Fair(leases) | Self::InMemory(leases) | Self::OneServer(leases) => {
-                Guard::Leasehold(leases.lock(name).acquire().await?)
-            }
+            Self::Leasehold(leases)
+            | Self::Fair(leases)
+            | Self::InMemory(leases)
+            | Self::OneServer(leases)
+            | Self::Replicated(leases) => Guard::Leasehold(leases.lock(name).acquire().await?),
             Self::Rslock(manager, ttl) => Guard::Rslock(manager.acquire(name, *ttl).await?),
             Self::Rlock(locks, options) => Guard::Rlock(locks.acquire_mutex_with_options(name, options.clone()).await?),
             Self::DistributedLock(locks) => Guard::DistributedLock(locks.create_lock(name).acquire(None).await?),
@@ -224,6 +259,15 @@ impl Contestant {
             }
             Self::PlainRedisRs(connection, _) => set_by_redis_rs(&mut connection.clone(), name).await?,
             Self::PlainRedisRsCluster(connection, _) => set_by_redis_rs(&mut connection.clone(), name).await?,
+            Self::ByHand(leases, connection) => {
+                let lease = leases.lock(name).acquire().await?;
+                // A `WAIT` is about the writes of its own connection, so it needs one, which is newer than the lock.
+                let mut mark = redis::cmd("SET");
+                wait_behind(mark.arg("mark").arg(1), &mut connection.clone()).await?;
+                Guard::Leasehold(lease)
+            }
+            Self::Waits(connection, _) => set_and_wait(&mut connection.clone(), name).await?,
+            Self::WaitsApart(connections, _) => set_and_wait(&mut of_task(connections, name), name).await?,
             Self::PlainRounds(rounds, _) => {
                 rounds.set(name, VALUE, i64::try_from(TTL.as_millis())?).await?;
                 Guard::Plain(name.to_owned())
@@ -260,11 +304,14 @@ impl Contestant {
                     return Err("the plain lock was lost".into());
                 }
             }
-            (Self::PlainRedisRs(connection, hash), Guard::Plain(name)) => {
+            (Self::PlainRedisRs(connection, hash) | Self::Waits(connection, hash), Guard::Plain(name)) => {
                 delete_by_redis_rs(&mut connection.clone(), hash, &name).await?;
             }
             (Self::PlainRedisRsCluster(connection, hash), Guard::Plain(name)) => {
                 delete_by_redis_rs(&mut connection.clone(), hash, &name).await?;
+            }
+            (Self::WaitsApart(connections, hash), Guard::Plain(name)) => {
+                delete_by_redis_rs(&mut of_task(connections, &name), hash, &name).await?;
             }
             (Self::PlainRounds(rounds, hash), Guard::Plain(name)) => rounds.delete(hash, &name, VALUE).await?,
             (Self::Pings(rounds), Guard::None) => rounds.ping().await?,
@@ -286,13 +333,45 @@ impl fmt::Debug for Contestant {
     }
 }
 
-async fn set_by_redis_rs(connection: &mut impl ConnectionLike, name: &str) -> Result<Guard> {
+/// A connection of redis-rs, and the hash of the script of a plain release.
+async fn redis_rs(url: String) -> Result<(MultiplexedConnection, String)> {
+    let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
+    let load = redis::cmd("SCRIPT").arg("LOAD").arg(plain::COMPARE_AND_DELETE).query_async(&mut connection).await?;
+    Ok((connection, load))
+}
+
+fn set(name: &str) -> Result<redis::Cmd> {
     let mut set = redis::cmd("SET");
     set.arg(name).arg(VALUE).arg("NX").arg("PX").arg(u64::try_from(TTL.as_millis())?);
-    if set.query_async::<redis::Value>(connection).await? == redis::Value::Nil {
+    Ok(set)
+}
+
+async fn set_by_redis_rs(connection: &mut impl ConnectionLike, name: &str) -> Result<Guard> {
+    if set(name)?.query_async::<redis::Value>(connection).await? == redis::Value::Nil {
         return Err("the plain lock does not wait".into());
     }
     Ok(Guard::Plain(name.to_owned()))
+}
+
+async fn set_and_wait(connection: &mut impl ConnectionLike, name: &str) -> Result<Guard> {
+    if wait_behind(&set(name)?, connection).await? == redis::Value::Nil {
+        return Err("the plain lock does not wait".into());
+    }
+    Ok(Guard::Plain(name.to_owned()))
+}
+
+/// The answer to a write that a replica has.
+async fn wait_behind(write: &redis::Cmd, connection: &mut impl ConnectionLike) -> Result<redis::Value> {
+    let mut both = redis::pipe();
+    both.add_command(write.clone()).cmd("WAIT").arg(1).arg(500);
+    let (answer, replicas) = both.query_async::<(redis::Value, u32)>(connection).await?;
+    if replicas == 0 { Err("no replica has it".into()) } else { Ok(answer) }
+}
+
+/// The connection of the task whose number ends this name.
+fn of_task(connections: &[MultiplexedConnection], name: &str) -> MultiplexedConnection {
+    let task: usize = name.rsplit('-').next().and_then(|task| task.parse().ok()).unwrap_or_default();
+    connections[task % connections.len()].clone()
 }
 
 async fn delete_by_redis_rs(connection: &mut impl ConnectionLike, hash: &str, name: &str) -> Result<()> {

@@ -45,6 +45,7 @@ fn main() -> Result<()> {
         ["idle"] => idle::main(),
         ["held"] => held::main(),
         ["cluster"] => cluster::main(),
+        ["cluster", "replicas"] => cluster::replicas(),
         ["profile"] => profile::main(),
         ["command", tool] => command::main(tool),
         // The parts start this program once more, with these.

@@ -20,10 +20,8 @@ use crate::{
     machine, median,
     page::Section,
     percentile,
-    rates::Load,
-    stats,
-    table::thousands,
-    usage,
+    rates::{Load, beside},
+    stats, usage,
 };
 
 const PLACE: &str = "five servers and the client on the same 2 cores";
@@ -55,17 +53,9 @@ fn rates(section: &mut Section, servers: &[Server]) -> Result<()> {
     let loads = [1, 16, 256]
         .map(|tasks| Load::new(Builder::new_multi_thread(), tasks, Contestant::quorum(servers))?.measure(&ids));
     let loads: Vec<_> = loads.into_iter().collect::<Result<_>>()?;
-    let Some(first) = loads.first() else { return Ok(()) };
-    let rows = first.iter().enumerate().map(|(at, turns)| {
-        let cells = loads.iter().map(|all| {
-            let ratio = all.last().map_or(0.0, |pings| all[at].ratio(pings));
-            format!("{}: {ratio:.2}", all[at].rate().show(thousands))
-        });
-        [turns.contestant.name().to_owned()].into_iter().chain(cells).collect()
-    });
-    let rows: Vec<Vec<String>> = rows.collect();
+    let pings = loads.first().map_or(0, |all| all.len() - 1);
     let titles = ["cycles per second: ratio to the last", "1 task", "16 tasks", "256 tasks"];
-    section.table("Acquire and release over five servers", PLACE, &titles, &rows);
+    section.table("Acquire and release over five servers", PLACE, &titles, &beside(pings, &loads));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{Contestant, Result, Spread, median, usage};
+use crate::{Contestant, Result, Spread, median, table::thousands, usage};
 
 const ROUNDS: usize = 7;
 const TURN: Duration = Duration::from_millis(250);
@@ -100,6 +100,16 @@ impl Load {
         let micros = |seconds: f64| seconds / cycles * 1e6;
         Ok(Turn { rate: cycles / seconds, client: micros(after.0 - before.0), server: micros(after.1 - before.1) })
     }
+}
+
+/// Rows of cycles per second, a column for each load, each with its ratio to that of one contestant.
+pub fn beside(one: usize, loads: &[Vec<Turns>]) -> Vec<Vec<String>> {
+    let names = loads.first().into_iter().flatten().map(|turns| turns.contestant.name());
+    let row = |(at, name): (usize, &str)| {
+        let cell = |all: &Vec<Turns>| format!("{}: {:.2}", all[at].rate().show(thousands), all[at].ratio(&all[one]));
+        [name.to_owned()].into_iter().chain(loads.iter().map(cell)).collect()
+    };
+    names.enumerate().map(row).collect()
 }
 
 /// A task that meets an error says so and stops for this turn; its lock may stay, so the next round has other names.

@@ -1,8 +1,9 @@
-//! Clusters of three primaries, and Sentinels: what a cycle costs there, and what a failure costs.
+//! Clusters of three primaries, Sentinels, and a replica: what a cycle costs there, and what a failure costs.
 
 mod failing;
 mod holding;
 mod moving;
+mod replicas;
 
 use std::time::Duration;
 
@@ -33,7 +34,14 @@ pub fn main() -> Result<()> {
         moving::main(&mut section).await
     })?;
     holding::main(&mut section)?;
+    replicas::main(&mut section)?;
     section.write()
+}
+
+/// The last tables alone, which no page gets.
+pub fn replicas() -> Result<()> {
+    machine::pin_to_two()?;
+    replicas::main(&mut Section::new("cluster"))
 }
 
 fn cycles(section: &mut Section) -> Result<()> {
