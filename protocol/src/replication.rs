@@ -15,8 +15,8 @@ use std::{mem, time::Duration};
 
 use crate::{failure::Failure, time::Time};
 
-/// The longest that one `WAIT` may hold up a link.
-pub const SLICE: Duration = Duration::from_millis(50);
+/// The longest that one `WAIT` may last: with the server's own delay it holds up a link for no more than 50 ms.
+pub const SLICE: Duration = Duration::from_millis(40);
 
 /// The shortest, for a TTL however short.
 pub const SHORTEST: Duration = Duration::from_millis(5);

@@ -282,6 +282,50 @@ fn a_caller_on_no_runtime_waits_for_replicas_too() {
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
 }
 
+/// Where a slot is being moved, a lock is acquired step by step. Without replicas there it is taken back too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f51_a_replica_is_missing_where_a_slot_goes() {
+    let cluster = Cluster::start(2, 1);
+    let leases = connect(&cluster.url(), 1).await;
+    for at in 0..2 {
+        // A replica acknowledges first a second after its start.
+        let first = leases.lock(cluster.name_at(at, "first")).ttl(LONG).acquire();
+        nothing_is_left_after(within(HANGS, "a first lock", first).await.unwrap(), &cluster.primaries()[at]).await;
+    }
+    let name = cluster.name_at(0, "job");
+    cluster.begin_to_move(cluster.slot_of(&name), 0, 1);
+    let lease = within(HANGS, "the lock", leases.lock(&name).ttl(LONG).acquire()).await.unwrap();
+    assert!(cluster.replica_of(1).wire().keys("*").contains(&name), "the replica has it");
+    nothing_is_left_after(lease, &cluster.primaries()[1]).await;
+    cluster.replica_of(1).stop();
+    too_few(leases.lock(&name).ttl(LONG).try_acquire(), "0 of 1 replicas").await;
+    nothing_is_left(&cluster.primaries()[1]).await;
+    cluster.replica_of(1).cont();
+    let lease = within(HANGS, "the lock", leases.lock(&name).ttl(LONG).acquire()).await.unwrap();
+    nothing_is_left_after(lease, &cluster.primaries()[1]).await;
+}
+
+/// While a replica is missing, calls on the same connection that wait for none are held up for a moment each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_replica_holds_up_others_for_a_moment() {
+    const MOST: Duration = Duration::from_millis(50);
+    let (servers, lag) = (Replicated::start(1), Lag::start());
+    let leases = connect(&servers.primary().url(), 1).await;
+    drop(within(HANGS, "a first lock", leases.lock("first").ttl(LONG).acquire()).await.unwrap());
+    servers.replicas()[0].stop();
+    let (mut worst, mut wire) = (Duration::ZERO, servers.primary().wire());
+    for round in 0..20 {
+        let name = format!("job:{round}");
+        let short = tokio::spawn(leases.lock(&name).ttl(LONG).try_acquire());
+        eventually_async(HANGS, "it waits for the replica", || wire.exists(&name)).await;
+        let began = Instant::now();
+        within(HANGS, "an answer", leases.lock("other").holder()).await.unwrap();
+        worst = worst.max(began.elapsed());
+        too_few(async { short.await.unwrap() }, "0 of 1 replicas").await;
+    }
+    assert!(worst <= MOST + lag.worst(), "{worst:?}");
+}
+
 /// However slow the way to the server is, a call does not last longer because replicas are missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_replicas_ends_with_the_call() {

@@ -5,6 +5,7 @@
 //! runtime.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -448,11 +449,17 @@ impl Combining {
         let Some(replicas) = self.replicas.clone().filter(|_| !granted.is_empty()) else { return };
         let limit = self.command_timeout;
         let rest = (began + limit).since(self.connection.now());
+        // Each TTL has a patience of its own.
+        let mut by_ttl: BTreeMap<Duration, Vec<(Caller, Reply)>> = BTreeMap::new();
+        for (caller, reply, ttl) in granted {
+            by_ttl.entry(ttl).or_default().push((caller, reply));
+        }
         self.home.spawn(foreign::as_keeper(async move {
-            // Each has the patience of its own TTL.
-            let telling = granted.into_iter().map(async |(caller, reply, ttl)| {
+            let telling = by_ttl.into_iter().map(async |(ttl, granted)| {
                 let verdict = replicas.confirm(link, Patience::of_grant(ttl, limit, limit).in_rest(rest)).await;
-                tell(caller, verdict.map(|()| Told::Reply(reply)));
+                for (caller, reply) in granted {
+                    tell(caller, verdict.clone().map(|()| Told::Reply(reply)));
+                }
             });
             join_all(telling).await;
         }));

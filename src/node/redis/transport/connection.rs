@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -30,6 +31,9 @@ use super::{
     question,
 };
 use crate::{clock::stood_still, error::Error, keeper::Host, node::redis::script::Script};
+
+/// By then an answer is late that comes at a certain time.
+const MOMENT: Duration = Duration::from_millis(2);
 
 /// How a script's answer came.
 #[derive(Debug, Clone, Copy)]
@@ -246,9 +250,8 @@ impl Connection {
         };
         let limit = time + self.links.endpoint.limits.command;
         let until = self.now() + limit;
-        let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let read = |count: Value| count.as_u64().and_then(|count| u32::try_from(count).ok());
-        match link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit).await {
+        match count_replicas(&link, wanted, time, limit).await {
             Ok(count) => {
                 link.answered();
                 read(count).ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
@@ -509,6 +512,23 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// The answer to a `WAIT` of so long.
+async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> Result<Value, FredError> {
+    let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
+    let mut waiting = pin!(link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit));
+    tokio::select! {
+        biased;
+        count = &mut waiting => count,
+        // A server with nothing to do looks ten times a second whether a `WAIT` is over. Whatever comes in wakes it: this
+        // asks for no replicas, needs no other right, and is answered at once.
+        () = tokio::time::sleep(time + MOMENT) => {
+            let awake = link.command("WAIT", vec![0.into(), 0.into()], limit);
+            let (count, _at_once) = tokio::join!(waiting, awake);
+            count
+        }
     }
 }
 
