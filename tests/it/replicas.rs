@@ -5,17 +5,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases, LossReason, Status};
+use leasehold::{Builder, Error, Lease, Leases, LossReason, Status};
 use support::{
-    Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SIGNAL, Sentinels, Server, Wire, eventually,
-    eventually_async, on_no_runtime, scripts, within,
+    Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SERVICE, SIGNAL, Sentinels, Server, Wire, await_replicas,
+    eventually, eventually_async, on_no_runtime, scripts, within,
 };
 use tokio::task::JoinSet;
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
 async fn connect(url: &str, min_replicas: u8) -> Leases {
-    let building = Leases::builder().url(url).min_replicas(min_replicas).command_timeout(COMMAND).build();
+    connect_by(Leases::builder().url(url), min_replicas).await
+}
+
+async fn connect_by(builder: Builder, min_replicas: u8) -> Leases {
+    let building = builder.min_replicas(min_replicas).command_timeout(COMMAND).build();
     within(HANGS, "build", building).await.unwrap()
 }
 
@@ -92,6 +96,128 @@ async fn what_a_holder_hears_of_is_on_the_replica() {
 async fn nothing_is_left_after(lease: Lease, server: &Server) {
     lease.release().await.unwrap().confirmed();
     nothing_is_left(server).await;
+}
+
+/// By then the other side has elected a primary, and the lock is free there.
+const GRANTED: Duration = Duration::from_secs(40);
+
+/// A primary, and beside it a client, that a cut parts from its replicas, the Sentinels and all others.
+struct Sides {
+    all: Sentinels,
+    /// All that leads across: to the primary, and from the client to Sentinels and replicas.
+    links: Vec<Proxy>,
+    url: String,
+    map: Vec<(String, String)>,
+}
+
+impl Sides {
+    fn start() -> Self {
+        let (all, to_primary) = Sentinels::start_behind_a_proxy();
+        let at = |port: u16| format!("127.0.0.1:{port}");
+        let mut map = vec![(at(to_primary.port()), at(all.primary().port()))];
+        let mut links = vec![to_primary];
+        let mut hosts = Vec::new();
+        for (number, server) in all.sentinels().iter().chain(all.replicas()).enumerate() {
+            let link = Proxy::to(server);
+            // Sentinels name each other, and a replica that has taken over.
+            map.push((at(server.port()), at(link.port())));
+            if number < all.sentinels().len() {
+                hosts.push(at(link.port()));
+            }
+            links.push(link);
+        }
+        let url = format!("redis-sentinel://{}/{SERVICE}", hosts.join(","));
+        await_replicas(all.primary(), all.replicas().len());
+        Self { all, links, url, map }
+    }
+
+    /// A client beside the first primary, and one beside the others.
+    async fn clients(&self, min_replicas: u8) -> [Leases; 2] {
+        let map = self.map.iter().map(|(from, to)| (from, to));
+        let beside_it = Leases::builder().url(&self.url).address_map(map);
+        [connect_by(beside_it, min_replicas).await, connect(&self.all.url(), min_replicas).await]
+    }
+
+    /// A lock that both replicas have, whoever of them takes over.
+    async fn acquire(&self, leases: &Leases, ttl: Duration) -> Lease {
+        let lease = within(HANGS, "the lock", leases.lock("job").ttl(ttl).acquire()).await.unwrap();
+        let has_it = |replica: &Server| is_on(&mut replica.wire(), &lease);
+        eventually(HANGS, "it is replicated", || self.all.replicas().iter().all(has_it));
+        lease
+    }
+
+    fn cut(&self) {
+        self.links.iter().for_each(|link| link.black_hole(true));
+    }
+
+    fn end_the_cut(&self) {
+        for link in &self.links {
+            link.black_hole(false);
+            // Connections that were made during it stay silent.
+            link.cut();
+        }
+    }
+}
+
+/// A primary and a holder are on one side of a cut, and the other elects a primary of its own: the holder is told by its
+/// deadline, and nobody has the lock before that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f50_a_holder_that_is_cut_off_with_its_primary_expires() {
+    const TTL: Duration = Duration::from_secs(8);
+    let (sides, lag) = (Sides::start(), Lag::start());
+    let [one, two] = sides.clients(1).await;
+    let held = sides.acquire(&one, TTL).await;
+    // Long before its first renewal, so no answer of one is under way.
+    sides.cut();
+    let deadline = Instant::now() + held.remaining();
+    let lock = two.lock("job").ttl(LONG);
+    let waiting = tokio::spawn(async move { lock.acquire().await.map(|lease| (lease, Instant::now())) });
+    too_few(one.lock("another").ttl(TTL).try_acquire(), "0 of 1 replicas").await;
+    eventually(HANGS, "the lease is at risk", || held.status() == Status::AtRisk);
+    let lost = within(TTL + HANGS, "the signal", held.lost()).await;
+    let told = Instant::now();
+    assert_eq!(lost.reason(), LossReason::Expired, "{lost}");
+    let bound = SIGNAL + lag.worst();
+    assert!(told <= deadline + bound, "{:?} after the deadline, the bound is {bound:?}", told - deadline);
+    let (next, granted) = within(GRANTED, "the next lease", waiting).await.unwrap().unwrap();
+    assert!(granted >= deadline, "granted {:?} before the deadline", deadline - granted);
+    assert!(next.fence() > held.fence());
+    let promoted = sides.all.named_by(0).unwrap();
+    assert!(promoted.port() != sides.all.primary().port() && is_on(&mut promoted.wire(), &next));
+    sides.end_the_cut();
+    let fence = next.fence();
+    next.release().await.unwrap().confirmed();
+    let again = within(GRANTED, "the lock", one.lock("job").ttl(LONG).acquire()).await.unwrap();
+    assert!(again.fence() > fence);
+    again.release().await.unwrap().confirmed();
+}
+
+/// The same without replicas that confirm: two may believe until the cut ends, and a resource refuses the one with the
+/// older fence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f50_without_replicas_two_believe_until_the_cut_ends() {
+    const TTL: Duration = Duration::from_secs(4);
+    let (sides, resource) = (Sides::start(), Server::start());
+    let [one, two] = sides.clients(0).await;
+    let value = connect(&resource.url(), 0).await.guarded("value");
+    let held = sides.acquire(&one, TTL).await;
+    within(HANGS, "the write", value.set("first", held.fence())).await.unwrap();
+    sides.cut();
+    let next = within(GRANTED, "the next lease", two.lock("job").ttl(LONG).acquire()).await.unwrap();
+    // Renewed by its own primary, whatever the others have elected: nobody can tell it.
+    held.check().unwrap();
+    next.check().unwrap();
+    assert!(next.fence() > held.fence());
+    within(HANGS, "the write", value.set("second", next.fence())).await.unwrap();
+    let late = within(HANGS, "an answer", value.set("third", held.fence())).await;
+    assert!(matches!(late, Err(Error::Stale { .. })), "{late:?}");
+    let written = within(HANGS, "the value", value.get()).await.unwrap();
+    assert_eq!(written, Some((b"second".to_vec(), next.fence())));
+    sides.end_the_cut();
+    let lost = within(HANGS, "the signal", held.lost()).await;
+    assert!(matches!(lost.reason(), LossReason::FailedOver | LossReason::Taken), "{lost}");
+    next.check().unwrap();
+    next.release().await.unwrap().confirmed();
 }
 
 /// With too few replicas an acquire is taken back and says how many there were; a lease ends by its deadline, or goes on

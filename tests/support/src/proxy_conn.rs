@@ -333,6 +333,10 @@ impl Traffic {
             self.pending.push_back(Pending { replies, fate });
         }
         self.up.push(What::bytes(frame), hold);
+        if args.first().is_some_and(|name| name.eq_ignore_ascii_case(b"PSYNC")) {
+            // A replica: the server sends it files and commands, and no replies.
+            self.go_raw();
+        }
     }
 
     /// How many replies a command gets. It is one, but for the empty command

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    proxy::Proxy,
     replicated::online,
     resp::Value,
     server::{Server, ServerBuilder, start_together},
@@ -21,8 +22,8 @@ const READY: Duration = Duration::from_secs(30);
 pub struct Sentinels {
     servers: Vec<Server>,
     watchers: [Server; 3],
-    /// Whether they speak TLS to each other.
-    has_tls: bool,
+    /// By which ports the others know the servers.
+    announced: Vec<u16>,
 }
 
 impl Sentinels {
@@ -38,15 +39,29 @@ impl Sentinels {
         Self::with(Some(authority))
     }
 
+    /// The same without TLS, and with a proxy through which all others know the first primary.
+    #[track_caller]
+    pub fn start_behind_a_proxy() -> (Self, Proxy) {
+        let primary = server(None).start();
+        let proxy = Proxy::to(&primary);
+        // As a replica it would be another server to them.
+        primary.wire().must(&["CONFIG", "SET", "replica-announce-port", &proxy.port().to_string()]);
+        (Self::around(primary, proxy.port(), None), proxy)
+    }
+
     #[track_caller]
     fn with(authority: Option<&Authority>) -> Self {
-        let by = |server: ServerBuilder| authority.into_iter().fold(server, ServerBuilder::tls_by);
-        let port = |of: &Server| if authority.is_some() { of.tls_port() } else { of.port() };
-        let server = || by(Server::builder().arg("--repl-diskless-sync-delay", "0"));
-        let primary = server().start();
+        let primary = server(authority).start();
+        let announced = port(&primary, authority);
+        Self::around(primary, announced, authority)
+    }
+
+    /// A primary, known by this port, and all others.
+    #[track_caller]
+    fn around(primary: Server, announced: u16, authority: Option<&Authority>) -> Self {
         let replica = || {
-            let replica = server().start();
-            replica.wire().must(&["REPLICAOF", "127.0.0.1", &port(&primary).to_string()]);
+            let replica = server(authority).start();
+            replica.wire().must(&["REPLICAOF", "127.0.0.1", &announced.to_string()]);
             replica
         };
         let replicas = [replica(), replica()];
@@ -55,22 +70,23 @@ impl Sentinels {
             [0, 1, 2].map(|own| {
                 let mut lines = vec![
                     format!("sentinel myid {}", id(ports[own])),
-                    format!("sentinel monitor {SERVICE} 127.0.0.1 {} 2", port(&primary)),
+                    format!("sentinel monitor {SERVICE} 127.0.0.1 {announced} 2"),
                     format!("sentinel down-after-milliseconds {SERVICE} 500"),
                     format!("sentinel failover-timeout {SERVICE} 5000"),
                 ];
-                let replica = |one: &Server| format!("sentinel known-replica {SERVICE} 127.0.0.1 {}", port(one));
+                let replica =
+                    |one: &Server| format!("sentinel known-replica {SERVICE} 127.0.0.1 {}", port(one, authority));
                 lines.extend(replicas.iter().map(replica));
                 let others = ports.iter().filter(|other| **other != ports[own]);
                 lines.extend(
                     others.map(|other| format!("sentinel known-sentinel {SERVICE} 127.0.0.1 {other} {}", id(*other))),
                 );
                 let config = lines.join("\n") + "\n";
-                by(Server::builder().sentinel_that_knows(config))
+                by(Server::builder().sentinel_that_knows(config), authority)
             })
         });
-        let has_tls = authority.is_some();
-        let all = Self { servers: std::iter::once(primary).chain(replicas).collect(), watchers: sentinels, has_tls };
+        let announced = std::iter::once(announced).chain(replicas.iter().map(|one| port(one, authority))).collect();
+        let all = Self { servers: std::iter::once(primary).chain(replicas).collect(), watchers: sentinels, announced };
         eventually(READY, "the replicas are linked", || online(all.primary()) == all.replicas().len());
         eventually(READY, "the Sentinels are a quorum", || all.watchers.iter().all(can_fail_over));
         all
@@ -119,9 +135,24 @@ impl Sentinels {
         let answer = self.watchers[sentinel].wire().cmd(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
         let Value::Array(parts) = answer else { return None };
         let port = parts.last()?.text();
-        let own = |server: &Server| if self.has_tls { server.tls_port() } else { server.port() };
-        self.servers.iter().find(|server| own(server).to_string() == port)
+        let at = self.announced.iter().position(|announced| announced.to_string() == port)?;
+        self.servers.get(at)
     }
+}
+
+/// With a certificate from this authority, if there is one.
+fn by(server: ServerBuilder, authority: Option<&Authority>) -> ServerBuilder {
+    authority.into_iter().fold(server, ServerBuilder::tls_by)
+}
+
+/// One that may have replicas.
+fn server(authority: Option<&Authority>) -> ServerBuilder {
+    by(Server::builder().arg("--repl-diskless-sync-delay", "0"), authority)
+}
+
+/// By which port it is known where nothing is in front of it.
+fn port(of: &Server, authority: Option<&Authority>) -> u16 {
+    if authority.is_some() { of.tls_port() } else { of.port() }
 }
 
 /// A name that no other Sentinel has.
