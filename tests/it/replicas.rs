@@ -394,6 +394,23 @@ async fn f51_a_replica_that_follows_no_more() {
     nothing_is_left_after(lease, servers.primary()).await;
 }
 
+/// Its primary is made a replica while it waits for others: nobody is refused for that, since another may be the primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_becomes_a_replica_while_it_waits_refuses_nobody() {
+    let (servers, other) = (Replicated::start(1), Server::start());
+    let leases = connect(&servers.primary().url(), 1).await;
+    within(HANGS, "a first lock", leases.lock("first").ttl(LONG).acquire()).await.unwrap().release().await.unwrap();
+    servers.replicas()[0].stop();
+    let tried = tokio::spawn(leases.lock("job").ttl(LONG).try_acquire());
+    let mut wire = servers.primary().wire();
+    let is_blocked = |client: &str| client.contains(" flags=b ") && client.contains(" cmd=wait ");
+    let waits = || wire.must(&["CLIENT", "LIST"]).text().lines().any(is_blocked);
+    eventually_async(HANGS, "a WAIT is under way", waits).await;
+    wire.must(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+    let error = within(HANGS, "an answer", tried).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+}
+
 /// A caller on no runtime waits for replicas too.
 #[test]
 fn a_caller_on_no_runtime_waits_for_replicas_too() {

@@ -21,7 +21,10 @@ use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
     endpoint::Endpoint,
-    failure::{self, classify_of, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server, missing_right},
+    failure::{
+        self, classify_of, is_a_replica_by_now, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server,
+        missing_right,
+    },
     introduction::{Role, introduce},
     kind::ServerKind,
     left_out::LeftOut,
@@ -257,7 +260,7 @@ impl Connection {
                 read(count).ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
             }
             // It was a primary when it wrote.
-            Err(error) if error.details().contains("WAIT cannot be used with replica") => {
+            Err(error) if is_a_replica_by_now(error.details()) => {
                 self.links.find_primary();
                 Err(Failure::unknown(format!("redis at {} has become a replica", self.links.server)))
             }

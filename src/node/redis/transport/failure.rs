@@ -88,6 +88,11 @@ pub(crate) fn is_no_primary(details: &str) -> bool {
     reply_word(own_words(details)).is_some_and(|word| NO_PRIMARY.contains(&word))
 }
 
+/// Whether a server says that it cannot `WAIT`, or no longer, since it has become a replica.
+pub(crate) fn is_a_replica_by_now(details: &str) -> bool {
+    details.contains("WAIT cannot be used with replica") || reply_word(details) == Some("UNBLOCKED")
+}
+
 /// The url leads to a server that keeps no locks for us.
 pub(crate) fn wrong_server(text: &'static str) -> Error {
     Error::new(ErrorKind::Config, text)
