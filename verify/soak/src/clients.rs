@@ -29,7 +29,8 @@ pub fn builder(process: Process) -> Builder {
 pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option<Leases>)> {
     let (first, nodes) = part.servers.split_first().expect("the parent names the servers");
     if part.stage != Stage::Servers {
-        return Some((built(over, || builder(part.process).url(first)).await?, None));
+        let all = || builder(part.process).url(first).min_replicas(part.min_replicas);
+        return Some((built(over, all).await?, None));
     }
     let lone: Server = first.parse().expect("the parent's url is one");
     let lone = lone.user(USER).password_file(&part.password);

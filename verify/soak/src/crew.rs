@@ -31,6 +31,8 @@ pub struct Crew {
     pub seed: u64,
     pub lag: Lag,
     kinds: u64,
+    /// How many replicas must have what a worker is granted.
+    pub min_replicas: u8,
 }
 
 /// A scene: it has a crew, and tells each worker where the servers are.
@@ -47,7 +49,17 @@ impl Crew {
     /// Its workers work on these kinds of locks, by their bits.
     pub fn new(stage: Stage, names: Vec<Name>, seed: u64, kinds: u64) -> Self {
         let recorder = Arc::new(Mutex::new(Recorder::new(names)));
-        Self { stage, resource: Server::start(), recorder, seed, lag: Lag::start(), kinds }
+        Self { stage, resource: Server::start(), recorder, seed, lag: Lag::start(), kinds, min_replicas: 0 }
+    }
+
+    /// So many replicas must have what a worker is granted.
+    pub fn with_min_replicas(self, min_replicas: u8) -> Self {
+        Self { min_replicas, ..self }
+    }
+
+    /// Whether all replicas have what a worker is granted, so that none that takes over lacks it (rule 12).
+    pub fn all_replicas_confirm(&self) -> bool {
+        self.min_replicas > 0 && self.min_replicas >= self.stage.replicas()
     }
 
     pub fn recorder(&self) -> MutexGuard<'_, Recorder> {
@@ -66,6 +78,7 @@ impl Crew {
             process,
             seed: self.seed,
             kinds: self.kinds,
+            min_replicas: self.min_replicas,
             resource: self.resource.url(),
             password,
             servers,

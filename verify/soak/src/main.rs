@@ -1,7 +1,7 @@
 //! Random faults against real servers, recorded histories, and a checker that reads them (docs/evidence/soak.md).
 //!
 //! ```text
-//! leasehold-soak [--scene servers|cluster|sentinel] [--seconds N] [--seed S]
+//! leasehold-soak [--scene servers|cluster|sentinel] [--min-replicas N] [--seconds N] [--seed S]
 //! leasehold-soak --bugs                      the seeded bugs, each with its patch of mutations/
 //! leasehold-soak --bug NAME seeded|absent    the scene of one, in a program with it or without
 //! ```
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    let (mut seconds, mut seed, mut stage) = (600, 1, Stage::Servers);
+    let (mut seconds, mut seed, mut stage, mut min_replicas) = (600, 1, Stage::Servers, 0);
     for pair in args.chunks(2) {
         match pair {
             [name, value] if name == "--seconds" => seconds = value.parse().expect("--seconds takes a number"),
@@ -62,16 +62,28 @@ fn main() -> ExitCode {
             [name, value] if name == "--scene" && value.parse::<Stage>().is_ok() => {
                 stage = value.parse().unwrap_or(stage);
             }
+            [name, value] if name == "--min-replicas" => {
+                min_replicas = value.parse().expect("--min-replicas takes a number");
+            }
             _ => {
-                eprintln!("leasehold-soak [--scene servers|cluster|sentinel] [--seconds N] [--seed S]");
+                eprintln!(
+                    "leasehold-soak [--scene servers|cluster|sentinel] [--min-replicas N] [--seconds N] [--seed S]"
+                );
                 return ExitCode::FAILURE;
             }
         }
     }
-    soak(stage, seconds, seed)
+    if min_replicas > stage.replicas() {
+        let most = stage.replicas();
+        eprintln!(
+            "--min-replicas {min_replicas}: it is at most {most} in the scene {stage}, of which no primary has more"
+        );
+        return ExitCode::FAILURE;
+    }
+    soak(stage, min_replicas, seconds, seed)
 }
 
-fn soak(stage: Stage, seconds: u64, first_seed: u64) -> ExitCode {
+fn soak(stage: Stage, min_replicas: u8, seconds: u64, first_seed: u64) -> ExitCode {
     let mut totals = report::Totals::default();
     let (mut left, longest) = (Duration::from_secs(seconds), Duration::from_secs(ROUND));
     for seed in first_seed.. {
@@ -85,7 +97,7 @@ fn soak(stage: Stage, seconds: u64, first_seed: u64) -> ExitCode {
         eprintln!("seed {seed}, {length:?}");
         let outcome = match stage {
             Stage::Servers => round::run(seed, length),
-            Stage::Cluster | Stage::Sentinel => failover::run(stage, seed, length),
+            Stage::Cluster | Stage::Sentinel => failover::run(stage, min_replicas, seed, length),
         };
         for violation in outcome.violations.iter().take(3) {
             println!("seed {seed}: {}", report::timeline(&outcome.recorder.history, violation));

@@ -132,6 +132,15 @@ impl Stage {
         }
     }
 
+    /// How many replicas each primary has.
+    pub fn replicas(self) -> u8 {
+        match self {
+            Self::Servers => 0,
+            Self::Cluster => 1,
+            Self::Sentinel => 2,
+        }
+    }
+
     /// Long enough to outlive a failover, where there is one.
     pub fn ttls(self, pace: Pace) -> [Duration; 3] {
         match (self, pace) {

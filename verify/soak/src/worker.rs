@@ -36,6 +36,8 @@ pub struct Part {
     pub seed: u64,
     /// Which of the stage's kinds it works on, by their bits.
     pub kinds: u64,
+    /// How many replicas must have what it is granted.
+    pub min_replicas: u8,
     /// Where the resource is, which nothing happens to.
     pub resource: String,
     /// The file with the password for the lone server.
@@ -47,19 +49,20 @@ pub struct Part {
 impl Part {
     pub fn to_args(&self) -> Vec<String> {
         let (process, seed, kinds) = (self.process.to_string(), self.seed.to_string(), self.kinds.to_string());
-        let stage = self.stage.to_string();
-        let mut args = vec![stage, process, seed, kinds, self.resource.clone(), self.password.clone()];
+        let (stage, min_replicas) = (self.stage.to_string(), self.min_replicas.to_string());
+        let mut args = vec![stage, process, seed, kinds, min_replicas, self.resource.clone(), self.password.clone()];
         args.extend(self.servers.iter().cloned());
         args
     }
 
     pub fn from_args(args: &[String]) -> Option<Self> {
-        let [stage, process, seed, kinds, resource, password, servers @ ..] = args else { return None };
+        let [stage, process, seed, kinds, min_replicas, resource, password, servers @ ..] = args else { return None };
         Some(Self {
             stage: stage.parse().ok()?,
             process: process.parse().ok()?,
             seed: seed.parse().ok()?,
             kinds: kinds.parse().ok()?,
+            min_replicas: min_replicas.parse().ok()?,
             resource: resource.clone(),
             password: password.clone(),
             servers: servers.to_vec(),

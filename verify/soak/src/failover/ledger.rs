@@ -90,8 +90,9 @@ impl Ledger {
         self.stays.iter_mut().filter(here).for_each(|stay| stay.to = now);
     }
 
-    /// Enters into a history what the checks go by. The servers have these ports.
-    pub fn enter(&self, history: &mut History, ports: &[u16]) {
+    /// Enters into a history what the checks go by. The servers have these ports. If all replicas confirm what is granted, one
+    /// that takes over may lack only what is on its way to its shard: nobody waits for the replicas there.
+    pub fn enter(&self, history: &mut History, ports: &[u16], all_replicas_confirm: bool) {
         for (at, promotion) in self.promotions.iter().enumerate() {
             let before = self.promotions[..at].iter().rfind(|before| before.shard == promotion.shard);
             let old = before.map_or(self.first[promotion.shard], |before| before.server);
@@ -100,7 +101,12 @@ impl Ledger {
             let index = history.failovers.len();
             if failover.loses {
                 let is_there = |stay: &&Stay| stay.shard == shard && stay.from <= to && from <= stay.to;
-                let losses = self.stays.iter().filter(is_there).map(|stay| Loss {
+                let is_elsewhere_too = |stay: &&Stay| {
+                    let mut others = self.stays.iter().filter(|other| other.name == stay.name && other.shard != shard);
+                    others.any(|other| other.from <= to && from <= other.to)
+                };
+                let may_be_lost = |stay: &&Stay| !all_replicas_confirm || is_elsewhere_too(stay);
+                let losses = self.stays.iter().filter(is_there).filter(may_be_lost).map(|stay| Loss {
                     server: 0,
                     name: Some(stay.name),
                     from,
@@ -163,7 +169,7 @@ mod tests {
 
     fn entered(ledger: &Ledger) -> History {
         let mut history = History::default();
-        ledger.enter(&mut history, &PORTS);
+        ledger.enter(&mut history, &PORTS, false);
         history
     }
 
@@ -186,6 +192,23 @@ mod tests {
         for in_peace in [peace(0, 211, 220), peace(0, 150, 209), peace(2, 150, 220)] {
             ledger.in_peace = vec![in_peace];
             assert!(entered(&ledger).failovers[1].loses, "{in_peace:?}");
+        }
+    }
+
+    #[test]
+    fn where_all_replicas_confirm_one_may_lack_only_what_is_on_its_way() {
+        let mut ledger = ledger();
+        ledger.begin_to_move(&[0], 1, 200);
+        ledger.have_moved(&[0], 0, 300);
+        for (server, from, names) in
+            [(3, 150, vec![]), (2, 150, vec![]), (3, 250, vec![0]), (2, 250, vec![0]), (3, 301, vec![])]
+        {
+            ledger.promotions = vec![promotion(server, from, from + 10)];
+            let mut history = History::default();
+            ledger.enter(&mut history, &PORTS, true);
+            let lost: Vec<_> = history.losses.iter().filter_map(|loss| loss.name).collect();
+            assert_eq!(lost, names, "{server} at {from}");
+            assert!(history.failovers[0].loses, "what was not confirmed");
         }
     }
 

@@ -28,8 +28,8 @@ mod watch;
 /// Longer than any TTL here.
 const ALL_EXPIRED: Duration = Duration::from_secs(6);
 
-pub fn run(stage: Stage, seed: u64, length: Duration) -> Outcome {
-    let scene = Scene::new(stage, seed);
+pub fn run(stage: Stage, min_replicas: u8, seed: u64, length: Duration) -> Outcome {
+    let scene = Scene::new(stage, min_replicas, seed);
     let start = Instant::now();
     let until = start + length;
     let over = AtomicBool::new(false);
@@ -62,14 +62,15 @@ pub fn run(stage: Stage, seed: u64, length: Duration) -> Outcome {
             eye.join().expect("a look does not panic");
         }
     });
-    scene.ledger().enter(&mut scene.recorder().history, &scene.ports());
+    scene.ledger().enter(&mut scene.recorder().history, &scene.ports(), scene.all_replicas_confirm());
     round::judge(seed, start.elapsed(), &scene)
 }
 
 /// Somebody new acquires each lock and lets go of it.
 async fn acquire_all(scene: &Scene) {
     let process = somebody(usize::from(WORKERS));
-    let leases = builder(process).url(scene.set.url()).build().await.expect("the servers are there");
+    let leases = builder(process).url(scene.set.url()).min_replicas(scene.min_replicas).build();
+    let leases = leases.await.expect("the servers are there");
     let ttl = scene.stage.ttls(Pace::Quick)[0];
     let locks = scene.stage.kinds().iter().map(|kind| leases.lock(kind.name).fair(kind.fair).ttl(ttl));
     acquire(scene, process, locks).await;

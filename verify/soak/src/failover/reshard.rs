@@ -39,6 +39,10 @@ pub fn move_slot(scene: &Scene, cluster: &Cluster, name: usize, (from, to): (usi
     }
     let agree = || cluster.servers().iter().all(|server| has_heard(server, &slot, &ids[1]));
     assert!(waited(AGREED, agree), "all hear that slot {slot} is at {}", ids[1]);
+    // The replicas that had confirmed them were others.
+    let written = at_target.info_field("replication", "master_repl_offset").and_then(|offset| offset.parse().ok());
+    let written = written.expect("a server tells how much it has written");
+    assert!(waited(AGREED, || scene.is_confirmed(to, written)), "what was moved to shard {to} is replicated");
     scene.ledger().have_moved(&names, from, now());
 }
 

@@ -57,7 +57,7 @@ impl Scenery for Scene {
 impl Set {
     fn new(stage: Stage) -> Self {
         if stage == Stage::Cluster {
-            return Self::Cluster(Cluster::start(PRIMARIES, 1));
+            return Self::Cluster(Cluster::start(PRIMARIES, stage.replicas().into()));
         }
         let all = Sentinels::start();
         for sentinel in all.sentinels() {
@@ -109,12 +109,12 @@ impl Set {
 }
 
 impl Scene {
-    pub fn new(stage: Stage, seed: u64) -> Self {
+    pub fn new(stage: Stage, min_replicas: u8, seed: u64) -> Self {
         let (set, names) = (Set::new(stage), routed_names());
         let homes: Vec<usize> = names.iter().map(|name| set.home_of(&name.text)).collect();
         let ledger = Mutex::new(Ledger::new((0..set.shards()).collect(), &homes));
         let shards = (0..set.shards()).map(|_| Mutex::new(())).collect();
-        let crew = Crew::new(stage, names, seed, u64::MAX);
+        let crew = Crew::new(stage, names, seed, u64::MAX).with_min_replicas(min_replicas);
         Self { crew, set, shards, election: Mutex::new(()), ledger }
     }
 
@@ -175,7 +175,20 @@ impl Scene {
             field("master_link_status").as_deref() == Some("up") && field("master_port") == Some(port.clone())
         };
         let is_primary = info(self.server(primary), "replication", "role").as_deref() == Some("master");
-        is_primary && replicas.iter().all(replicates) && self.is_known(primary)
+        is_primary && replicas.iter().all(replicates) && self.is_known(primary) && self.is_confirmed(shard, 1)
+    }
+
+    /// Whether as many replicas of a shard as its workers need have acknowledged so much: one that follows it since just now
+    /// takes a second until it says anything.
+    pub fn is_confirmed(&self, shard: usize, written: u64) -> bool {
+        let primary = self.server(self.roles(shard).0);
+        let has_it = |at: &u8| {
+            let replica = info(primary, "replication", &format!("slave{at}"))?;
+            let offset = replica.split(',').find_map(|part| part.strip_prefix("offset="))?.parse::<u64>().ok()?;
+            Some(replica.contains("state=online") && offset >= written)
+        };
+        let replicas = (0..self.stage.replicas()).filter(|at| has_it(at) == Some(true));
+        self.min_replicas == 0 || replicas.count() >= usize::from(self.min_replicas)
     }
 
     /// Whether all servers of a cluster see this one as a primary, and none as dead; or the Sentinels can fail over.
