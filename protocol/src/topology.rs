@@ -169,6 +169,20 @@ fn is_replaced(servers: &BTreeMap<Shard, Server>, owner: Option<Shard>, other: S
     owner.zip(id).is_some_and(|(owner, id)| owner.replaced.contains(id))
 }
 
+/// Whether this server was known as a replica of the owner. With the owner's epoch it has taken over: a view before took that
+/// for the old one's, and two primaries never have the same.
+fn is_replica(servers: &BTreeMap<Shard, Server>, shard: Shard, owner: Option<Shard>) -> bool {
+    let owner = owner.and_then(|owner| servers.get(&owner));
+    servers.get(&shard).zip(owner).is_some_and(|(server, owner)| server.is_among(&owner.replicas))
+}
+
+impl Server {
+    /// A redirection tells the place only.
+    fn is_among(&self, replicas: &[Replica]) -> bool {
+        replicas.iter().any(|replica| Some(&replica.id) == self.id.as_ref() || replica.place == self.place)
+    }
+}
+
 impl Topology {
     /// Takes in a view that was asked for at this time.
     pub fn merge(&mut self, View { primaries, known, begins_anew }: &View, now: Time) -> Changes {
@@ -215,8 +229,14 @@ impl Topology {
             let epoch = owner.and_then(|owner| self.servers.get(&owner)).and_then(|server| server.epoch);
             // If it does not claim the slot there, it has given it away.
             let is_told_anew = owner.is_some_and(|owner| is_newer(&self.servers, owner));
+            let is_primary = owner.is_some_and(|owner| named.contains_key(&owner));
             *owner = match claim {
                 Some((shard, claimed)) if Some(claimed) <= epoch && is_replaced(&self.servers, *owner, shard) => *owner,
+                Some((shard, claimed))
+                    if Some(claimed) == epoch && !is_primary && is_replica(&self.servers, shard, *owner) =>
+                {
+                    Some(shard)
+                }
                 Some((shard, claimed)) if is_told_anew || epoch.is_none_or(|epoch| claimed > epoch) => Some(shard),
                 None if is_told_anew && !owner.is_some_and(|owner| is_halfway(&self.servers, owner)) => None,
                 _ => *owner,
@@ -382,9 +402,7 @@ impl Topology {
     /// Slots have gone from one server to another: whether that was its replica.
     fn taken_over(&self, (before, now): (Shard, Shard), slots: SlotSet) -> Option<TakenOver> {
         let (before, now) = (self.servers.get(&before)?, self.servers.get(&now)?);
-        // A redirection tells the place only.
-        let is_it = |replica: &Replica| Some(&replica.id) == now.id.as_ref() || replica.place == now.place;
-        before.replicas.iter().any(is_it).then(|| TakenOver {
+        now.is_among(&before.replicas).then(|| TakenOver {
             before: before.place.clone(),
             now: now.place.clone(),
             epoch: now.epoch.unwrap_or_default(),

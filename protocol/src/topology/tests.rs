@@ -321,6 +321,32 @@ fn slots_that_were_taken_over_are_not_given_up_in_a_view_that_is_halfway() {
     assert_eq!((changes.slots.len(), port(&topology, 0)), (100, None));
 }
 
+/// A view that is halfway may come first, and give the new one's epoch to the old one.
+#[test]
+fn a_replica_takes_over_in_an_epoch_that_was_taken_for_its_primarys() {
+    let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
+    let failed_over = view(&[primary(101, 3, &[0..=99]), first[1].clone()]);
+    let halfway = view(&[primary(1, 3, &[0..=99]), first[1].clone()]);
+    let both = view(&[primary(1, 3, &[0..=99]), primary(101, 3, &[]), first[1].clone()]);
+    for before in [vec![halfway.clone()], vec![both.clone()], vec![halfway.clone(), both.clone()]] {
+        let mut topology = of(&[view(&first)]);
+        // The new one is found in one slot already.
+        let owner = topology.owner(7).unwrap();
+        let _changes = topology.moved(owner, 7, Some(place(101)));
+        before.iter().for_each(|view| drop(topology.merge(view, Time::ZERO)));
+        let _changes = topology.merge(&failed_over, Time::ZERO);
+        assert_eq!([0, 7, 99].map(|slot| port(&topology, slot)), [Some(101); 3], "after {before:?}");
+        // For good.
+        for late in [&view(&first), &halfway, &both] {
+            assert!(topology.merge(late, Time::ZERO).slots.is_empty());
+        }
+    }
+    // Another one with that epoch is none of its replicas.
+    let mut topology = of(&[view(&first), halfway]);
+    let odd = view(&[primary(7, 3, &[0..=99]), first[1].clone()]);
+    assert!(topology.merge(&odd, Time::ZERO).slots.is_empty());
+}
+
 /// With an epoch that is no larger, and with one that is zero.
 #[test]
 fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
