@@ -6,8 +6,9 @@
 //! 1. A `WAIT` confirms only writes whose answers were heard on its link before it was sent. A server counts who has what
 //!    was written on this very link up to then.
 //! 2. A write is confirmed once as many replicas have it as are wanted. Else it waits for the next `WAIT`.
-//! 3. One `WAIT` is under way at a time, for [`SLICE`] at most: nothing else is served on its link meanwhile. After one
-//!    that was short the link rests as long.
+//! 3. One `WAIT` is under way at a time, for [`SLICE`] at most: nothing else is served on its link meanwhile. It is longer
+//!    only where replicas are seen to acknowledge later than that. After one that was short the link rests as long as it was
+//!    to last.
 //! 4. A link that has ended, and a `WAIT` that has failed, confirm nothing.
 //! 5. A caller that has given up hears nothing more.
 
@@ -17,6 +18,10 @@ use crate::{failure::Failure, time::Time};
 
 /// The longest that one `WAIT` may last: with the server's own delay it holds up a link for no more than 50 ms.
 pub const SLICE: Duration = Duration::from_millis(40);
+
+/// The same where replicas acknowledge, and later than that: a far one is never heard of otherwise, for each `WAIT` asks for
+/// more than the one before.
+pub const LONGEST: Duration = Duration::from_millis(400);
 
 /// The shortest, for a TTL however short.
 pub const SHORTEST: Duration = Duration::from_millis(5);
@@ -42,8 +47,9 @@ pub struct Replication<W> {
     rests_until: Time,
     /// How many replicas the last `WAIT` has counted, if they were too few.
     too_few: u32,
-    /// The least time of the next one: it doubles while replicas are too slow for the one before.
+    /// The least time of the next one: it doubles while replicas are too slow for the one before, up to a bound.
     least: Duration,
+    most: Duration,
     is_driven: bool,
     entries: u64,
 }
@@ -98,6 +104,7 @@ impl<W> Replication<W> {
             rests_until: Time::ZERO,
             too_few: 0,
             least: SHORTEST,
+            most: SLICE,
             is_driven: false,
             entries: 0,
         }
@@ -150,19 +157,30 @@ impl<W> Replication<W> {
         match replicas {
             Ok(replicas) if replicas >= u32::from(self.wanted) => {
                 self.too_few = 0;
-                self.least = SHORTEST;
+                self.least = (now.since(self.sent) * 2).clamp(SHORTEST, self.most);
                 asked.into_iter().map(|entry| (entry.who, Ok(()))).collect()
             }
             Ok(replicas) => {
                 self.too_few = replicas;
-                self.least = (self.least * 2).min(SLICE);
-                // A server may answer at once that it has too few.
-                self.rests_until = now + now.since(self.sent).max(SHORTEST);
+                // A server may answer at once that it has too few, and a link may hold its answer back.
+                self.rests_until = now + now.since(self.sent).clamp(SHORTEST, self.least);
+                self.least = (self.least * 2).min(self.most);
                 self.heard.extend(asked.into_iter().map(|entry| Entry { seen: entry.seen.max(replicas), ..entry }));
                 Vec::new()
             }
             Err(failure) => asked.into_iter().map(|entry| (entry.who, Err(failure.clone()))).collect(),
         }
+    }
+
+    /// Whether the last `WAIT` was as long as one may be, and too short: then it is worth a look at the replicas.
+    pub fn is_at_its_longest(&self) -> bool {
+        self.too_few < u32::from(self.wanted) && self.least >= self.most
+    }
+
+    /// Replicas go on acknowledging though the last `WAIT` was too short for them, or they do not.
+    pub fn are_slow(&mut self, are_slow: bool) {
+        self.most = if are_slow { (self.most * 4).min(LONGEST) } else { SLICE };
+        self.least = if are_slow { self.most } else { self.least.min(self.most) };
     }
 
     /// Nobody waits for this one any more. The most replicas that were counted, unless it was told before.
@@ -218,7 +236,8 @@ mod tests {
         assert_eq!(replication.next(at(0)), WAIT);
         let second = enter(&mut replication, 1, "second").number;
         assert!(replication.counted(at(50), Ok(1)).is_empty());
-        assert_eq!(replication.next(at(60)), Next::Rest(Duration::from_millis(40)));
+        // As long as it was to last, however late its answer was.
+        assert_eq!(replication.next(at(60)), Next::Rest(Duration::from_millis(30)));
         assert_eq!(replication.next(at(100)), WAIT);
         assert_eq!((replication.give_up(second), replication.give_up(second)), (Some(0), None));
         let third = enter(&mut replication, 1, "third").number;
@@ -236,6 +255,31 @@ mod tests {
         assert_eq!(replication.next(at(0)), Next::Rest(SHORTEST));
         assert_eq!(replication.give_up(number), Some(0));
         assert_eq!(replication.next(at(1)), Next::Over);
+    }
+
+    #[test]
+    fn a_wait_lasts_longer_only_where_replicas_are_seen_to_acknowledge() {
+        let mut replication = Replication::new(1);
+        let _far = enter(&mut replication, 1, "far");
+        let mut now = at(0);
+        for (are_slow, slice) in
+            [(false, 40), (true, 40), (true, 160), (true, 400), (true, 400), (false, 400), (false, 40)]
+        {
+            now = now + LONGEST;
+            let slice = Duration::from_millis(slice);
+            assert_eq!(replication.next(now), Next::Wait { link: 1, slice });
+            now = now + slice;
+            assert!(replication.counted(now, Ok(0)).is_empty());
+            assert!(replication.is_at_its_longest());
+            replication.are_slow(are_slow);
+        }
+        // What a confirmation took says how long the next may take.
+        now = now + LONGEST;
+        assert_eq!(replication.next(now), WAIT);
+        assert_eq!(replication.counted(now + Duration::from_millis(15), Ok(1)), [("far", Ok(()))]);
+        assert!(!replication.is_at_its_longest());
+        let _near = replication.enter(1, SHORTEST, "near");
+        assert_eq!(replication.next(now), Next::Wait { link: 1, slice: Duration::from_millis(30) });
     }
 
     #[test]

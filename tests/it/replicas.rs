@@ -469,6 +469,29 @@ async fn a_missing_replica_holds_up_others_for_a_moment() {
     assert!(worst <= MOST + lag.worst(), "{worst:?}");
 }
 
+/// A replica that acknowledges later than a usual `WAIT` lasts: it is waited for longer, once it is seen to acknowledge.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_is_far_away_confirms() {
+    let (primary, replica) = (Server::builder().arg("--repl-diskless-sync-delay", "0").start(), Server::start());
+    let link = Proxy::to(&primary);
+    replica.wire().must(&["REPLICAOF", "127.0.0.1", &link.port().to_string()]);
+    await_replicas(&primary, 1);
+    link.delay(Duration::from_millis(75));
+    let leases = Leases::builder().url(primary.url()).min_replicas(1).build().await.unwrap();
+    nothing_is_left_after(
+        within(HANGS, "a first lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap(),
+        &primary,
+    )
+    .await;
+    for cycle in 0..5 {
+        let tried = within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await;
+        let lease = tried.unwrap_or_else(|error| panic!("cycle {cycle}: {error}")).expect("it is free");
+        assert!(is_on(&mut replica.wire(), &lease), "cycle {cycle}");
+        within(HANGS, "the renewal", lease.renew()).await.unwrap();
+        nothing_is_left_after(lease, &primary).await;
+    }
+}
+
 /// However slow the way to the server is, a call does not last longer because replicas are missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_replicas_ends_with_the_call() {

@@ -59,7 +59,8 @@ pub(super) struct Following {
     pub(super) place: Option<Place>,
     /// Whether it has copied all, and follows.
     pub(super) is_online: bool,
-    /// How many bytes it has not acknowledged.
+    /// How many bytes it has acknowledged, of all that its primary has ever written, and how many it has not.
+    pub(super) acknowledged: Option<u64>,
     pub(super) behind: Option<u64>,
     /// How long ago it has acknowledged anything.
     pub(super) lag: Option<Duration>,
@@ -82,6 +83,7 @@ pub(super) fn following(info: &str) -> Vec<Following> {
             address: place.as_ref().map_or_else(|| format!("{host}:{port}"), ToString::to_string),
             place,
             is_online: field("state") == Some("online"),
+            acknowledged,
             behind: written.zip(acknowledged).map(|(written, acknowledged)| written.saturating_sub(acknowledged)),
             lag: field("lag").and_then(|lag| lag.parse().ok()).map(Duration::from_secs),
         })
@@ -125,6 +127,7 @@ mod tests {
             address: address.into(),
             place: Place::read(place, ""),
             is_online,
+            acknowledged: behind.map(|behind| 100 - behind),
             behind,
             lag: lag.map(Duration::from_secs),
         };

@@ -454,7 +454,8 @@ impl Combining {
         for (caller, reply, ttl) in granted {
             by_ttl.entry(ttl).or_default().push((caller, reply));
         }
-        self.home.spawn(foreign::as_keeper(async move {
+        // Beside the keeper: a runtime that is blocked must not hold up those who do not wait on it.
+        self.host.spawn_beside(async move {
             let telling = by_ttl.into_iter().map(async |(ttl, granted)| {
                 let verdict = replicas.confirm(link, Patience::of_grant(ttl, limit, limit).in_rest(rest)).await;
                 for (caller, reply) in granted {
@@ -462,7 +463,7 @@ impl Combining {
                 }
             });
             join_all(telling).await;
-        }));
+        });
     }
 }
 

@@ -2,12 +2,12 @@
 //!
 //! A task on the runtime of the connection sends `WAIT`. Each caller goes by its own time.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
     message::{Acquired, Guarding, Polled, ReleaseMode, Repaired, Reply, Request},
-    replication::{Entered, Next, Replication, SHORTEST, SLICE, slice_of},
+    replication::{Entered, LONGEST, Next, Replication, SHORTEST, SLICE, slice_of},
     rounded::Rounded,
     stepwise::{Single, SingleReply},
     time::Time,
@@ -19,7 +19,7 @@ use crate::{
     foreign::{self, Event, tell},
     keeper::Host,
     metrics::NodeMetrics,
-    node::redis::transport::Connection,
+    node::redis::{info, transport::Connection},
     troubles::Troubles,
 };
 
@@ -205,6 +205,18 @@ impl Replicas {
         ))
     }
 
+    /// How many replicas have acknowledged more than they had the last time, as their primary tells.
+    async fn acknowledging(&self, before: &mut HashMap<String, u64>) -> usize {
+        let asking = self.connection.command("INFO", vec!["replication".into()], LONGEST);
+        let told = asking.await.ok().and_then(|info| info.as_string()).unwrap_or_default();
+        let now = info::following(&told).into_iter().filter_map(|one| Some((one.address, one.acknowledged?)));
+        let now: HashMap<String, u64> = now.collect();
+        let moving = now.iter().filter(|(address, bytes)| before.get(*address).is_some_and(|before| before < *bytes));
+        let moving = moving.count();
+        *before = now;
+        moving
+    }
+
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and with it all who wait")]
     fn drive(self: &Arc<Self>) {
         let driver = Driver { replicas: self.clone(), has_ended: false };
@@ -269,6 +281,7 @@ struct Driver {
 impl Driver {
     async fn run(mut self) {
         let Replicas { connection, state, shortage, .. } = &*self.replicas;
+        let mut acknowledged = HashMap::new();
         loop {
             let next = state.lock().next(connection.now());
             match next {
@@ -284,6 +297,10 @@ impl Driver {
                     }
                     for (who, verdict) in told {
                         let _told = who.send(verdict);
+                    }
+                    if !are_enough && state.lock().is_at_its_longest() {
+                        let moving = self.replicas.acknowledging(&mut acknowledged).await;
+                        state.lock().are_slow(moving >= usize::from(wanted));
                     }
                 }
             }
