@@ -201,7 +201,8 @@ impl Leases {
     /// they take over. The primaries are in the order of [`nodes`](Self::nodes).
     ///
     /// Each replica is connected to for one question, at the address that its primary names, or that
-    /// [`address_map`](Builder::address_map) has for it on a cluster or behind Sentinels.
+    /// [`address_map`](Builder::address_map) has for it on a cluster or behind Sentinels. All are asked side by side, so it takes
+    /// no longer than a connect time-out and two command time-outs.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {

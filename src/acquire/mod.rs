@@ -196,7 +196,7 @@ impl Acquire {
     /// Shares an acquisition of our own. `None`: it has ended, start over.
     async fn share(&self, hold: &Arc<Hold>) -> Result<Option<Lease>, Error> {
         let client = &self.client;
-        let mut backoff = Backoff::new(random::jitter());
+        let (mut backoff, mut last) = (Backoff::new(random::jitter()), None);
         loop {
             let now = client.now();
             let (entry, reaction) = hold.enter(now);
@@ -218,11 +218,16 @@ impl Acquire {
             if hold.is_over() {
                 return Ok(None);
             }
-            match renewed {
-                Err(failure) if self.is_over() => return Err(Error::of(failure)),
-                // Even a confirmation brings nothing while the clock stands still.
-                Err(_) | Ok(()) => self.pause(backoff.next(None)).await?,
+            if let Err(failure) = renewed {
+                let is_cut_short = limit < client.options.command_timeout / 2 && failure.is_silence();
+                let telling = last.filter(|_| is_cut_short).unwrap_or(failure);
+                if self.is_over() {
+                    return Err(Error::of(telling));
+                }
+                last = Some(telling);
             }
+            // Even a confirmation brings nothing while the clock stands still.
+            self.pause(backoff.next(None)).await?;
         }
     }
 

@@ -227,7 +227,8 @@ impl Builder {
     /// next holder the rest of the TTL.
     ///
     /// One `WAIT` is for all writes of a connection, so it takes a round trip, and a user needs the right to that command.
-    /// While replicas are missing, each `WAIT` holds up others on its connection for 50 ms at most.
+    /// While replicas are missing, each `WAIT` holds up others on its connection for 50 ms at most; where they acknowledge
+    /// later than that, for as long as it takes, up to 400 ms. A replica that is further away confirms nothing.
     /// It is compared with nothing: replicas come and go. With [`quorum`](Self::quorum) and `memory://` it is an
     /// [`Error::Config`] of `build`. The rule is the [twelfth](crate::docs::safety#rule-12).
     pub fn min_replicas(mut self, replicas: u8) -> Self {

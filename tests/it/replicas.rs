@@ -492,6 +492,32 @@ async fn a_replica_that_is_far_away_confirms() {
     }
 }
 
+/// Requests that travel together end in time, though the runtime of their connection is blocked and a replica is missing.
+#[test]
+fn a_blocked_runtime_holds_up_no_batch() {
+    const WITHIN: Duration = Duration::from_millis(500);
+    const BLOCKED: Duration = Duration::from_secs(5);
+    let servers = Replicated::start(1);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let leases = runtime.block_on(connect(&servers.primary().url(), 1));
+    servers.replicas()[0].stop();
+    let began = Instant::now();
+    let callers: Vec<_> = (0..20)
+        .map(|caller| {
+            let (lock, handle) = (leases.lock(format!("job:{caller}")).ttl(LONG), runtime.handle().clone());
+            std::thread::spawn(move || handle.block_on(lock.acquire_within(WITHIN)).unwrap_err())
+        })
+        .collect();
+    // While the first are under way, and the others wait to travel together.
+    let blocked = runtime.spawn(async { std::thread::sleep(BLOCKED) });
+    for caller in callers {
+        assert!(matches!(caller.join().unwrap(), Error::Unavailable(_)));
+    }
+    let took = began.elapsed();
+    assert!(took + WITHIN < BLOCKED, "{took:?}");
+    runtime.block_on(blocked).unwrap();
+}
+
 /// However slow the way to the server is, a call does not last longer because replicas are missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_replicas_ends_with_the_call() {

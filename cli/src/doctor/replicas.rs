@@ -88,10 +88,10 @@ fn judge_one(replica: &ReplicaFacts) -> Vec<Finding> {
         || behind_bytes.is_some_and(|bytes| bytes >= MUCH_BEHIND)
     {
         let bytes = behind_bytes.map_or_else(|| "some".to_owned(), |bytes| bytes.to_string());
-        let ago = acknowledged_ago.map_or_else(String::new, |ago| format!(", and acknowledged {ago:?} ago"));
+        let ago = acknowledged_ago.map_or_else(String::new, |ago| format!(", and last acknowledged {ago:?} ago"));
         findings.push(note(
             "replica",
-            format!("{address} is {bytes} bytes behind{ago}: if it takes over, the locks of that time are lost"),
+            format!("{address} is {bytes} bytes behind{ago}: if it takes over, what it lacks then is lost"),
             "see to it, and to the network between the two; or use --min-replicas",
         ));
     }

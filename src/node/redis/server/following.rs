@@ -60,7 +60,9 @@ impl Connections {
             acknowledged_ago: told.lag,
             ..ReplicaFacts::default()
         };
-        let Some(endpoint) = endpoint else { return facts };
+        let Some(endpoint) = endpoint else {
+            return ReplicaFacts { unreachable: Some("its primary names no address for it".into()), ..facts };
+        };
         match self.ask_replica(&endpoint, limit).await {
             Ok(said) => ReplicaFacts {
                 eviction: info::capabilities(&said.info, None).eviction,

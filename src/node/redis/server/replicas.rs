@@ -180,20 +180,22 @@ impl Replicas {
         // By the keeper's timer: the caller may be on no runtime.
         tokio::select! {
             biased;
-            verdict = &mut verdict => {
-                let verdict =
-                    verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
-                if verdict.is_ok() {
-                    self.shortage.metrics.note_replicated(self.connection.now().since(began));
-                }
-                return verdict;
-            }
+            verdict = &mut verdict => return self.heard(began, verdict),
             () = self.host.sleep(all) => {}
         }
         match waiting.give_up() {
             Some(seen) => Err(self.short(seen, all)),
-            None => verdict.try_recv().unwrap_or_else(|_| Err(self.short(0, all))),
+            // It is being told this moment.
+            None => self.heard(began, verdict.await),
         }
+    }
+
+    fn heard(&self, began: Time, verdict: Result<Verdict, oneshot::error::RecvError>) -> Verdict {
+        let verdict = verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
+        if verdict.is_ok() {
+            self.shortage.metrics.note_replicated(self.connection.now().since(began));
+        }
+        verdict
     }
 
     fn short(&self, seen: u32, all: Duration) -> Failure {
