@@ -18,13 +18,13 @@ impl Connections {
     pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
         let (connection, before, watch) = (self.connection(via.route), self.before(via)(), via.route == Route::Tracked);
         let arguments = |claim: &&Claim, all: &mut Vec<Value>| renewals(std::slice::from_ref(*claim), watch, all);
-        let until = connection.now() + via.limit;
+        let began = connection.now();
         let (replies, link) = connection.run_each(&RENEW, claims, arguments, via.limit, before).await?;
         let read = |reply: &Value| reply::renewed(reply).ok_or_else(reply::unreadable).and_then(only);
         let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();
         let shortest = claims.iter().map(|claim| claim.ttl).min();
         let (Some(replicas), Some(ttl)) = (self.replicas(via.route), shortest) else { return Ok(renewed) };
-        let patience = Patience::of_renewals(ttl, via.limit).in_rest(until.since(connection.now()));
+        let patience = Patience::of_renewals(ttl, via.limit).in_rest((began + via.limit).since(connection.now()));
         match replicas.confirmed(link, patience, Reply::Renewed(renewed)).await? {
             Reply::Renewed(renewed) => Ok(renewed),
             _ => Err(reply::unreadable()),

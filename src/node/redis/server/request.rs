@@ -360,8 +360,10 @@ impl Connections {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
         let (connection, time) = (self.connection(via.route), self.host.time_keeper());
-        let (before, until) = (self.before(via), connection.now() + via.limit);
-        let replicas = via.patience.and_then(|patience| Some((self.replicas(via.route)?.clone(), patience)));
+        let before = self.before(via);
+        let replicas = via
+            .patience
+            .and_then(|patience| Some((self.replicas(via.route)?.clone(), patience, connection.now() + via.limit)));
         Box::pin(async move {
             let _flight = flight;
             let mut arguments = |all: &mut Vec<Value>| {
@@ -374,7 +376,7 @@ impl Connections {
             match replicas {
                 None => answer,
                 // Boxed: most programs ask no replicas.
-                Some((replicas, patience)) => {
+                Some((replicas, patience, until)) => {
                     let patience = patience.in_rest(until.since(connection.now()));
                     Box::pin(replicas.confirmed(way.link, patience, answer?)).await
                 }
