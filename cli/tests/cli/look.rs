@@ -802,7 +802,7 @@ fn a_doctor_compares_the_clocks_of_replicas() {
     let whats =
         |(_, found): (_, Vec<Value>)| found.iter().map(|finding| finding["what"].to_string()).collect::<Vec<_>>();
     assert!(whats(findings()).iter().any(|what| what.contains("their clocks within ")));
-    clock.forward(Duration::from_secs(5));
+    clock.forward(Duration::from_millis(5_500));
     let (code, found) = findings();
     let said = format!("the clock of {} is 5", place(&replica));
     assert!(
