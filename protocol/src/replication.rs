@@ -172,9 +172,9 @@ impl<W> Replication<W> {
         }
     }
 
-    /// Whether the last `WAIT` was as long as one may be, and too short: then it is worth a look at the replicas.
+    /// Whether the next `WAIT` is as long as one may be. After one that was too short, it is worth a look at the replicas then.
     pub fn is_at_its_longest(&self) -> bool {
-        self.too_few < u32::from(self.wanted) && self.least >= self.most
+        self.least >= self.most
     }
 
     /// Replicas go on acknowledging though the last `WAIT` was too short for them, or they do not.
@@ -273,7 +273,7 @@ mod tests {
             assert!(replication.is_at_its_longest());
             replication.are_slow(are_slow);
         }
-        // What a confirmation took says how long the next may take.
+        // The next one may take twice as long as a confirmation took.
         now = now + LONGEST;
         assert_eq!(replication.next(now), WAIT);
         assert_eq!(replication.counted(now + Duration::from_millis(15), Ok(1)), [("far", Ok(()))]);

@@ -78,13 +78,11 @@ impl Acquire {
 
     /// One token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The error
     /// is what it has seen instead of a lease.
-    async fn attempt(&self, route: Route, limit: Duration) -> Result<(Arc<Hold>, Signal), Check> {
+    async fn attempt(&self, route: Route, time: Duration) -> Result<(Arc<Hold>, Signal), Check> {
         let client = &self.client;
         let (claim, sent) = (self.claim(self.token()), client.now());
         let request = AcquireRequest { claim, voting: client.quorum.voting(sent) };
-        // By the end of the wait.
-        let is_cut_short = limit < client.options.command_timeout / 2;
-        let limit = client.quorum.limit(limit, self.wanted.options.ttl);
+        let limit = client.quorum.limit(time, self.wanted.options.ttl);
         let mut round = Round {
             acquire: self,
             acquisition: Some(Acquisition::new(self.config(route), sent)),
@@ -107,9 +105,9 @@ impl Acquire {
             }
             Err(Verdict::Failed(said)) => {
                 let failure = why(&client.quorum, &said);
-                let telling = if is_cut_short && failure.is_silence() { self.last_failure() } else { None };
+                let before = self.last_failure();
                 self.note_failed(round.request.claim.token.clone(), failure.clone());
-                Err(Check::Failed(telling.unwrap_or(failure)))
+                Err(Check::Failed(self.telling(time, failure, before)))
             }
         }
     }

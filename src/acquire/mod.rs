@@ -219,8 +219,7 @@ impl Acquire {
                 return Ok(None);
             }
             if let Err(failure) = renewed {
-                let is_cut_short = limit < client.options.command_timeout / 2 && failure.is_silence();
-                let telling = last.filter(|_| is_cut_short).unwrap_or(failure);
+                let telling = self.telling(limit, failure, last);
                 if self.is_over() {
                     return Err(Error::of(telling));
                 }
@@ -258,9 +257,15 @@ impl Acquire {
         failed.push_front((token, failure));
     }
 
-    /// Why the last one has failed: it says more than one that the end of the wait has cut short.
+    /// Why the last attempt has failed.
     fn last_failure(&self) -> Option<Failure> {
         Some(self.failed.lock().as_ref()?.0.front()?.1.clone())
+    }
+
+    /// Of a failure and the one before it, that which says more: the end of the wait may have cut the later one short.
+    fn telling(&self, limit: Duration, failure: Failure, before: Option<Failure>) -> Failure {
+        let is_cut_short = limit < self.client.options.command_timeout / 2 && failure.is_silence();
+        before.filter(|_| is_cut_short).unwrap_or(failure)
     }
 
     fn is_over(&self) -> bool {

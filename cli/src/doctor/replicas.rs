@@ -13,7 +13,7 @@ use super::{
 /// A replica that follows acknowledges every second.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// What a busy primary writes in a moment.
+/// A busy primary writes as much in a moment.
 const MUCH_BEHIND: u64 = 1 << 20;
 
 /// Judges how many there are. So many have to confirm each lock.

@@ -1,4 +1,4 @@
-//! What it costs that a replica has each lock, and what its absence costs.
+//! The cost of a lock that a replica has, and of a replica that is missing.
 
 use std::time::{Duration, Instant};
 

@@ -443,8 +443,8 @@ impl Combining {
         self.await_replicas(link, began, granted);
     }
 
-    /// Tells these once replicas have what they were granted: one `WAIT` is for all of a batch, which was begun then.
-    #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers hear of that")]
+    /// Tells these once replicas have what they were granted: one `WAIT` is for all of a batch. They have the rest of the time
+    /// of the batch, which has `began` then.
     fn await_replicas(&self, link: u64, began: Time, granted: Vec<(Caller, Reply, Duration)>) {
         let Some(replicas) = self.replicas.clone().filter(|_| !granted.is_empty()) else { return };
         let limit = self.command_timeout;

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// What a server says of itself, with our time in the middle of the question.
+/// A server's `INFO`, and our time in the middle of the question.
 struct Said {
     info: String,
     at: Time,
@@ -29,8 +29,8 @@ impl Connections {
         reach: impl Fn(&Place) -> Endpoint,
     ) -> Result<Vec<ReplicaFacts>, Failure> {
         let began = self.keeper.now();
-        let primary = Said { info: self.keeper.info(limit).await?, at: began };
-        let primary = Said { at: middle(began, self.keeper.now()), ..primary };
+        let info = self.keeper.info(limit).await?;
+        let primary = Said { info, at: middle(began, self.keeper.now()) };
         let each = info::following(&primary.info).into_iter().map(|told| {
             let endpoint = told.place.as_ref().map(&reach);
             self.facts_of(told, endpoint, &primary, limit)
