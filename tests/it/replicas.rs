@@ -508,7 +508,10 @@ fn a_blocked_runtime_holds_up_no_batch() {
             std::thread::spawn(move || handle.block_on(lock.acquire_within(WITHIN)).unwrap_err())
         })
         .collect();
-    // While the first are under way, and the others wait to travel together.
+    // They have travelled, and wait for the replica.
+    let have_landed =
+        || servers.primary().wire().keys("job:*").iter().filter(|key| !key.ends_with(":fence")).count() > 10;
+    eventually(HANGS, "most are written", have_landed);
     let blocked = runtime.spawn(async { std::thread::sleep(BLOCKED) });
     for caller in callers {
         assert!(matches!(caller.join().unwrap(), Error::Unavailable(_)));
