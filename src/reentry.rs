@@ -1,12 +1,11 @@
 //! Re-entrancy: the locks that each owner holds or is acquiring.
 
 use std::{
-    collections::HashMap,
     panic::RefUnwindSafe,
     sync::{Arc, Weak},
 };
 
-use leasehold_protocol::{key::Key, time::Time};
+use leasehold_protocol::{hash::HashMap, key::Key, time::Time};
 use tokio_util::sync::CancellationToken;
 
 use crate::{held::Hold, owner::OwnerId, sync::Mutex};

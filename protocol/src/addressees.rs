@@ -8,9 +8,7 @@
 //!    tracked, and its answer may come later than the notification.
 //! 3. A waiter that has left is in none of the tables.
 
-use std::collections::HashMap;
-
-use crate::{key::Key, token::Token};
+use crate::{hash::HashMap, key::Key, token::Token};
 
 /// The fair waiters of a process, by the token that a notification names. `W` is the means to wake one.
 #[derive(Debug)]
@@ -23,7 +21,7 @@ pub struct Addressees<W> {
 
 impl<W> Default for Addressees<W> {
     fn default() -> Self {
-        Self { waiters: HashMap::new(), trackers: HashMap::new(), polling: HashMap::new() }
+        Self { waiters: HashMap::default(), trackers: HashMap::default(), polling: HashMap::default() }
     }
 }
 

@@ -29,7 +29,7 @@
 //!
 //! The others are the vocabulary of these: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`],
 //! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`slot`], [`jitter`], [`doubling`],
-//! [`rounded`] and [`glob`].
+//! [`rounded`], [`hash`] and [`glob`].
 
 // A pure function whose result is not used does nothing: an attribute at each would say no more.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
@@ -48,6 +48,7 @@ pub mod fence;
 pub mod fence_proposal;
 pub mod forced;
 pub mod glob;
+pub mod hash;
 pub mod holder;
 pub mod identities;
 pub mod jitter;

@@ -1,7 +1,6 @@
 //! A server as a pure function of its contents, the time and the request.
 
 use std::{
-    collections::HashMap,
     hash::{Hash, Hasher},
     sync::Arc,
     time::Duration,
@@ -12,6 +11,7 @@ use crate::{
     fence::{self, Fence},
     forced::ForcedRelease,
     glob,
+    hash::HashMap,
     holder::Holder,
     key::Key,
     message::{

@@ -9,7 +9,6 @@
 //!    answers that it has nothing, and grants after that.
 
 use std::{
-    collections::HashMap,
     future::Future,
     sync::{
         Arc,
@@ -17,7 +16,7 @@ use std::{
     },
 };
 
-use leasehold_protocol::{key::Key, tally::Nodes, token::Token};
+use leasehold_protocol::{hash::HashMap, key::Key, tally::Nodes, token::Token};
 
 use crate::sync::{Mutex, Notify};
 

@@ -11,10 +11,11 @@
 //! 3. The waiter with the turn says by when it will check, before any wait. If it does not check by then (nobody may
 //!    poll its runtime), the others go on without it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use leasehold_protocol::{
     check::Check,
+    hash::HashMap,
     key::Key,
     slot::Keys,
     tally::{Nodes, WakeCondition, majority},

@@ -3,7 +3,7 @@
 use std::{
     borrow::Borrow,
     cmp::{Ordering, Reverse},
-    collections::{BinaryHeap, HashMap, HashSet},
+    collections::BinaryHeap,
     hash::{Hash, Hasher},
     iter,
     mem::take,
@@ -11,7 +11,11 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::{key::Key, time::Time};
+use leasehold_protocol::{
+    hash::{HashMap, HashSet},
+    key::Key,
+    time::Time,
+};
 
 use crate::held::{Hold, NOT_HERE, SCHEDULED};
 

@@ -1,7 +1,6 @@
 //! The floors of locks: each must be exceeded by the lock's next fence, and is kept for a while.
 
 use std::{
-    collections::HashMap,
     hash::{Hash, Hasher},
     time::Duration,
 };
@@ -9,6 +8,7 @@ use std::{
 use super::hash_sorted;
 use crate::{
     fence::Fence,
+    hash::HashMap,
     key::Key,
     time::{Micros, micros},
 };

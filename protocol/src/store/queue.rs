@@ -2,14 +2,10 @@
 //!
 //! It knows no lock. [`Store`](super::Store) asks it whose turn it is whenever a lock is free, or about to be.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    ops::Bound,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 
 use crate::{
+    hash::{HashMap, HashSet},
     message::{Claim, Poll},
     time::{Micros, micros},
     token::Token,
