@@ -14,7 +14,8 @@
 //! 4. The driver releases a second time on a node that gave no answer, but not on one that refused. If the first
 //!    request may have released the key, a missing key is no loss for the second (rule 5).
 //! 5. A vote that comes after a release on its own route needs no undo, for the release arrived later. That does not
-//!    hold for a vote that was overtaken, or that may still come.
+//!    hold for a vote that was overtaken, or that may still come; nor once a node has given the release no answer, or
+//!    nobody waits for it: then it may never have been sent.
 
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ pub struct Acquisition {
     sent: Time,
     /// The route of the attempt.
     route: Route,
-    /// The route of the release, once it has begun.
+    /// The route of the release, once it has begun and while it is certain that it was sent (invariant 5).
     released_on: Option<Route>,
     fence: Option<Fence>,
     /// Whether `Leases` was closed, and whatever is left has been released.
@@ -280,7 +281,8 @@ impl Acquisition {
         };
         let undo = Undo { nodes, mode: mode.clone(), ..self.undo() };
         if !undo.is_attempt {
-            self.released_on.get_or_insert(Route::Keeper);
+            // The requests of a release that nobody waits for any more may never be sent.
+            self.released_on = self.released_on.is_none().then_some(Route::Keeper);
         }
         self.stage = Stage::Over(Over { may_be_on: nodes, mode });
         Actions { undo: some(undo), ..Actions::default() }
@@ -385,6 +387,7 @@ impl Acquisition {
         let again = said.as_ref().err().filter(|failure| !is_last && !failure.is_refusal());
         if let Some(failure) = again {
             // The request arrived nowhere, or the connection broke, or is silent.
+            self.released_on = None;
             let only_sending = !failure.may_have_happened();
             let waits = may_be_there || !only_sending;
             let again = ReleaseAgain { node, only_sending, waits, failure: failure.clone() };

@@ -18,15 +18,17 @@
 //! 4. A request that is answered with "alone" may have been executed. Asked again by itself it says so: it is
 //!    idempotent for its token (rule 5).
 //! 5. A batch releases before it acquires, so a token's release never travels with its own acquire, nor before it. A
-//!    release that knows its fence comes after the answer to its acquire. A release without a fence goes alone, and
-//!    takes its acquire out of the queue. Where votes are asked for, nothing is combined: acquires go at once there,
-//!    and would overtake a waiting release.
+//!    release that knows its fence comes after the answer to its acquire; but where votes are asked for, a majority has
+//!    given that fence, and the acquire may wait here still. So there every release takes its acquire out of the queue,
+//!    and elsewhere one without a fence, which goes alone.
 //! 6. Flights and the queue change in one step. If requests wait when a flight ends, the next flight follows. If none
 //!    can follow, no request stays behind.
 //! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).
 //!    If its time ended while nothing ran at all, it gets that time once more ([`stood_still`]).
 //! 8. A batch that may have been overtaken on its route was overtaken for each of its requests. A batch has at most
 //!    [`BatchLimits::batch`] requests, and the queue at most [`BatchLimits::weight`] bytes.
+//! 9. A lone flight whose caller does not look for its answer now, since a majority has decided without it, is no longer
+//!    one ([`set_aside`](Combiner::set_aside)): others do not wait for it.
 //!
 //! [`sweep`]: Combiner::sweep
 //! [`stood_still`]: Combiner::stood_still
@@ -62,8 +64,8 @@ pub struct BatchLimits {
 /// A request that can travel with others.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Want {
-    /// A lock, without a vote.
-    Acquire(Claim),
+    /// A lock, and perhaps a vote.
+    Acquire(AcquireRequest),
     /// To release one: the claim has its fence, so its acquire was answered.
     Release(Claim),
 }
@@ -72,7 +74,7 @@ impl Want {
     /// Reads a request; `None` if it cannot travel with others (invariant 5).
     pub fn of(request: &Request) -> Option<Self> {
         match request {
-            Request::Acquire(AcquireRequest { claim, voting: None }) => Some(Self::Acquire(claim.clone())),
+            Request::Acquire(request) => Some(Self::Acquire(request.clone())),
             Request::Release { claim, mode: ReleaseMode::Delete } if claim.fence.is_some() => {
                 Some(Self::Release(claim.clone()))
             }
@@ -80,9 +82,11 @@ impl Want {
         }
     }
 
-    /// The token of the acquire that a request takes back, if that acquire may still wait.
-    pub fn undone_by(request: &Request) -> Option<&Token> {
+    /// The token of the acquire that a request takes back, if that acquire may still wait (invariant 5). With `votes`,
+    /// votes are asked for.
+    pub fn undone_by(request: &Request, votes: bool) -> Option<&Token> {
         match request {
+            Request::Release { claim, .. } if votes => Some(&claim.token),
             Request::Release { claim, mode: ReleaseMode::Delete } if claim.fence.is_none() => Some(&claim.token),
             _ => None,
         }
@@ -91,7 +95,7 @@ impl Want {
     /// The claim on the lock.
     pub fn claim(&self) -> &Claim {
         match self {
-            Self::Acquire(claim) | Self::Release(claim) => claim,
+            Self::Acquire(AcquireRequest { claim, .. }) | Self::Release(claim) => claim,
         }
     }
 
@@ -100,14 +104,20 @@ impl Want {
         EACH + key.lock().len() + token.as_str().len()
     }
 
-    /// Whether both can be in one batch: it has one memory for its fences.
-    fn goes_with(&self, memory: &mut Option<Duration>) -> bool {
+    /// Whether it can be in one batch with others: that has one memory for its fences, and one restart delay.
+    fn goes_with(&self, terms: &mut Option<Terms>) -> bool {
         match self {
-            Self::Acquire(claim) => *memory.get_or_insert(claim.fence_memory) == claim.fence_memory,
+            Self::Acquire(AcquireRequest { claim, voting }) => {
+                let own = (claim.fence_memory, voting.map(|voting| voting.restart_delay));
+                *terms.get_or_insert(own) == own
+            }
             Self::Release(_) => true,
         }
     }
 }
+
+/// The memory for fences, and the restart delay of votes.
+type Terms = (Duration, Option<Duration>);
 
 /// The outcome of each request of a call that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +171,8 @@ pub struct Combiner<T> {
     limits: BatchLimits,
     waiting: Queue<T>,
     flights: usize,
+    /// The tokens of lone flights that may be set aside.
+    alone: Vec<Token>,
     /// When the last one began, or came down.
     moved: Time,
     /// Whether a flight was called for that has not taken a batch yet.
@@ -180,7 +192,15 @@ struct InFlight<T> {
 impl<T> Combiner<T> {
     /// Nothing waits, and nothing is under way.
     pub fn new(limits: BatchLimits) -> Self {
-        Self { limits, waiting: Queue::new(), flights: 0, moved: Time::ZERO, is_called_for: false, air: Vec::new() }
+        Self {
+            limits,
+            waiting: Queue::new(),
+            flights: 0,
+            alone: Vec::new(),
+            moved: Time::ZERO,
+            is_called_for: false,
+            air: Vec::new(),
+        }
     }
 
     /// Whether nothing waits, and nothing is under way.
@@ -208,6 +228,19 @@ impl<T> Combiner<T> {
     fn begin(&mut self, now: Time) {
         self.flights += 1;
         self.moved = now;
+    }
+
+    /// The lone flight of this token, which has just begun, can be [set aside](Self::set_aside).
+    pub fn may_set_aside(&mut self, token: Token) {
+        self.alone.push(token);
+    }
+
+    /// The lone flight of this token is none any more: it has come down, or nobody looks for its answer now. Whether it
+    /// was one; then ask whether it [goes on](Self::goes_on).
+    #[must_use = "what waits would wait on"]
+    pub fn set_aside(&mut self, token: &Token) -> bool {
+        let place = self.alone.iter().position(|alone| alone == token);
+        place.map(|place| self.alone.swap_remove(place)).is_some()
     }
 
     /// When the waiting requests get a flight of their own; never while one is called for.
@@ -238,10 +271,10 @@ impl<T> Combiner<T> {
     /// sent.
     pub fn take(&mut self, now: Time, wants_it: impl Fn(&T) -> bool) -> (Option<Batch>, Vec<(T, Duration)>) {
         let (mut wants, mut sent, mut late) = (Vec::new(), Vec::new(), Vec::new());
-        let mut memory = None;
+        let mut terms = None;
         (self.moved, self.is_called_for) = (now, false);
         while wants.len() < self.limits.batch {
-            if !self.waiting.front().is_some_and(|next| next.want.goes_with(&mut memory)) {
+            if !self.waiting.front().is_some_and(|next| next.want.goes_with(&mut terms)) {
                 break;
             }
             let Some(Waiting { want, caller, until, limit }) = self.waiting.pop() else { break };

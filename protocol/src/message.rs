@@ -238,7 +238,7 @@ pub struct Claim {
 }
 
 /// A request to acquire a lock on one node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AcquireRequest {
     /// The lock that is wanted.
     pub claim: Claim,
@@ -247,7 +247,7 @@ pub struct AcquireRequest {
 }
 
 /// The conditions under which a node votes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Voting {
     /// A node that has been up for less may have forgotten a lease, and gives no vote (deployments: a server that
     /// forgot stays out).

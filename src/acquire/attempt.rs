@@ -237,6 +237,9 @@ impl Round<'_> {
         let client = &acquire.client;
         let (hold, signal) = acquire.hold(self.request.claim.clone(), fence, acquisition);
         for (node, vote) in self.votes.take() {
+            if let Some(member) = client.quorum.member(node) {
+                member.set_aside(&hold.claim.token);
+            }
             let to_come = client.own_releases.vote_to_come(&hold.claim.key, &hold.claim.token, node);
             let heard = late_vote(client.clone(), hold.clone(), node, route, sent, vote);
             client.late_replies.hear(async move {
@@ -265,7 +268,11 @@ impl Drop for Round<'_> {
             // it.
             if client.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
                 let vote = Sent { node, ask: Ask::Acquire, at: sent };
-                let _failed = acquisition.on_reply(sent, vote, Err(Failure::unsent("nobody waits for it any more")));
+                let failed = Err(Failure::unsent("nobody waits for it any more"));
+                // The last that could have made a majority: then the others are undone here.
+                if let Some(undo) = acquisition.on_reply(sent, vote, failed).undo {
+                    client.watchdog.undo(&undo, claim);
+                }
             } else {
                 coming.push((node, vote));
             }

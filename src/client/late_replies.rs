@@ -3,9 +3,19 @@
 //! Each has to be heard to its end, but not at once: waking the keeper for every one of them would cost more than the
 //! acquires do. So they are gathered for a moment, and then heard on the keeper.
 
-use std::{future::Future, mem::take, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    mem::take,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
 
-use crate::{keeper::Host, sync::Mutex};
+use crate::{
+    keeper::Host,
+    sync::{Mutex, catching_panics},
+};
 
 const GATHER: Duration = Duration::from_millis(20);
 
@@ -33,7 +43,8 @@ impl LateReplies {
         let late_replies = self.clone();
         self.host.spawn(async move {
             late_replies.host.sleep(GATHER).await;
-            late_replies.hear_now();
+            // There are more than tokio lets a task look at.
+            tokio::task::unconstrained(async { late_replies.hear_gathered() }).await;
         });
     }
 
@@ -42,6 +53,18 @@ impl LateReplies {
         let gathered = take(&mut *self.gathered.lock());
         for late_reply in gathered {
             self.host.spawn(late_reply);
+        }
+    }
+
+    /// Most are there by now. Only what is not needs a task that waits for it.
+    fn hear_gathered(&self) {
+        let gathered = take(&mut *self.gathered.lock());
+        for mut late_reply in gathered {
+            let mut poll = || late_reply.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            // One that panicked must not be polled again.
+            if !catching_panics(&mut poll).unwrap_or(true) {
+                self.host.spawn(late_reply);
+            }
         }
     }
 }

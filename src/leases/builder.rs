@@ -350,7 +350,7 @@ impl Builder {
         let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
         let limits =
             Limits { connect: connect_timeout, command: options.command_timeout, min_replicas, undeclared_keys };
-        let votes = quorum::votes(places.len(), restart_delay);
+        let votes = quorum::votes(places.len(), restart_delay).then_some(restart_delay);
         let label = options.label.clone();
         let map = address_map?;
         let (host_too, clock_too) = (host.clone(), clock.clone());

@@ -130,6 +130,10 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// A majority has decided without the answer to this token's request, so nobody looks for it now: others must not
+    /// wait for it.
+    fn set_aside(&self, _token: &Token) {}
+
     /// The capabilities of a shard, as far as it tells them.
     fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities>;
 

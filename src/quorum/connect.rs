@@ -47,8 +47,8 @@ pub(crate) struct ConnectConfig {
     pub(crate) label: Arc<str>,
     /// Where the program's own connections live; without it there are none.
     pub(crate) home: Option<Handle>,
-    /// Whether nodes are asked for votes.
-    pub(crate) votes: bool,
+    /// With which restart delay nodes are asked for votes, if they are.
+    pub(crate) votes: Option<Duration>,
     /// How often to look whether an address still leads to the same server; never at zero.
     pub(crate) check_every: Duration,
 }

@@ -30,7 +30,7 @@ fn each_script(wire: &mut Wire) -> Vec<(&'static str, Value)> {
     let poll = [&["EVAL", POLL, "4", lock, fence, queue, wait][..], &poll].concat();
     [
         ("acquire", vec!["EVAL", ACQUIRE, "2", lock, fence, TOKEN, "30000", "86400000"]),
-        ("combined", vec!["EVAL", COMBINED, "2", fence, lock, "0", "86400000", TOKEN, "30000"]),
+        ("combined", vec!["EVAL", COMBINED, "2", fence, lock, "0", "86400000", "", TOKEN, "30000"]),
         ("holder", vec!["EVAL", HOLDER, "1", lock]),
         ("look", vec!["EVAL", LOOK, "1", lock]),
         ("poll", poll),

@@ -53,6 +53,14 @@ pub enum SeededBug {
     UndosTravel,
     /// An acquire that is taken back while it waits stays in the queue.
     NothingWithdrawn,
+    /// Of votes too, only an undo takes a waiting acquire out of the queue.
+    OnlyUndosWithdraw,
+    /// A late vote that may have come after the release is not taken back.
+    LateVoteStays,
+    /// A release that nobody waits for, or that has no answer, counts as sent.
+    ReleaseTakenForSent,
+    /// Where votes are asked for, others may send between the making of a batch and its sending.
+    SentOutOfOrder,
     /// A batch acquires before it releases.
     AcquiresFirst,
     /// A flight ends while requests wait, and no other one follows.
@@ -97,7 +105,7 @@ pub enum SeededBug {
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 48] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -122,6 +130,10 @@ impl SeededBug {
         Self::AloneIsTheEnd,
         Self::UndosTravel,
         Self::NothingWithdrawn,
+        Self::OnlyUndosWithdraw,
+        Self::LateVoteStays,
+        Self::ReleaseTakenForSent,
+        Self::SentOutOfOrder,
         Self::AcquiresFirst,
         Self::FlightNotFollowed,
         Self::DroppedFlightStays,
@@ -172,6 +184,10 @@ impl SeededBug {
             Self::AloneIsTheEnd => "alone-is-the-end",
             Self::UndosTravel => "undos-travel",
             Self::NothingWithdrawn => "nothing-withdrawn",
+            Self::OnlyUndosWithdraw => "only-undos-withdraw",
+            Self::LateVoteStays => "late-vote-stays",
+            Self::ReleaseTakenForSent => "release-taken-for-sent",
+            Self::SentOutOfOrder => "sent-out-of-order",
             Self::AcquiresFirst => "acquires-first",
             Self::FlightNotFollowed => "flight-not-followed",
             Self::DroppedFlightStays => "dropped-flight-stays",
@@ -223,6 +239,10 @@ impl SeededBug {
             | Self::AloneIsTheEnd
             | Self::UndosTravel
             | Self::NothingWithdrawn
+            | Self::OnlyUndosWithdraw
+            | Self::LateVoteStays
+            | Self::ReleaseTakenForSent
+            | Self::SentOutOfOrder
             | Self::AcquiresFirst
             | Self::FlightNotFollowed
             | Self::DroppedFlightStays

@@ -1,6 +1,6 @@
 //! Cycles of acquire and release of free locks, for the two programs that `scripts/guards` counts.
 
-use std::{env, error::Error};
+use std::{env, error::Error, time::Duration};
 
 use leasehold::Leases;
 use tokio::{
@@ -11,7 +11,8 @@ use tokio::{
 /// An error that ends a program.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The cycles that the arguments `CYCLES TASKS [URL]` ask for. Without a URL they run on the memory node.
+/// The cycles that the arguments `CYCLES TASKS [URL...]` ask for: on a server, over a quorum of several, and without a URL on
+/// the memory node.
 #[derive(Debug)]
 pub struct Cycles {
     runtime: Runtime,
@@ -28,12 +29,14 @@ impl Cycles {
     /// The arguments are wrong, or the server does not answer.
     pub fn from_arguments() -> Result<Self> {
         let mut arguments = env::args().skip(1);
-        let mut number = || -> Result<usize> { Ok(arguments.next().ok_or("usage: CYCLES TASKS [URL]")?.parse()?) };
+        let mut number = || -> Result<usize> { Ok(arguments.next().ok_or("usage: CYCLES TASKS [URL...]")?.parse()?) };
         let (each, tasks) = (number()?, number()?);
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let leases = match arguments.next() {
-            Some(url) => runtime.block_on(Leases::connect(url))?,
-            None => Leases::in_memory(),
+        let leases = match &*arguments.collect::<Vec<_>>() {
+            [] => Leases::in_memory(),
+            [url] => runtime.block_on(Leases::connect(url))?,
+            // They were started for this.
+            urls => runtime.block_on(Leases::builder().quorum(urls).restart_delay(Duration::ZERO).build())?,
         };
         Ok(Self { runtime, leases, tasks, each })
     }

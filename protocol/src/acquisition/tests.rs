@@ -263,6 +263,21 @@ fn a_vote_on_the_route_of_the_release_was_there_before_it() {
     assert_eq!(voted(&mut acquisition, 20, 2, granted(7)).undo, undo(nodes(&[2]), Route::Home, false));
 }
 
+/// Its requests may have waited for their turn in vain.
+#[test]
+fn a_vote_that_comes_after_a_release_that_may_not_have_been_sent_is_undone() {
+    let undone = undo(nodes(&[2]), Route::Home, false);
+    let mut dropped = releasing(Route::Home, ReleaseMode::Delete);
+    let _undone = dropped.abandon(ReleaseMode::Delete);
+    assert_eq!(voted(&mut dropped, 20, 2, granted(7)).undo, undone);
+    for failure in [unanswered(), Failure::unsent("its time was over")] {
+        let mut unanswered = releasing(Route::Home, ReleaseMode::Delete);
+        let again = released(&mut unanswered, 2, FIRST, Err(failure)).release_again;
+        assert!(again.is_some());
+        assert_eq!(voted(&mut unanswered, 20, 2, granted(7)).undo, undone);
+    }
+}
+
 #[test]
 fn a_lease_that_was_lost_is_undone_on_every_node() {
     let mut acquisition = held(3);

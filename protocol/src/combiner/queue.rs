@@ -140,7 +140,7 @@ impl<T> Queue<T> {
 
 fn acquires<T>(waiting: &Waiting<T>) -> Option<&Token> {
     match &waiting.want {
-        Want::Acquire(claim) => Some(&claim.token),
+        Want::Acquire(request) => Some(&request.claim.token),
         Want::Release(_) => None,
     }
 }
@@ -150,12 +150,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{key::Key, message::Claim};
+    use crate::{
+        key::Key,
+        message::{AcquireRequest, Claim},
+    };
 
     fn waiting(token: &Token) -> Waiting<()> {
         let (ttl, fence_memory) = (Duration::from_secs(1), Duration::ZERO);
         let claim = Claim { key: Key::of_lock("job"), token: token.clone(), ttl, fence_memory, fence: None };
-        Waiting { want: Want::Acquire(claim), caller: (), until: Time::NEVER, limit: ttl }
+        let want = Want::Acquire(AcquireRequest { claim, voting: None });
+        Waiting { want, caller: (), until: Time::NEVER, limit: ttl }
     }
 
     fn tokens(queue: &Queue<()>) -> Vec<Token> {

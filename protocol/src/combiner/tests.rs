@@ -15,7 +15,7 @@ fn claim(name: &str) -> Claim {
 }
 
 fn acquire(name: &str) -> Want {
-    Want::Acquire(claim(name))
+    Want::Acquire(AcquireRequest { claim: claim(name), voting: None })
 }
 
 /// Callers are known by their numbers.
@@ -161,7 +161,8 @@ fn the_queue_weighs_no_more_than_it_may() {
 #[test]
 fn fences_of_another_memory_wait_for_the_next_batch() {
     let mut combiner = busy([1]);
-    let other = Want::Acquire(Claim { fence_memory: Duration::ZERO, ..claim("job") });
+    let claim_of_other = Claim { fence_memory: Duration::ZERO, ..claim("job") };
+    let other = Want::Acquire(AcquireRequest { claim: claim_of_other, voting: None });
     let _queued = combiner.enter(at(1), LIMIT, || (other, 2));
     let _queued = combiner.enter(at(1), LIMIT, || (Want::Release(claim("job")), 3));
     for expected in [vec![Some(1)], vec![Some(2), Some(3)]] {
@@ -220,7 +221,8 @@ fn whose_caller_has_gone_is_not_sent() {
 fn an_acquire_that_is_taken_back_is_not_sent() {
     let mut combiner = busy([1]);
     let (mine, release) = (claim("mine"), claim("released"));
-    let _queued = combiner.enter(at(1), LIMIT, || (Want::Acquire(mine.clone()), 2));
+    let wanted = AcquireRequest { claim: mine.clone(), voting: None };
+    let _queued = combiner.enter(at(1), LIMIT, || (Want::Acquire(wanted), 2));
     let _queued = combiner.enter(at(1), LIMIT, || (Want::Release(release.clone()), 3));
     assert_eq!(combiner.withdraw(&mine.token), Some(2));
     assert_eq!(combiner.withdraw(&mine.token), None);
@@ -249,17 +251,18 @@ fn a_flight_that_was_called_for_and_crashes_leaves_room_for_the_next_one() {
 }
 
 #[test]
-fn only_what_one_answer_decides_travels_with_others() {
+fn what_knows_no_fence_or_keeps_the_key_goes_alone() {
     let claim = claim("job");
     let voting = Some(Voting { restart_delay: Duration::ZERO, proposal: None });
     let known = Claim { fence: Some(fence::ZERO), ..claim.clone() };
     let acquire = |voting| Request::Acquire(AcquireRequest { claim: claim.clone(), voting });
     let release = |claim: &Claim, mode| Request::Release { claim: claim.clone(), mode };
-    assert!(matches!(Want::of(&acquire(None)), Some(Want::Acquire(_))));
+    for voting in [None, voting] {
+        assert!(matches!(Want::of(&acquire(voting)), Some(Want::Acquire(request)) if request.voting == voting));
+    }
     assert!(matches!(Want::of(&release(&known, ReleaseMode::Delete)), Some(Want::Release(_))));
     let retain = ReleaseMode::Retain(LIMIT, Token::random("stays"));
     for alone in [
-        acquire(voting),
         release(&claim, ReleaseMode::Delete),
         release(&known, ReleaseMode::Leave),
         release(&known, retain),
@@ -267,8 +270,45 @@ fn only_what_one_answer_decides_travels_with_others() {
     ] {
         assert!(Want::of(&alone).is_none(), "{alone:?}");
     }
-    assert_eq!(Want::undone_by(&release(&claim, ReleaseMode::Delete)), Some(&claim.token));
-    assert_eq!(Want::undone_by(&release(&known, ReleaseMode::Delete)), None, "its acquire was answered");
+    for votes in [false, true] {
+        assert_eq!(Want::undone_by(&release(&claim, ReleaseMode::Delete), votes), Some(&claim.token));
+        let of_known = votes.then_some(&claim.token);
+        assert_eq!(Want::undone_by(&release(&known, ReleaseMode::Delete), votes), of_known, "a majority has answered");
+    }
+}
+
+#[test]
+fn votes_of_another_delay_wait_for_the_next_batch() {
+    let mut combiner = busy([1]);
+    let vote = |restart_delay| {
+        let voting = Some(Voting { restart_delay, proposal: None });
+        Want::Acquire(AcquireRequest { claim: claim("job"), voting })
+    };
+    for (caller, delay) in [(2, LIMIT), (3, LIMIT), (4, Duration::ZERO)] {
+        let _queued = combiner.enter(at(1), LIMIT, || (vote(delay), caller));
+    }
+    for expected in [vec![Some(1)], vec![Some(2), Some(3)], vec![Some(4)]] {
+        let batch = taken(&mut combiner, at(2)).unwrap();
+        assert_eq!(combiner.landed(&batch), expected);
+    }
+}
+
+#[test]
+fn who_looks_for_no_answer_holds_up_nobody() {
+    let mut combiner = Combiner::new(LIMITS);
+    let tokens = [(); 2].map(|()| Token::random("host:7"));
+    for (caller, token) in (0..).zip(&tokens) {
+        assert_eq!(enter(&mut combiner, at(0), caller), Entry::Alone);
+        combiner.may_set_aside(token.clone());
+    }
+    assert!(matches!(enter(&mut combiner, at(1), 2), Entry::Queued(_)));
+    assert!(combiner.set_aside(&tokens[0]) && combiner.goes_on(at(2)), "what waits goes in its place");
+    assert_eq!(taken(&mut combiner, at(2)).map(|batch| combiner.landed(&batch)), Some(vec![Some(2)]));
+    assert!(!combiner.set_aside(&tokens[0]), "when its answer comes, no flight ends");
+    assert!(!combiner.goes_on(at(3)), "that of the batch has ended");
+    assert_eq!(enter(&mut combiner, at(4), 3), Entry::Alone);
+    assert!(matches!(enter(&mut combiner, at(4), 4), Entry::Queued(_)), "the other is still one");
+    assert!(combiner.set_aside(&tokens[1]) && combiner.goes_on(at(5)));
 }
 
 #[test]

@@ -41,15 +41,15 @@ mod transport;
 pub(crate) struct Redis(Arc<Connections>);
 
 impl Redis {
-    /// Connects. The home connection is made on the runtime `home`, if there is one. With `votes`, no requests travel
-    /// together. Where the address leads is looked at this often; never at zero.
+    /// Connects. The home connection is made on the runtime `home`, if there is one. Votes are asked for with this restart
+    /// delay, if they are. Where the address leads is looked at this often; never at zero.
     ///
     /// Boxed, so that the transport is compiled into this crate once, and not again into every program that connects.
     pub(crate) fn connect(
         endpoint: Endpoint,
         host: Host,
         home: Option<Handle>,
-        votes: bool,
+        votes: Option<Duration>,
         check_every: Duration,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
         Box::pin(async move { Connections::connect(endpoint, host, home, votes, check_every).await.map(Self) })
@@ -79,6 +79,10 @@ impl Node for Redis {
 
     fn withdraw(&self, token: &Token) -> bool {
         self.0.withdraw(token)
+    }
+
+    fn set_aside(&self, token: &Token) {
+        self.0.set_aside(token);
     }
 
     fn capabilities(&self, _: Shard, limit: Duration) -> Answer<Capabilities> {

@@ -43,13 +43,20 @@ pub(super) fn taken(reply: &Value) -> Option<SingleReply> {
     }
 }
 
-/// One for each want of a batch, in their order; `None` for what has to be asked alone.
-pub(super) fn combined(reply: &Value, wants: &[Want], overtaken: bool) -> Option<Vec<Option<Reply>>> {
-    let [issued, codes @ ..] = array(reply) else { return None };
-    if codes.len() != wants.len() {
-        return None;
-    }
+/// One for each want of a batch, in their order; `None` for what has to be asked alone. With `votes`, the server's run id
+/// follows if there is an acquire.
+pub(super) fn combined(reply: &Value, wants: &[Want], votes: bool, overtaken: bool) -> Option<Vec<Option<Reply>>> {
+    let [time, codes @ ..] = array(reply) else { return None };
+    let (codes, run_id) = codes.split_at_checked(wants.len())?;
     let is_release = |want: &&Want| matches!(want, Want::Release(_));
+    let identity = match run_id {
+        [] => None,
+        [run_id] if votes => {
+            let run_id = run_id.as_str().map(|run_id| (&*run_id).into());
+            Some(ServerIdentity { time: Some(time.as_u64()?), run_id, is_alone: true })
+        }
+        _ => return None,
+    };
     let (released, acquired) = codes.split_at(wants.iter().filter(is_release).count());
     let (mut released, mut acquired) = (released.iter(), acquired.iter());
     let read = |want: &Want| {
@@ -60,13 +67,16 @@ pub(super) fn combined(reply: &Value, wants: &[Want], overtaken: bool) -> Option
         let acquired = match array(code) {
             [alone] if alone.as_i64() == Some(-2) => return Some(None),
             [done] if done.as_i64() == Some(1) && is_release => return Some(Some(Reply::Owned(Ok(())))),
-            [granted] if granted.as_i64() == Some(1) => Acquired::Granted(fence(issued)?),
-            [busy, pttl, value] if busy.as_i64() == Some(0) && !is_release => {
+            _ if is_release => return None,
+            [granted] if granted.as_i64() == Some(1) => Acquired::Granted(fence(time)?),
+            [granted, issued] if granted.as_i64() == Some(1) => Acquired::Granted(fence(issued)?),
+            [busy, pttl, value] if busy.as_i64() == Some(0) => {
                 Acquired::Busy { holder: found(pttl, value)?, tracked: false }
             }
+            [recovering, missing] if recovering.as_i64() == Some(2) => Acquired::Recovering(secs(missing)?),
             _ => return None,
         };
-        Some(Some(Reply::Vote(VoteReply { acquired, identity: None, overtaken })))
+        Some(Some(Reply::Vote(VoteReply { acquired, identity: identity.clone(), overtaken })))
     };
     wants.iter().map(read).collect()
 }

@@ -44,7 +44,7 @@ scripts! {
     13 LOOK = "look";
     14 HELD repeats = "held";
     15 FLOORS = "floors";
-    16 COMBINED repeats = "value" "issue" "combined";
+    16 COMBINED repeats = "value" "issue" "may_vote" "combined";
     17 REHEARSE repeats = "may_vote" "rehearse";
     18 TAKE repeats = "value" "take";
     19 ISSUE_ALONE repeats = "issue" "issue_alone";
@@ -83,61 +83,87 @@ impl AsRef<str> for Text {
     }
 }
 
-/// The script of a vote that only one run of one server knows, so that a vote need not ask which run it is.
+/// The scripts of votes that only one run of one server knows, so that a vote need not ask which run it is.
 ///
 /// # Invariants
 ///
-/// 1. The text is sent on a link on which that run has answered, and on no other: a link ends with the process that it
+/// 1. A text is sent on a link on which that run has answered, and on no other: a link ends with the process that it
 ///    leads to. So no other run learns the script.
-/// 2. A server that does not know the hash is never given the text for that: it may have been restarted.
-/// 3. It is sent only where the caller has known the run for the restart delay itself.
+/// 2. A server that does not know a hash is never given the text for that: it may have been restarted.
+/// 3. They are sent only where the caller has known the run for the restart delay itself.
 #[derive(Debug)]
 pub(super) struct OfRun {
     run_id: Box<str>,
+    /// [`ACQUIRE`]'s.
+    alone: KnownToOne,
+    /// [`COMBINED`]'s.
+    combined: KnownToOne,
+}
+
+#[derive(Debug)]
+struct KnownToOne {
     source: Arc<str>,
     hash: Arc<str>,
     was_sent: AtomicBool,
 }
 
-impl OfRun {
-    /// The vote of this run; `None` if that is no run id.
-    pub(super) fn new(run_id: &str) -> Option<Self> {
-        const VOTE: [&str; 4] = [
-            include_str!("scripts/value.lua"),
-            include_str!("scripts/issue.lua"),
-            include_str!("scripts/of_run.lua"),
-            include_str!("scripts/acquire.lua"),
-        ];
-        let is_run_id = !run_id.is_empty() && run_id.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        let source = VOTE.concat().replace("RUN_ID", run_id);
+impl KnownToOne {
+    fn new(run_id: &str, script: &str) -> Self {
+        const PARTS: [&str; 3] =
+            [include_str!("scripts/value.lua"), include_str!("scripts/issue.lua"), include_str!("scripts/of_run.lua")];
+        let source = PARTS.concat().replace("RUN_ID", run_id) + script;
         let hash = sha1_hash(&source).into();
-        is_run_id.then(|| Self { run_id: run_id.into(), source: source.into(), hash, was_sent: AtomicBool::new(false) })
+        Self { source: source.into(), hash, was_sent: AtomicBool::new(false) }
+    }
+}
+
+impl OfRun {
+    /// The votes of this run; `None` if that is no run id.
+    pub(super) fn new(run_id: &str) -> Option<Self> {
+        let is_run_id = !run_id.is_empty() && run_id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let known = |script| KnownToOne::new(run_id, script);
+        is_run_id.then(|| Self {
+            run_id: run_id.into(),
+            alone: known(include_str!("scripts/acquire.lua")),
+            combined: known(include_str!("scripts/combined.lua")),
+        })
     }
 
     pub(super) fn run_id(&self) -> &str {
         &self.run_id
     }
 
-    /// Its text for the first time, and then its hash: what follows on the link comes after it.
-    pub(super) fn next(&self) -> (&'static str, Text) {
-        let by_hash = self.was_sent.swap(true, Ordering::Relaxed);
-        let (name, text) = if by_hash { ("EVALSHA", &self.hash) } else { ("EVAL", &self.source) };
+    /// What stands for this script there: its text for the first time, and then its hash, for what follows on the link comes
+    /// after it.
+    pub(super) fn next(&self, script: &Script) -> (&'static str, Text) {
+        let known = if script.bit == COMBINED.bit { &self.combined } else { &self.alone };
+        let by_hash = known.was_sent.swap(true, Ordering::Relaxed);
+        let (name, text) = if by_hash { ("EVALSHA", &known.hash) } else { ("EVAL", &known.source) };
         (name, Text::OfRun(text.clone()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
-    fn the_script_of_a_run_carries_its_id_and_is_sent_as_a_text_once() {
+    fn a_script_of_a_run_carries_its_id_and_is_sent_as_a_text_once() {
         let [one, two] = ["0a1b", "2c3d"].map(|run_id| OfRun::new(run_id).unwrap());
-        let ((name, text), (again, hash)) = (one.next(), one.next());
-        assert_eq!((name, again), ("EVAL", "EVALSHA"));
-        assert!(text.as_ref().contains("return '0a1b', 0") && !text.as_ref().contains("RUN_ID"));
-        assert_eq!(hash.as_ref(), sha1_hash(text.as_ref()));
-        assert_ne!(one.hash, two.hash);
+        let mut hashes = HashSet::new();
+        for script in [&ACQUIRE, &COMBINED] {
+            let ((name, text), (again, hash)) = (one.next(script), one.next(script));
+            assert_eq!((name, again), ("EVAL", "EVALSHA"));
+            assert!(text.as_ref().contains("return '0a1b', 0") && !text.as_ref().contains("RUN_ID"));
+            assert!(text.as_ref().ends_with(&script.source[script.source.len() - 500..]), "it does the same");
+            assert_eq!(hash.as_ref(), sha1_hash(text.as_ref()));
+            hashes.insert(hash.as_ref().to_owned());
+            let _text = two.next(script);
+            hashes.insert(two.next(script).1.as_ref().to_owned());
+        }
+        assert_eq!(hashes.len(), 4);
     }
 
     #[test]

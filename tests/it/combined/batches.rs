@@ -12,26 +12,24 @@ use support::{
     two_workers, within,
 };
 
-use super::{Crowd, MANY, Rig, Standing, know_the_scripts, names};
+use super::{Crowd, MANY, Rig, know_the_scripts, names};
 use crate::common::{Confirmed as _, LONG};
 
-/// A vote goes at once. A release that waited for its turn would come after it, and the lock be busy.
+/// Where a release waits for its turn, a vote waits behind it.
 #[tokio::test]
 async fn over_a_quorum_a_vote_finds_free_what_was_to_be_released_before_it() {
-    let (nodes, clock) = (Nodes::start(3), Standing::default());
+    let nodes = Nodes::start(3);
     let builder = Leases::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO).ttl(LONG);
-    let leases = builder.clock(clock.clone()).build().await.expect("they are there");
+    let leases = builder.build().await.expect("they are there");
     let mut held = Vec::new();
     for name in names(MANY) {
         held.push(leases.lock(name).acquire().await.expect("it is free"));
     }
-    clock.stand();
     let mut releases = Crowd::of(held.into_iter().map(Lease::release));
     releases.once().await;
     let last = leases.lock(names(MANY).last().expect("there are many"));
     let next = within(HANGS, "they vote", last.try_acquire()).await.expect("they are well");
     assert!(next.is_some(), "its release was asked for before");
-    clock.go_on();
     assert!(releases.all().await.iter().all(Result::is_ok));
 }
 

@@ -36,10 +36,10 @@ const ALONE: usize = 2;
 
 /// A clock that can stand still.
 #[derive(Debug, Clone, Default)]
-struct Standing(Arc<Mutex<Option<Duration>>>);
+pub(crate) struct Standing(Arc<Mutex<Option<Duration>>>);
 
 impl Standing {
-    fn stand(&self) {
+    pub(crate) fn stand(&self) {
         *self.0.lock().unwrap() = Some(SystemClock.now());
     }
 

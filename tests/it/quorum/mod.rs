@@ -10,5 +10,6 @@ mod process;
 mod runs;
 mod runtimes;
 pub(crate) mod scene;
+mod together;
 mod votes;
 mod waiting;

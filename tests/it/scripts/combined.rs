@@ -23,7 +23,7 @@ fn asked(releases: &[(&str, &str)], acquires: &[(&str, &str)], memory: &str) -> 
     all.extend(acquires.iter().map(|(name, _)| fence_key(name)));
     all.extend(releases.iter().map(|(name, _)| queue_key(name)));
     all.extend(acquires.iter().map(|(name, _)| (*name).to_owned()));
-    all.extend([releases.len().to_string(), memory.to_owned()]);
+    all.extend([releases.len().to_string(), memory.to_owned(), String::new()]);
     all.extend(releases.iter().map(|(_, value)| (*value).to_owned()));
     all.extend(acquires.iter().map(|(_, label)| token(label)));
     all.extend(acquires.iter().map(|_| TTL.to_owned()));
@@ -36,6 +36,20 @@ fn batch(wire: &mut Wire, releases: &[(&str, &str)], acquires: &[(&str, &str)]) 
 
 fn run(wire: &mut Wire, command: &[String]) -> Value {
     wire.cmd(&command.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The same as votes, with these proposals and this restart delay, and what the caller knows of the server's uptime.
+fn votes(
+    releases: &[(&str, &str)],
+    acquires: &[(&str, &str)],
+    proposals: &[&str],
+    delay: &str,
+    witness: &[&str],
+) -> Vec<String> {
+    let mut all = asked(releases, acquires, MEMORY);
+    delay.clone_into(&mut all[3 + 2 * (releases.len() + acquires.len()) + 2]);
+    all.extend(proposals.iter().chain(witness).map(|&text| text.to_owned()));
+    all
 }
 
 /// A lone acquire; its value.
@@ -273,4 +287,69 @@ fn the_largest_batch_is_served() {
     let reply = batch(&mut wire, &releases, &acquires);
     assert_eq!(reply[1..].iter().map(Value::int).collect::<Vec<_>>(), [1; 128]);
     assert_eq!((wire.keys("held:*").len(), wire.keys("free:*").len()), (0, 64));
+}
+
+/// A proposal is issued if it is large enough, and each vote is the server's: with its time and its run.
+#[test]
+fn a_batch_of_votes_issues_what_is_proposed_and_says_who_it_is() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let mine = take(&mut wire, "mine", "me");
+    let acquires = [("one", "me"), ("two", "me"), ("three", "me"), ("mine", "another")];
+    let (large, small) = ("4000000000000000", "1600000000000000");
+    let command = votes(&[("mine", &mine)], &acquires, &[large, small, "", large], "0", &[]);
+    let reply = run(&mut wire, &command);
+    let [time, released, one, two, three, again, run_id] = reply.array() else { panic!("{reply:?}") };
+    assert_eq!((released.int(), two.int(), three.int()), (1, 1, 1), "{reply:?}");
+    for granted in [one, again] {
+        assert_eq!((granted.array()[0].int(), granted.array()[1].text()), (1, large.to_owned()), "{reply:?}");
+    }
+    assert_eq!(run_id.text(), run_id_of(&mut wire));
+    for (name, fence) in [("one", large), ("two", &time.text()), ("three", &time.text()), ("mine", large)] {
+        assert_eq!(wire.get(&fence_key(name)).as_deref(), Some(fence), "{name}");
+        assert!(wire.get(name).is_some_and(|value| value.contains(&format!(":{fence}@"))), "{name}");
+    }
+    // Whoever comes later with the same proposal has a larger fence, from the lone script.
+    let before = all(&mut wire);
+    let later = run(&mut wire, &votes(&[], &[("one", "another")], &[large], "0", &[]));
+    assert_eq!(later.array()[1].int(), -2, "its floor is not below: {later:?}");
+    assert_eq!(all(&mut wire), before);
+}
+
+/// A server that may have forgotten a lease releases, and gives no vote; unless the caller knows better.
+#[test]
+fn a_batch_of_votes_waits_for_the_restart_delay() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let (mine, run_id) = (take(&mut wire, "mine", "me"), run_id_of(&mut wire));
+    let reply = run(&mut wire, &votes(&[("mine", &mine)], &[("one", "me"), ("two", "me")], &["", ""], "3600", &[]));
+    let [_, released, one, two, by] = reply.array() else { panic!("{reply:?}") };
+    for missing in [one, two] {
+        assert_eq!(missing.array()[0].int(), 2, "{reply:?}");
+        assert!((3500..=3600).contains(&missing.array()[1].int()), "{reply:?}");
+    }
+    assert_eq!((released.int(), by.text()), (1, run_id.clone()));
+    assert_eq!(wire.keys("*"), [fence_key("mine")], "nothing but its floor is there");
+    for (run_id, up, is_granted) in [(&*run_id, "3600", true), (&run_id, "3599", false), ("another", "3600", false)] {
+        let reply = run_votes(&mut wire, &votes(&[], &[("job", "me")], &[""], "3600", &[run_id, up]));
+        assert_eq!(reply, is_granted, "{run_id} {up}");
+        wire.del("job");
+    }
+    let mut denied = worker(&server, &["-info"]);
+    let before = all(&mut wire);
+    let reply = run(&mut denied, &votes(&[], &[("job", "me")], &[""], "3600", &[]));
+    assert!(reply.error().is_some_and(|error| error.contains("INFO")), "{reply:?}");
+    assert_eq!(all(&mut wire), before);
+    assert!(run_votes(&mut denied, &votes(&[], &[("job", "me")], &[""], "0", &[])), "nothing depends on it");
+}
+
+/// Whether the only one is granted.
+fn run_votes(wire: &mut Wire, command: &[String]) -> bool {
+    let reply = run(wire, command);
+    matches!(&reply.array()[1], Value::Int(1))
+}
+
+fn run_id_of(wire: &mut Wire) -> String {
+    let info = wire.must(&["INFO", "server"]).text();
+    info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap().to_owned()
 }

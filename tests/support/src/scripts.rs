@@ -11,7 +11,7 @@ macro_rules! script {
 pub const ACQUIRE: &str = script!("value" "issue" "may_vote" "acquire");
 /// How every vote ends. Before it a vote of a run has the run's id, so that each run has a text and a hash of its own.
 pub(crate) const VOTES: &str = script!("acquire");
-pub const COMBINED: &str = script!("value" "issue" "combined");
+pub const COMBINED: &str = script!("value" "issue" "may_vote" "combined");
 pub const COMBINED_SLOTS: &str = script!("value" "issue" "combined_slots");
 pub const RAISE: &str = script!("value" "issue" "floor" "raise");
 pub const REPAIR: &str = script!("value" "issue" "may_vote" "floor" "repair");

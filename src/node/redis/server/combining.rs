@@ -6,6 +6,9 @@
 
 use std::{
     collections::BTreeMap,
+    future::{Future, poll_fn},
+    ops::DerefMut,
+    pin::Pin,
     sync::{
         Arc, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -18,7 +21,7 @@ use futures_util::future::{Either, join_all};
 use leasehold_protocol::{
     combiner::{Batch, BatchLimits, BatchVerdict, Combiner, Entry, Swept, Want, after_failure},
     failure::Failure,
-    message::{Claim, Reply, Request},
+    message::{AcquireRequest, Claim, Reply, Request, VoteReply},
     time::Time,
     token::Token,
 };
@@ -31,6 +34,8 @@ use tokio::{
 use super::{
     pack::{Argument, Packed, whole_millis},
     replicas::{Answered, Patience, Replicas},
+    request::seconds,
+    witness::Witness,
 };
 use crate::{
     clock::stood_still,
@@ -104,6 +109,8 @@ pub(super) struct Combining {
     rests_until: AtomicU64,
     /// How many batches were served nothing, since one was.
     in_vain: AtomicU32,
+    /// How long its server has been up, where votes are asked for, and the restart delay of these.
+    votes: Option<(Arc<Witness>, Duration)>,
     connection: Arc<Connection>,
     /// They have to confirm what is written, if there are any.
     replicas: Option<Arc<Replicas>>,
@@ -112,6 +119,8 @@ pub(super) struct Combining {
     command_timeout: Duration,
     state: Mutex<Traffic>,
     sweeps_earlier: Arc<Notify>,
+    /// Held by whoever sends, where votes are asked for; taken before the state.
+    order: Mutex<()>,
 }
 
 struct Traffic {
@@ -124,6 +133,7 @@ impl Combining {
     /// On a connection that lives on this runtime.
     pub(super) fn new(
         packing: Packing,
+        votes: Option<(Arc<Witness>, Duration)>,
         connection: Arc<Connection>,
         replicas: Option<Arc<Replicas>>,
         home: Handle,
@@ -138,6 +148,7 @@ impl Combining {
             packing,
             rests_until,
             in_vain,
+            votes,
             connection,
             replicas,
             home,
@@ -145,6 +156,7 @@ impl Combining {
             command_timeout,
             state,
             sweeps_earlier,
+            order: Mutex::new(()),
         })
     }
 
@@ -152,10 +164,20 @@ impl Combining {
         self.connection.now()
     }
 
+    /// Whether votes are asked for.
+    pub(super) fn has_votes(&self) -> bool {
+        self.votes.is_some()
+    }
+
     /// Whether a request with this limit can travel with others: one impatient caller must not set the limit of them
     /// all.
     pub(super) fn takes(&self, request: &Request, limit: Duration) -> Option<Want> {
-        Want::of(request).filter(|_| limit >= self.command_timeout / 2 && !self.rests())
+        let delay = self.votes.as_ref().map(|(_, delay)| *delay);
+        let is_alike = |want: &Want| match want {
+            Want::Acquire(AcquireRequest { voting, .. }) => voting.map(|voting| voting.restart_delay) == delay,
+            Want::Release(_) => true,
+        };
+        Want::of(request).filter(|want| limit >= self.command_timeout / 2 && !self.rests() && is_alike(want))
     }
 
     /// Whether requests go alone now, for the server does not serve them together.
@@ -181,6 +203,7 @@ impl Combining {
     /// A request comes that [can travel with others](Self::takes).
     pub(super) fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> Entered {
         let (now, mut told) = (self.connection.now(), None);
+        let token = self.has_votes().then(|| want.claim().token.clone());
         let queued = || {
             let (caller, receiver) = oneshot::channel();
             told = Some(receiver);
@@ -188,6 +211,9 @@ impl Combining {
         };
         let mut state = self.state.lock();
         let entry = state.combiner.enter(now, limit, queued);
+        if let (Entry::Alone, Some(token)) = (entry, &token) {
+            state.combiner.may_set_aside(token.clone());
+        }
         // A request that comes while nothing moves is long due: no gap in our own looks.
         let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at.max(now)) } else { Sweeper::InTime };
         drop(state);
@@ -195,7 +221,18 @@ impl Combining {
         match (entry, told) {
             (Entry::Queued(_), Some(told)) => Entered::Queued(told),
             (Entry::Full, _) => Entered::Full(self.connection.full()),
-            _ => Entered::Alone(Flight(self.clone())),
+            _ => Entered::Alone(Flight { combining: self.clone(), token }),
+        }
+    }
+
+    /// A majority has decided without the answer to this token's request, so its caller does not look for it now.
+    pub(super) fn set_aside(self: &Arc<Self>, token: &Token) {
+        let now = self.connection.now();
+        let mut state = self.state.lock();
+        let goes_on = state.combiner.set_aside(token) && state.combiner.goes_on(now);
+        drop(state);
+        if goes_on {
+            self.fly();
         }
     }
 
@@ -245,6 +282,22 @@ impl Combining {
         }
         next
     }
+}
+
+/// Sends a request where votes are asked for, at its first poll: not between the making of a batch and its sending. Otherwise
+/// a release could come before its own acquire, which another thread has just taken into a batch. A request that is sent
+/// later says by itself that it was overtaken.
+pub(super) async fn in_order<F: Future>(
+    order: Option<Arc<Combining>>,
+    mut request: Pin<impl DerefMut<Target = F>>,
+) -> F::Output {
+    let mut order = order;
+    poll_fn(|context| {
+        let order = order.take();
+        let _in_order = order.as_ref().map(|combining| combining.order.lock());
+        request.as_mut().poll(context)
+    })
+    .await
 }
 
 /// Looks until there is nothing to look for. It lives beside the keeper's tasks: some of them wait for what it tells.
@@ -297,15 +350,23 @@ impl Traffic {
 }
 
 /// A request that goes alone. Ended or dropped, what has come meanwhile goes next.
-pub(super) struct Flight(Arc<Combining>);
+pub(super) struct Flight {
+    combining: Arc<Combining>,
+    /// With which it may be set aside.
+    token: Option<Token>,
+}
 
 impl Drop for Flight {
     fn drop(&mut self) {
         // Dropped by a program's clock that panics, it must not panic too; a time that is too early only has it look
         // sooner.
-        let now = catching_panics(|| self.0.connection.now()).unwrap_or(Time::ZERO);
-        if self.0.state.lock().combiner.goes_on(now) {
-            self.0.fly();
+        let now = catching_panics(|| self.combining.connection.now()).unwrap_or(Time::ZERO);
+        let mut state = self.combining.state.lock();
+        let is_one = self.token.as_ref().is_none_or(|token| state.combiner.set_aside(token));
+        let goes_on = is_one && state.combiner.goes_on(now);
+        drop(state);
+        if goes_on {
+            self.combining.fly();
         }
     }
 }
@@ -340,9 +401,15 @@ impl Flusher {
             Packing::Keys => &COMBINED,
             Packing::Slots => &COMBINED_SLOTS,
         };
-        let sent = combining.connection.run(script, &mut arguments, combining.command_timeout, || Before::Nothing);
+        let (connection, limit) = (&combining.connection, combining.command_timeout);
         // Boxed, for it is large, and tokio moves a task more than once.
-        let outcome = Box::pin(sent).await;
+        let outcome = if let Some((witness, delay)) = &combining.votes {
+            let is_trusted = |run_id: &str| witness.vouches_for(run_id, *delay);
+            let sent = Box::pin(connection.vote(script, &mut arguments, limit, || Before::Nothing, is_trusted));
+            in_order(Some(combining.clone()), sent).await
+        } else {
+            Box::pin(connection.run(script, &mut arguments, limit, || Before::Nothing)).await
+        };
         match (self.batch.take(), outcome) {
             (Some(batch), outcome) => self.combining.landed(&batch, began, outcome),
             // The connection is over, or takes nothing. Later requests wait on, each for all of its time.
@@ -396,7 +463,7 @@ impl Combining {
         }
         let wants = batch.as_ref().map(|batch| &batch.wants).filter(|wants| !wants.is_empty())?;
         Some(match self.packing {
-            Packing::Keys => pack(wants, all),
+            Packing::Keys => pack(wants, self.votes.as_ref(), all),
             Packing::Slots => pack_slots(wants, all),
         })
     }
@@ -410,8 +477,11 @@ impl Combining {
         // A server that is busy, or loads its data, may serve them later.
         let is_refused = outcome.as_ref().is_err_and(Failure::is_refusal);
         let mut replies = match outcome {
-            Ok((value, way)) => match reply::combined(&value, &batch.wants, way.overtaken) {
-                Some(replies) => Ok(replies.into_iter()),
+            Ok((value, way)) => match reply::combined(&value, &batch.wants, self.has_votes(), way.overtaken) {
+                Some(replies) => {
+                    self.note_run(&replies, link);
+                    Ok(replies.into_iter())
+                }
                 None => Err(BatchVerdict::Failed(reply::unreadable())),
             },
             Err(failure) => Err(after_failure(failure)),
@@ -433,14 +503,27 @@ impl Combining {
                 Err(BatchVerdict::Failed(failure)) => Err(failure.clone()),
             };
             match (caller, told, &self.replicas, want) {
-                (Some(caller), Ok(Told::Reply(reply)), Some(_), Want::Acquire(claim)) if reply.is_written() => {
-                    granted.push((caller, reply, claim.ttl));
+                (Some(caller), Ok(Told::Reply(reply)), Some(_), Want::Acquire(request)) if reply.is_written() => {
+                    granted.push((caller, reply, request.claim.ttl));
                 }
                 (Some(caller), told, ..) => tell(caller, told),
                 (None, ..) => {}
             }
         }
         self.await_replicas(link, began, granted);
+    }
+
+    /// All votes of a batch are of one run of the server.
+    fn note_run(&self, replies: &[Option<Reply>], link: u64) {
+        let Some((witness, _)) = &self.votes else { return };
+        let identity = replies.iter().flatten().find_map(|reply| match reply {
+            Reply::Vote(VoteReply { identity, .. }) => identity.as_ref(),
+            _ => None,
+        });
+        if let Some(run_id) = identity.and_then(|identity| identity.run_id.as_ref()) {
+            witness.heard(run_id);
+            self.connection.note_run(link, run_id);
+        }
     }
 
     /// Tells these once replicas have what they were granted: one `WAIT` is for all of a batch. They have the rest of the time
@@ -475,8 +558,12 @@ fn released(wants: &[Want]) -> impl Iterator<Item = &Claim> {
     wants.iter().filter_map(|want| if let Want::Release(claim) = want { Some(claim) } else { None })
 }
 
+fn acquires(wants: &[Want]) -> impl Iterator<Item = &AcquireRequest> {
+    wants.iter().filter_map(|want| if let Want::Acquire(request) = want { Some(request) } else { None })
+}
+
 fn acquired(wants: &[Want]) -> impl Iterator<Item = &Claim> {
-    wants.iter().filter_map(|want| if let Want::Acquire(claim) = want { Some(claim) } else { None })
+    acquires(wants).map(|request| &request.claim)
 }
 
 /// The number of releases, that of acquires where it is asked for, and the memory for their fences.
@@ -515,18 +602,29 @@ fn pack_slots(wants: &[Want], all: &mut Vec<Value>) -> usize {
 }
 
 /// The keys and the arguments of combined.lua; how many are keys.
-fn pack(wants: &[Want], all: &mut Vec<Value>) -> usize {
+fn pack(wants: &[Want], votes: Option<&(Arc<Witness>, Duration)>, all: &mut Vec<Value>) -> usize {
     let (released, acquired) = (|| released(wants), || acquired(wants));
     let keys = 2 * wants.len();
-    let mut packed = Packed::with_capacity(2 * keys + 2);
+    let mut packed = Packed::with_capacity(2 * keys + 3);
     released().for_each(|claim| packed.put(&Argument::Whole(claim.key.lock())));
     acquired().for_each(|claim| packed.put(&Argument::Parts(claim.key.fence_parts())));
     released().for_each(|claim| packed.put(&Argument::Parts(claim.key.queue_parts())));
     acquired().for_each(|claim| packed.put(&Argument::Whole(claim.key.lock())));
     put_counts(wants, &mut packed, false);
+    let delay = votes.map(|(_, delay)| Argument::Number(seconds(*delay)));
+    packed.put(&delay.unwrap_or(Argument::Whole("")));
     released().for_each(|claim| packed.put(&Argument::Value(claim)));
     acquired().for_each(|claim| packed.put(&Argument::Whole(claim.token.as_str())));
     acquired().for_each(|claim| packed.put(&Argument::Number(whole_millis(claim.ttl))));
+    if votes.is_some() {
+        for AcquireRequest { voting, .. } in acquires(wants) {
+            let proposal = voting.and_then(|voting| voting.proposal).map(|fence| Argument::Number(fence.into()));
+            packed.put(&proposal.unwrap_or(Argument::Whole("")));
+        }
+    }
     add(packed, all);
+    if let Some((witness, _)) = votes.filter(|(_, delay)| !delay.is_zero()) {
+        witness.testify(all);
+    }
     keys
 }

@@ -51,7 +51,6 @@ pub(super) struct Connections {
     /// Used on that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
     pub(super) home: Option<(Id, Arc<Connection>)>,
     pub(super) keeper: Arc<Connection>,
-    /// Not where votes are asked for: these go at once, and would overtake a release that waits for its turn.
     combining: Option<Arc<Combining>>,
     /// Those of both, if replicas have to confirm what is written.
     replicas: Option<Both>,
@@ -68,12 +67,13 @@ pub(super) struct Connections {
 type Both = (Option<Arc<Replicas>>, Arc<Replicas>);
 
 impl Connections {
-    /// With `votes`, no requests travel together. Where the address leads is looked at this often; never at zero.
+    /// Votes are asked for with this restart delay, if they are. Where the address leads is looked at this often; never at
+    /// zero.
     pub(super) async fn connect(
         endpoint: Endpoint,
         host: Host,
         home: Option<Handle>,
-        votes: bool,
+        votes: Option<Duration>,
         check_every: Duration,
     ) -> Result<Arc<Self>, Error> {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
@@ -97,9 +97,11 @@ impl Connections {
         };
         let (replicas, limit) = (both(&endpoint, &host, here.zip(home.as_ref()), &keeper), endpoint.limits.command);
         let of_busiest = busiest_of(replicas.as_ref());
-        let combining =
-            (!votes).then(|| Combining::new(Packing::Keys, busiest.clone(), of_busiest, runtime, host.clone(), limit));
-        let connections = Self::of(endpoint, host, &transport, (home, keeper), (combining, replicas), channel());
+        let witness = Witness::new(endpoint.clock.clone());
+        let votes = votes.map(|delay| (witness.clone(), delay));
+        let combining = Combining::new(Packing::Keys, votes, busiest.clone(), of_busiest, runtime, host.clone(), limit);
+        let sent = (Some(combining), replicas, witness);
+        let connections = Self::of(endpoint, host, &transport, (home, keeper), sent, channel());
         if !check_every.is_zero() {
             let looking = address::look_after(Arc::downgrade(&connections), check_every);
             connections.host.spawn_until_stopped_on(&transport, looking);
@@ -129,8 +131,9 @@ impl Connections {
         let packing = if has_slots { Packing::Slots } else { Packing::Keys };
         let (of_busiest, limit) = (busiest_of(replicas.as_ref()), endpoint.limits.command);
         let combining = (packing == Packing::Keys || endpoint.limits.undeclared_keys)
-            .then(|| Combining::new(packing, busiest, of_busiest, runtime, host.clone(), limit));
-        Self::of(endpoint, host, transport, (home, keeper), (combining, replicas), channel)
+            .then(|| Combining::new(packing, None, busiest, of_busiest, runtime, host.clone(), limit));
+        let witness = Witness::new(endpoint.clock.clone());
+        Self::of(endpoint, host, transport, (home, keeper), (combining, replicas, witness), channel)
     }
 
     fn of(
@@ -138,13 +141,12 @@ impl Connections {
         host: Host,
         transport: &Handle,
         (home, keeper): (Option<(Id, Arc<Connection>)>, Arc<Connection>),
-        (combining, replicas): (Option<Arc<Combining>>, Option<Both>),
+        (combining, replicas, witness): (Option<Arc<Combining>>, Option<Both>, Arc<Witness>),
         channel: Arc<str>,
     ) -> Arc<Self> {
         let command_timeout = endpoint.limits.command;
         let address = endpoint.target.to_string();
         let subscription = Subscription::new(channel, NodeMetrics::of(&address));
-        let witness = Witness::new(endpoint.clock.clone());
         let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone());
         host.spawn_until_stopped_on(transport, serving);
         let (whereabouts, metrics) = (Whereabouts::default(), NodeMetrics::of(&address));
@@ -217,6 +219,13 @@ impl Connections {
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
     pub(super) fn withdraw(&self, token: &Token) -> bool {
         self.combining.as_ref().is_some_and(|combining| combining.withdraw(token))
+    }
+
+    /// Nobody looks for the answer to this token's request now.
+    pub(super) fn set_aside(&self, token: &Token) {
+        if let Some(combining) = &self.combining {
+            combining.set_aside(token);
+        }
     }
 
     pub(super) fn connection(&self, route: Route) -> Arc<Connection> {

@@ -13,7 +13,7 @@ use leasehold_protocol::{
 
 use super::{
     Connections,
-    combining::{Entered, Flight, Told},
+    combining::{Combining, Entered, Flight, Told, in_order},
     pack::{Argument, packed, whole_millis},
     replicas::{Answered, Patience},
 };
@@ -63,7 +63,7 @@ impl Connections {
             return Box::pin(ready(Err(refused)));
         }
         let Some(combining) = &self.combining else { return self.ask_alone(via, request, None) };
-        if let Some(token) = Want::undone_by(&request) {
+        if let Some(token) = Want::undone_by(&request, combining.has_votes()) {
             combining.withdraw(token);
         }
         let travels = self.travels_with_others(route) && !via.is_asking;
@@ -202,7 +202,7 @@ impl Connections {
             all.push(millis(*fence_memory));
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
-                all.extend([seconds(voting.restart_delay), proposal.into()]);
+                all.extend([whole_seconds(voting.restart_delay), proposal.into()]);
                 if !voting.restart_delay.is_zero() {
                     witness.testify(all);
                 }
@@ -215,14 +215,16 @@ impl Connections {
         };
         let (connection, witness) = (self.connection(via.route), self.witness.clone());
         let replicas = self.replicas(via.route).cloned();
-        let (before, time) = (self.before(via), self.host.time_keeper());
+        let (before, time, order) = (self.before(via), self.host.time_keeper(), self.order(via.route));
         Box::pin(async move {
+            let _flight = flight;
             let mut arguments = |all: &mut Vec<Value>| {
                 arguments(all);
                 Some(2)
             };
             let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
             let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.limit, before, is_trusted));
+            let voting = pin!(in_order(order, voting));
             let (value, way) = time.keep(voting, || Err(keeper_ended())).await?;
             let vote = reply::vote(&value, way.tracked, true).ok_or_else(reply::unreadable)?;
             if let Some(run_id) = vote.identity.as_ref().and_then(|identity| identity.run_id.as_ref()) {
@@ -244,7 +246,7 @@ impl Connections {
             let (lock, floor, token) = (key.lock(), key.fence_parts(), token.as_str());
             all.extend(packed([Argument::Whole(lock), Argument::Parts(floor), Argument::Whole(token)]));
             all.push(millis(*ttl));
-            all.extend([number(fence), millis(*fence_memory), seconds(restart_delay)]);
+            all.extend([number(fence), millis(*fence_memory), whole_seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
             }
@@ -267,7 +269,7 @@ impl Connections {
             all.push(poll.ticket.unwrap_or_default().to_string().into());
             all.extend([millis(poll.grant), millis(poll.window)]);
             all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
-            all.extend([seconds(poll.restart_delay), millis(*fence_memory)]);
+            all.extend([whole_seconds(poll.restart_delay), millis(*fence_memory)]);
             if !poll.restart_delay.is_zero() {
                 witness.testify_and_queue(all);
             }
@@ -299,7 +301,7 @@ impl Connections {
     fn rehearse(&self, via: Via, key: Key, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
-            all.extend([key.lock().into(), seconds(restart_delay)]);
+            all.extend([key.lock().into(), whole_seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
             }
@@ -337,6 +339,12 @@ impl Connections {
         }
     }
 
+    /// Where votes of a batch may be about to be sent on this route.
+    fn order(&self, route: Route) -> Option<Arc<Combining>> {
+        let has_votes = |combining: &&Arc<Combining>| combining.has_votes() && self.travels_with_others(route);
+        self.combining.as_ref().filter(has_votes).cloned()
+    }
+
     /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
     pub(super) fn run<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
@@ -360,7 +368,7 @@ impl Connections {
         read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
         let (connection, time) = (self.connection(via.route), self.host.time_keeper());
-        let before = self.before(via);
+        let (before, order) = (self.before(via), self.order(via.route));
         let replicas = via
             .patience
             .and_then(|patience| Some((self.replicas(via.route)?.clone(), patience, connection.now() + via.limit)));
@@ -371,6 +379,7 @@ impl Connections {
                 Some(keys)
             };
             let running = pin!(connection.run(script, &mut arguments, via.limit, before));
+            let running = pin!(in_order(order, running));
             let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
             let answer = read(&value, way).map(Into::into).ok_or_else(reply::unreadable);
             match replicas {
@@ -411,8 +420,12 @@ pub(super) fn number(fence: Fence) -> Value {
 }
 
 /// Rounded up, as a restart delay must be.
-fn seconds(span: Duration) -> Value {
-    i64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(i64::MAX).into()
+pub(super) fn seconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX)
+}
+
+fn whole_seconds(span: Duration) -> Value {
+    i64::try_from(seconds(span)).unwrap_or(i64::MAX).into()
 }
 
 pub(super) fn millis(span: Duration) -> Value {

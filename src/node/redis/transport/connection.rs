@@ -204,7 +204,7 @@ impl Connection {
         Ok((answers.into_iter().map(read).collect(), link.number()))
     }
 
-    /// Runs the script of a vote: that of the run that the link leads to, if it is known and `is_trusted`, else
+    /// Runs the script of votes: that of the run that the link leads to, if it is known and `is_trusted`, else
     /// `script`, which asks the server for its run.
     pub(crate) async fn vote(
         &self,
@@ -220,8 +220,7 @@ impl Connection {
         let Some((link, run)) = link.and_then(of_run) else {
             return self.run_once(script, arguments, (limit, until), &before).await;
         };
-        let (name, text) = run.next();
-        let call = link.evaluate(name, text, arguments).ok_or_else(unwanted)?;
+        let call = link.evaluate(|| run.next(script), arguments).ok_or_else(unwanted)?;
         match link.send(call, limit, before()).await {
             Ok((value, tracked)) => {
                 link.answered();

@@ -334,7 +334,7 @@ impl Link {
         arguments: &mut impl FnMut(&mut Vec<Value>) -> Option<usize>,
     ) -> Option<Command> {
         let (name, text) = if by_hash { ("EVALSHA", script.hash()) } else { ("EVAL", script.source) };
-        self.evaluate(name, Text::Fixed(text), arguments)
+        self.evaluate(|| (name, Text::Fixed(text)), arguments)
     }
 
     /// The run of a server to which it leads, if that is known.
@@ -365,16 +365,16 @@ impl Link {
         *self.of_run.lock() = None;
     }
 
-    /// The same, whatever it is called.
+    /// A script by what `script` gives, which is asked only if somebody still wants it.
     pub(crate) fn evaluate(
         &self,
-        name: &'static str,
-        text: Text,
+        script: impl FnOnce() -> (&'static str, Text),
         arguments: &mut impl FnMut(&mut Vec<Value>) -> Option<usize>,
     ) -> Option<Command> {
         let mut all: Vec<Value> = Vec::with_capacity(ARGUMENTS);
         all.extend([Value::Null, Value::Null]);
         let keys = arguments(&mut all)?;
+        let (name, text) = script();
         let weighed = Weighed::argument(text, &all, &self.load);
         if let Some([first, second]) = all.first_chunk_mut() {
             *first = weighed.into();

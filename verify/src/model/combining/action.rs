@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use leasehold_protocol::{combiner::Want, time::Time};
+use leasehold_protocol::{combiner::Want, message::AcquireRequest, time::Time};
 
 use super::{
     LIMIT, Setup,
@@ -16,6 +16,8 @@ pub(super) enum Action {
     Pass,
     Begin(Number),
     LetGo(Number),
+    /// The other nodes have given a caller its lock, without this one's vote, and it releases.
+    Decide(Number),
     /// A caller drops its future, or its lease.
     Drop(Number),
     /// A caller looks what it was told.
@@ -84,6 +86,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
     for (number, session) in (0..).zip(&state.sessions) {
         match session.stage {
             Stage::Held => actions.push(Action::LetGo(number)),
+            Stage::Acquiring if setup.votes && !is_closing => actions.push(Action::Decide(number)),
             Stage::Idle if !is_closing && may_begin(setup, state, number) => actions.push(Action::Begin(number)),
             Stage::Idle | Stage::Acquiring | Stage::Releasing | Stage::Over => {}
         }
@@ -211,7 +214,7 @@ impl State {
             Payload::Release(claim) => format!("the lone release of {}", claim.token.label()),
             Payload::Batch(wants) => {
                 let each = |want: &Want| match want {
-                    Want::Acquire(claim) => format!("acquire of {}", claim.token.label()),
+                    Want::Acquire(AcquireRequest { claim, .. }) => format!("acquire of {}", claim.token.label()),
                     Want::Release(claim) => format!("release of {}", claim.token.label()),
                 };
                 format!("the batch [{}]", wants.iter().map(each).collect::<Vec<_>>().join(", "))
@@ -247,6 +250,7 @@ impl fmt::Display for Action {
             Self::Pass => f.write_str("time passes"),
             Self::Begin(number) => write!(f, "caller {number} wants its lock"),
             Self::LetGo(number) => write!(f, "caller {number} releases"),
+            Self::Decide(number) => write!(f, "caller {number} has it from the other nodes, and releases"),
             Self::Drop(number) => write!(f, "caller {number} gives up"),
             Self::Look((number, nth)) => write!(f, "caller {number} reads what it was told about its request {nth}"),
             Self::Take(flusher) => write!(f, "flusher {flusher} takes what waits"),

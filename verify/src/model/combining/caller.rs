@@ -5,6 +5,7 @@ use std::mem::take;
 use leasehold_protocol::{
     combiner::{Entry, Want},
     failure::Failure,
+    fence::Fence,
     message::Request,
 };
 
@@ -27,7 +28,8 @@ impl Run<'_> {
                 Some(Want::Release(claim.clone()))
             }
             (want, _) => {
-                if Want::undone_by(&request).is_some() {
+                let is_of_vote = self.setup.votes && !self.setup.has(SeededBug::OnlyUndosWithdraw);
+                if Want::undone_by(&request, is_of_vote).is_some() {
                     self.withdraw(number);
                 }
                 want
@@ -41,6 +43,9 @@ impl Run<'_> {
         match self.state.combiner.enter(now, LIMIT, || (want, ticket)) {
             Entry::Alone => {
                 self.state.moved = now;
+                if self.setup.votes {
+                    self.state.combiner.may_set_aside(self.setup.tokens[usize::from(number)].clone());
+                }
                 self.state.session(number).asks.push(ask(Place::Flies { is_counted: true }));
                 self.send_alone(ticket, false);
             }
@@ -55,6 +60,15 @@ impl Run<'_> {
                 self.state.session(number).asks.push(ask(Place::Told(Err(unsent()))));
             }
         }
+    }
+
+    /// The other nodes have given it its lock (`Round::won`), and it releases that.
+    pub(super) fn decided(&mut self, number: Number) {
+        let session = self.state.session(number);
+        (session.stage, session.is_late) = (Stage::Releasing, true);
+        session.fence = Some(Fence::try_from(1_u64).unwrap());
+        self.end_of_lone_flight(number);
+        self.request(number, What::Release);
     }
 
     fn ticket(&mut self, number: Number) -> Ticket {
@@ -86,9 +100,18 @@ impl Run<'_> {
             // A task waits for the vote that is still to come.
             Stage::Acquiring => session.is_dropped = true,
             Stage::Releasing => {
-                let asks = take(&mut session.asks);
+                // A late vote is heard to its end.
+                let is_vote = |ask: &Ask| ask.what == What::Acquire;
+                let (votes, asks) = take(&mut session.asks).into_iter().partition(is_vote);
+                session.asks = votes;
+                let asks: Vec<Ask> = asks;
                 for ask in asks {
                     self.drop_future(&ask);
+                }
+                if self.state.session(number).is_late {
+                    // What waits for its turn is not sent, and the undo goes on the keeper's connection.
+                    self.may_be_unsent(number);
+                    return self.undo_again(number);
                 }
             }
             Stage::Idle | Stage::Held | Stage::Over => {}
@@ -105,7 +128,7 @@ impl Run<'_> {
             }
         }
         if ask.place == (Place::Flies { is_counted: true }) && !self.setup.has(SeededBug::DroppedFlightStays) {
-            self.end_of_lone_flight();
+            self.end_of_lone_flight(ask.ticket.0);
         }
     }
 
@@ -117,7 +140,10 @@ impl Run<'_> {
         match told {
             Ok(Some(said)) => self.answered(ticket, Ok(said)),
             Ok(None) if self.setup.has(SeededBug::AloneIsTheEnd) => self.answered(ticket, Err(unsent())),
-            Ok(None) => self.send_alone(ticket, false),
+            Ok(None) => {
+                self.state.session(ticket.0).is_overtaken = true;
+                self.send_alone(ticket, false);
+            }
             Err(failure) => self.answered(ticket, Err(failure)),
         }
     }
@@ -130,9 +156,20 @@ impl Run<'_> {
         let may_have_happened = answer.as_ref().is_err_and(Failure::may_have_happened);
         let is_refused = answer.as_ref().is_err_and(Failure::is_refusal);
         match (what, answer) {
-            (What::Acquire, Ok(Said::Granted { fence, .. })) if !session.is_dropped => {
+            (What::Acquire, Ok(Said::Granted { fence, .. })) if !session.is_dropped && !session.is_late => {
                 session.fence = Some(fence);
                 session.stage = Stage::Held;
+            }
+            // The release has taken back what it came after, and no more.
+            (What::Acquire, answer) if session.is_late => {
+                let is_left = match answer {
+                    Ok(Said::Granted { overtaken, .. }) => overtaken || session.is_overtaken,
+                    Ok(_) => false,
+                    Err(_) => may_have_happened,
+                };
+                if is_left && !self.setup.has(SeededBug::LateVoteStays) {
+                    self.request(ticket.0, What::Undo);
+                }
             }
             (What::Acquire, answer) => {
                 session.stage = Stage::Over;
@@ -142,12 +179,13 @@ impl Run<'_> {
             }
             (What::Release, Ok(said)) => {
                 session.stage = Stage::Over;
-                if said != Said::Released {
+                if said != Said::Released && !session.is_late {
                     self.state.broke(RELEASED_ONCE);
                 }
             }
             (What::Release, Err(_)) => {
                 session.stage = Stage::Over;
+                self.may_be_unsent(ticket.0);
                 self.undo_again(ticket.0);
             }
             (What::Undo, Ok(_)) => {}
@@ -157,6 +195,11 @@ impl Run<'_> {
         if is_refused {
             self.state.broke(OWN_ERROR);
         }
+    }
+
+    /// The release does not say any more that a late vote was there before it.
+    fn may_be_unsent(&mut self, number: Number) {
+        self.state.session(number).is_overtaken |= !self.setup.has(SeededBug::ReleaseTakenForSent);
     }
 
     /// The second request goes on the keeper's connection, where nothing is combined.
@@ -184,7 +227,7 @@ impl Run<'_> {
             Hearer::Ask(ticket) => {
                 let place = self.state.ask(ticket).map(|ask| ask.place.clone());
                 if place == Some(Place::Flies { is_counted: true }) {
-                    self.end_of_lone_flight();
+                    self.end_of_lone_flight(ticket.0);
                 }
                 match outcome {
                     Outcome::One(said) => self.answered(ticket, Ok(said)),

@@ -2,13 +2,16 @@
 
 use std::{cell::RefCell, mem::take};
 
-use leasehold_protocol::combiner::{BatchVerdict, Swept, Want, after_failure};
+use leasehold_protocol::{
+    combiner::{BatchVerdict, Swept, Want, after_failure},
+    message::AcquireRequest,
+};
 
 use super::{
     ALL_OVERTAKEN, BATCH_IS_SMALL, LIMIT, NEVER_WITH_ITS_ACQUIRE, NOT_AFTER_ITS_ANSWER, TAKEN_BACK, TOLD_ONCE,
     WAITS_FOR_A_LINK,
     run::{Run, unknown, unsent},
-    state::{Flusher, Hearer, Message, Outcome, Payload, Place, Said, Step, Ticket, Told},
+    state::{Flusher, Hearer, Message, Number, Outcome, Payload, Place, Said, Step, Ticket, Told},
 };
 use crate::seeded::SeededBug;
 
@@ -32,8 +35,11 @@ impl Run<'_> {
     }
 
     /// `Drop` of `Flight`
-    pub(super) fn end_of_lone_flight(&mut self) {
+    pub(super) fn end_of_lone_flight(&mut self, number: Number) {
         let now = self.state.now;
+        if self.setup.votes && !self.state.combiner.set_aside(&self.setup.tokens[usize::from(number)]) {
+            return;
+        }
         self.state.moved = now;
         if self.state.combiner.goes_on(now) && !self.setup.has(SeededBug::FlightNotFollowed) {
             self.fly();
@@ -135,7 +141,7 @@ impl Run<'_> {
             self.state.broke(BATCH_IS_SMALL);
         }
         for want in wants {
-            let Want::Acquire(claim) = want else { continue };
+            let Want::Acquire(AcquireRequest { claim, .. }) = want else { continue };
             let releases = |want: &Want| matches!(want, Want::Release(other) if other.token == claim.token);
             if wants.iter().any(releases) {
                 self.state.broke(NEVER_WITH_ITS_ACQUIRE);

@@ -11,7 +11,9 @@
 //!    when its time is over: that is a task which nobody polls, a distant server, and a lost reply.
 //! 3. Time passes to the next moment at which something is due. The sweeper is on time, and the tasks that carry
 //!    batches are unless their runtime stands still.
-//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
+//! 4. Of a node that votes, the others may decide without its answer. Then its caller looks for that no longer, and may
+//!    release before it. What a late vote has left there is taken back unless the release came after it.
+//! 5. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
 
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ use leasehold_protocol::{
     fence::{self, Fence},
     holder::Holder,
     key::Key,
-    message::{AcquireRequest, Claim, ReleaseMode, Request},
+    message::{AcquireRequest, Claim, ReleaseMode, Request, Voting},
     store::Store,
     time::Time,
     token::Token,
@@ -49,6 +51,8 @@ const PACE: Duration = Duration::from_millis(1);
 
 /// How long a caller waits for its turn and its answer, and a flight for its answer.
 const LIMIT: Duration = Duration::from_millis(2);
+
+const VOTING: Voting = Voting { restart_delay: Duration::ZERO, proposal: None };
 
 /// Longer than any run.
 const TTL: Duration = Duration::from_secs(10);
@@ -95,6 +99,8 @@ struct Setup {
     /// Of each caller, which lock it wants.
     wanted: Vec<usize>,
     faults: Faults,
+    /// Whether it is a node of several, which vote.
+    votes: bool,
     /// Whether other threads may do something between the making of a batch and its sending.
     is_torn: bool,
     /// Whether the runtime of the connection may stand still, with the tasks that carry batches.
@@ -130,7 +136,7 @@ impl Setup {
     fn request(&self, session: Number, what: What, fence: Option<Fence>) -> Request {
         let claim = self.claim(session, fence);
         match what {
-            What::Acquire => Request::Acquire(AcquireRequest { claim, voting: None }),
+            What::Acquire => Request::Acquire(AcquireRequest { claim, voting: self.votes.then_some(VOTING) }),
             What::Release | What::Undo => Request::Release { claim, mode: ReleaseMode::Delete },
         }
     }

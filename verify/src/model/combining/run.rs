@@ -5,7 +5,7 @@ use leasehold_protocol::failure::Failure;
 use super::{
     Setup,
     action::Action,
-    state::{Flusher, Message, Outcome, Stage, State, Step, What},
+    state::{Flusher, Hearer, Message, Outcome, Payload, Stage, State, Step, What},
 };
 
 /// A state on its way to the next one.
@@ -26,6 +26,7 @@ impl Run<'_> {
                 self.state.session(number).stage = Stage::Releasing;
                 self.request(number, What::Release);
             }
+            Action::Decide(number) => self.decided(number),
             Action::Drop(number) => {
                 self.state.left.drops -= 1;
                 self.give_up(number);
@@ -83,6 +84,9 @@ impl Run<'_> {
             Action::GiveUp(at) => self.give_up_link(at),
             Action::Hand(at) => {
                 let message = self.state.wire.remove(at);
+                if let (Payload::Acquire(_), Some(Hearer::Ask(ticket))) = (&message.what, message.hearer) {
+                    self.state.session(ticket.0).is_overtaken = true;
+                }
                 self.state.wire.push(Message { is_unsent: false, ..message });
             }
             Action::Up => (self.state.is_down, self.state.moved) = (false, self.state.now),

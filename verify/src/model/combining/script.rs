@@ -1,9 +1,11 @@
-//! `combined.lua` and `combined_slots.lua` on a server, beside the model's: every batch of up to two requests of one lock,
-//! whoever has it.
+//! `combined.lua`, with votes and without, and `combined_slots.lua` on a server, beside the model's: every batch of up to two
+//! requests of one lock, whoever has it.
 
 use std::iter::once;
 
-use leasehold_protocol::{combiner::Want, fence::Fence, holder::Holder, store::Store, token::Token};
+use leasehold_protocol::{
+    combiner::Want, fence::Fence, holder::Holder, message::AcquireRequest, store::Store, token::Token,
+};
 use support::{
     Server, Value, Wire,
     scripts::{ACQUIRE, COMBINED, COMBINED_SLOTS},
@@ -18,6 +20,9 @@ use super::{
 
 const TTL: &str = "600000";
 const MEMORY: &str = "86400000";
+
+/// Larger than what any server issues by itself.
+const PROPOSAL: &str = "4000000000000000";
 
 /// What one of three tokens asks for.
 #[derive(Debug, Clone, Copy)]
@@ -43,9 +48,11 @@ fn the_script_does_what_the_models_server_does() {
     let batches: Vec<_> = asks.iter().map(|ask| vec![*ask]).chain(pairs).collect();
     for holder in once(None).chain(tokens.map(Some)) {
         for batch in &batches {
-            let by_model = by_model(&setup, holder, batch);
-            for script in [COMBINED, COMBINED_SLOTS] {
-                assert_eq!(by_script(script, &setup, &mut wire, holder, batch), by_model, "{holder:?} {batch:?}");
+            for script in [(COMBINED, None), (COMBINED, Some("")), (COMBINED, Some(PROPOSAL)), (COMBINED_SLOTS, None)] {
+                let setup = Setup { votes: script.1.is_some(), ..setup.clone() };
+                let by_model = by_model(&setup, holder, batch);
+                let by_script = by_script(script, &setup, &mut wire, holder, batch);
+                assert_eq!(by_script, by_model, "{:?}: {holder:?} {batch:?}", script.1);
             }
         }
     }
@@ -62,7 +69,7 @@ fn by_model(setup: &Setup, holder: Option<Number>, batch: &[Ask]) -> Outcome {
     }
     let other = Fence::try_from(7_u64).unwrap();
     let want = |ask: &Ask| match *ask {
-        Ask::Acquire(token) => Want::Acquire(setup.claim(token, None)),
+        Ask::Acquire(token) => Want::Acquire(AcquireRequest { claim: setup.claim(token, None), voting: None }),
         Ask::Release(token, own) => Want::Release(setup.claim(token, Some(if own { held } else { other }))),
     };
     let wants: Vec<_> = batch.iter().map(want).collect();
@@ -78,7 +85,14 @@ fn by_model(setup: &Setup, holder: Option<Number>, batch: &[Ask]) -> Outcome {
     (said.collect(), after)
 }
 
-fn by_script(script: &str, setup: &Setup, wire: &mut Wire, holder: Option<Number>, batch: &[Ask]) -> Outcome {
+/// With a proposal, the acquires are votes.
+fn by_script(
+    (script, proposal): (&str, Option<&str>),
+    setup: &Setup,
+    wire: &mut Wire,
+    holder: Option<Number>,
+    batch: &[Ask],
+) -> Outcome {
     let key = &setup.keys[0];
     let (lock, fence, queue) = (key.lock().to_owned(), key.fence(), key.queue());
     let token = |number: Number| setup.tokens[usize::from(number)].clone();
@@ -102,9 +116,11 @@ fn by_script(script: &str, setup: &Setup, wire: &mut Wire, holder: Option<Number
         command.extend(acquired.iter().map(|_| fence.clone()));
         command.extend(released.iter().map(|_| queue.clone()));
         command.extend(acquired.iter().map(|_| lock.clone()));
-        command.extend([released.len().to_string(), MEMORY.to_owned()]);
+        let delay = if proposal.is_some() { "0" } else { "" };
+        command.extend([released.len().to_string(), MEMORY.to_owned(), delay.to_owned()]);
         command.extend(released.iter().chain(&acquired).map(|(_, text)| text.clone()));
         command.extend(acquired.iter().map(|_| TTL.to_owned()));
+        command.extend(acquired.iter().filter_map(|_| proposal.map(str::to_owned)));
     } else {
         command.extend(["0".to_owned(), released.len().to_string(), acquired.len().to_string(), MEMORY.to_owned()]);
         command.extend(released.iter().flat_map(|(_, value)| [lock.clone(), queue.clone(), value.clone()]));
@@ -115,7 +131,11 @@ fn by_script(script: &str, setup: &Setup, wire: &mut Wire, holder: Option<Number
     let mut said = vec![""; batch.len()];
     for ((at, _), code) in released.iter().chain(&acquired).zip(&reply.array()[1..]) {
         said[*at] = match code {
-            Value::Array(_) => "busy",
+            Value::Array(parts) if parts[0].int() == 0 => "busy",
+            Value::Array(parts) => {
+                assert_eq!(proposal, Some(&*parts[1].text()), "a fence that is not the time");
+                "done"
+            }
             code if code.int() == 1 => "done",
             _ => "alone",
         };

@@ -53,8 +53,10 @@ pub(super) fn release(store: &mut Store, claim: &Claim) -> Said {
 /// executed and answered so too.
 pub(super) fn combined(setup: &Setup, store: &mut Store, wants: &[Want], is_odd: Option<Number>) -> Combined {
     // Read before anything is written.
-    let mut is_its_own =
-        |claim: &Claim| holder_of(store, claim) == claim.fence.map(|fence| (claim.token.clone(), fence));
+    let mut is_its_own = |claim: &Claim| {
+        holder_of(store, claim)
+            .is_some_and(|(token, fence)| token == claim.token && (setup.votes || Some(fence) == claim.fence))
+    };
     let is_simple = |want: &Want| matches!(want, Want::Release(claim) if is_its_own(claim));
     let are_simple: Vec<_> = wants.iter().map(is_simple).collect();
     let mut said = vec![None; wants.len()];
@@ -67,7 +69,7 @@ pub(super) fn combined(setup: &Setup, store: &mut Store, wants: &[Want], is_odd:
                     release(store, claim);
                     *said = Some(Said::Released);
                 }
-                Want::Acquire(claim) if !releases => {
+                Want::Acquire(AcquireRequest { claim, .. }) if !releases => {
                     let before = holder_of(store, claim).map(|(token, _)| token);
                     let is_own = before.as_ref() == Some(&claim.token);
                     let answer = (!is_own).then(|| acquire(setup, store, claim));

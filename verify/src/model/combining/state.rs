@@ -64,8 +64,12 @@ pub(super) struct Session {
     pub(super) fence: Option<Fence>,
     /// Nobody waits for its acquire any more, but for a task that undoes a grant.
     pub(super) is_dropped: bool,
+    /// The other nodes have decided without its vote.
+    pub(super) is_late: bool,
     pub(super) asks: Vec<Ask>,
     pub(super) asked: u8,
+    /// What was asked later may be there before its acquire.
+    pub(super) is_overtaken: bool,
     /// The acquire was taken back while it waited.
     pub(super) is_taken_back: bool,
 }

@@ -19,6 +19,7 @@ pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults
         batch: 2,
         wanted: wanted.to_vec(),
         faults,
+        votes: false,
         is_torn: false,
         is_stalled: false,
         closes: Time::ZERO + 3 * PACE,
@@ -60,6 +61,11 @@ fn two(name: &'static str, faults: Faults) -> Setup {
     world(name, 1, &[0, 0], faults)
 }
 
+/// Two callers of one lock, of which other nodes decide too.
+fn votes(name: &'static str, faults: Faults) -> Setup {
+    Setup { votes: true, ..two(name, faults) }
+}
+
 /// Three callers of one lock.
 fn three(name: &'static str, faults: Faults) -> Setup {
     world(name, 1, &[0, 0, 0], faults)
@@ -81,6 +87,12 @@ fn quick() -> Vec<Setup> {
         two("the connection takes nothing", Faults { full: 1, ..NO_FAULTS }).for_millis(2),
         world("two locks", 1, &[0, 1], NO_FAULTS).for_millis(2),
         world("two flights", 2, &[0, 0, 0], NO_FAULTS).for_millis(2),
+        votes("votes", NO_FAULTS).for_millis(2),
+        votes("votes, a caller gives up", drops).for_millis(2),
+        votes("votes, the script is forgotten", Faults { forgotten: 1, ..NO_FAULTS }).for_millis(2),
+        votes("votes, a call is refused", Faults { refused: 1, ..NO_FAULTS }).for_millis(2),
+        votes("votes, a grant is answered with alone", Faults { odd: 1, ..NO_FAULTS }).for_millis(2),
+        votes("votes, a cut", Faults { cuts: 1, ..NO_FAULTS }).for_millis(1),
         Setup { batch: 1, ..three("batches of one", NO_FAULTS) },
     ]
 }
@@ -94,6 +106,9 @@ fn deep() -> Vec<Setup> {
         two("a cut", Faults { cuts: 1, ..NO_FAULTS }),
         two("the runtime ends", Faults { ends: 1, ..NO_FAULTS }),
         Setup { is_stalled: true, ..two("a caller gives up, the runtime stands still", drops) },
+        votes("votes", NO_FAULTS),
+        votes("votes, a cut", Faults { cuts: 1, ..NO_FAULTS }).for_millis(2),
+        votes("votes, the runtime ends", Faults { ends: 1, ..NO_FAULTS }).for_millis(2),
         two("both give up", Faults { drops: 2, ..NO_FAULTS }),
         two("a caller gives up, the script is forgotten", Faults { forgotten: 1, ..drops }),
         two("a caller gives up, a call is refused", Faults { refused: 1, ..drops }),
@@ -180,6 +195,57 @@ fn two_locks_break_no_rule() {
 #[test]
 fn two_flights_break_no_rule() {
     within("two flights");
+}
+
+#[test]
+fn votes_that_come_late_break_no_rule() {
+    within("votes");
+}
+
+#[test]
+fn a_caller_that_gives_up_on_votes_breaks_no_rule() {
+    within("votes, a caller gives up");
+}
+
+#[test]
+fn a_second_sending_of_votes_breaks_no_rule() {
+    within("votes, the script is forgotten");
+}
+
+#[test]
+fn a_refused_call_of_votes_breaks_no_rule() {
+    within("votes, a call is refused");
+}
+
+#[test]
+fn a_vote_that_is_answered_with_alone_breaks_no_rule() {
+    within("votes, a grant is answered with alone");
+}
+
+#[test]
+fn a_cut_of_votes_breaks_no_rule() {
+    within("votes, a cut");
+}
+
+/// Where the others decide, a release may come while its acquire still waits.
+#[test]
+fn every_release_takes_a_vote_out_of_the_queue() {
+    breaks(SeededBug::OnlyUndosWithdraw, votes("votes", NO_FAULTS), NEVER_WITH_ITS_ACQUIRE);
+}
+
+#[test]
+fn a_vote_that_was_overtaken_is_taken_back() {
+    breaks(SeededBug::LateVoteStays, votes("votes", Faults { forgotten: 1, ..NO_FAULTS }), NOTHING_STAYS);
+}
+
+#[test]
+fn a_release_that_may_not_have_been_sent_says_nothing_of_a_vote() {
+    breaks(SeededBug::ReleaseTakenForSent, votes("votes", Faults { drops: 1, ..NO_FAULTS }), NOTHING_STAYS);
+}
+
+#[test]
+fn what_is_sent_to_a_node_that_votes_is_sent_in_order() {
+    breaks(SeededBug::SentOutOfOrder, Setup { is_torn: true, ..votes("votes", NO_FAULTS) }, NOTHING_STAYS);
 }
 
 #[test]

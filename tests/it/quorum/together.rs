@@ -1,0 +1,275 @@
+//! Votes and releases that travel together, on servers of which some are slow, silent, or empty after a restart.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{Fence, Leases, Owner};
+use support::{HANGS, Nodes, Server, Wire, eventually_async, within};
+use tokio::task::JoinSet;
+
+use super::scene::{Node, Scene, built};
+use crate::{
+    combined::Standing,
+    common::{COMMAND, Confirmed as _, LONG},
+};
+
+const TASKS: usize = 48;
+
+/// Each task its own lock, or all of them a few. Every holder of a lock had a larger fence than the one before it, and
+/// was alone.
+#[derive(Default)]
+struct Work {
+    locks: Mutex<HashMap<String, Held>>,
+    is_over: AtomicBool,
+}
+
+/// Which task has a lock, and the last fence of it.
+#[derive(Default)]
+struct Held {
+    by: Option<usize>,
+    last: Option<Fence>,
+}
+
+impl Work {
+    /// A task of cycles, until it is over or has had so many. How many it has had.
+    async fn cycles(self: Arc<Self>, leases: Leases, task: usize, locks: usize, most: usize) -> usize {
+        let name = format!("job:{}", task % locks);
+        let mut done = 0;
+        while done < most && !self.is_over.load(Ordering::Relaxed) {
+            let lock = leases.lock(&name).ttl(LONG).owner(Owner::anonymous());
+            let Ok(Some(lease)) = lock.try_acquire().await else {
+                tokio::task::yield_now().await;
+                continue;
+            };
+            self.begins(&name, task, lease.fence());
+            tokio::task::yield_now().await;
+            self.ends(&name, task);
+            // Its nodes may be silent.
+            let _released = lease.release().await;
+            done += 1;
+        }
+        done
+    }
+
+    fn begins(&self, name: &str, task: usize, fence: Fence) {
+        let mut locks = self.locks.lock().unwrap();
+        let held = locks.entry(name.to_owned()).or_default();
+        assert_eq!(held.by, None, "{name} has two holders");
+        assert!(held.last < Some(fence), "{name} has fences that fall: {:?}, {fence}", held.last);
+        *held = Held { by: Some(task), last: Some(fence) };
+    }
+
+    fn ends(&self, name: &str, task: usize) {
+        let was = self.locks.lock().unwrap().get_mut(name).and_then(|held| held.by.take());
+        assert_eq!(was, Some(task));
+    }
+}
+
+struct Tasks {
+    work: Arc<Work>,
+    running: JoinSet<usize>,
+}
+
+impl Tasks {
+    fn start(leases: &Leases, locks: usize, most: usize) -> Self {
+        let (work, mut running) = (Arc::new(Work::default()), JoinSet::new());
+        for task in 0..TASKS {
+            running.spawn(work.clone().cycles(leases.clone(), task, locks, most));
+        }
+        Self { work, running }
+    }
+
+    async fn all(mut self) -> usize {
+        let mut all = 0;
+        while let Some(done) = within(4 * HANGS, "the tasks end", self.running.join_next()).await {
+            all += done.unwrap();
+        }
+        all
+    }
+
+    async fn stop(self) -> usize {
+        self.work.is_over.store(true, Ordering::Relaxed);
+        self.all().await
+    }
+}
+
+/// Whatever was late is taken back: nothing here expires within the test.
+async fn nothing_is_left<'a>(servers: impl IntoIterator<Item = &'a Server>) {
+    let mut wires: Vec<Wire> = servers.into_iter().map(Server::wire).collect();
+    let is_empty = || wires.iter_mut().all(|wire| wire.keys("*").iter().all(|key| key.ends_with(":fence")));
+    eventually_async(HANGS, "no lock is left on any node", is_empty).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_to_each_node_of_a_quorum_travel_together() {
+    const CYCLES: usize = 20;
+    let scene = Scene::with(3, |builder| builder.command_timeout(HANGS)).await;
+    let done = Tasks::start(&scene.leases, TASKS, CYCLES).all().await;
+    assert_eq!(done, TASKS * CYCLES);
+    for node in &scene.nodes {
+        // Each cycle has two requests.
+        let calls = node.proxy.commands();
+        assert!(calls < done, "{calls} calls for {} requests", 2 * done);
+    }
+    nothing_is_left(scene.nodes.iter().map(|node| &node.server)).await;
+    scene.leases.close().await;
+}
+
+/// A majority decides without the slow ones. Their votes come when their locks are released, or after that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn votes_that_come_after_the_release_leave_nothing() {
+    for locks in [TASKS, 4] {
+        let scene = Scene::with(5, |builder| builder.command_timeout(HANGS)).await;
+        for (node, millis) in scene.nodes.iter().zip([0, 0, 0, 3, 40]) {
+            node.proxy.delay(Duration::from_millis(millis));
+        }
+        let tasks = Tasks::start(&scene.leases, locks, usize::MAX);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(tasks.stop().await > TASKS, "three of five go on");
+        nothing_is_left(scene.nodes.iter().map(|node| &node.server)).await;
+        scene.leases.close().await;
+    }
+}
+
+/// More threads than cores: one is interrupted between the making of a batch and its sending, and another releases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn no_release_comes_before_its_acquire() {
+    let nodes = Nodes::start(3);
+    let builder = Leases::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO).command_timeout(HANGS);
+    let leases = built(builder).await;
+    let tasks = Tasks::start(&leases, TASKS, usize::MAX);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(tasks.stop().await > TASKS);
+    nothing_is_left(nodes.iter()).await;
+    leases.close().await;
+}
+
+/// What waits for a silent node is sent late or never, and what it executes late is taken back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_node_holds_up_nobody_and_keeps_nothing() {
+    for locks in [TASKS, 4] {
+        let scene = Scene::of(3).await;
+        let tasks = Tasks::start(&scene.leases, locks, usize::MAX);
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            scene.nodes[1].server.stop();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            scene.nodes[1].server.cont();
+            scene.nodes[2].proxy.cut();
+        }
+        assert!(tasks.stop().await > TASKS, "two of three go on");
+        nothing_is_left(scene.nodes.iter().map(|node| &node.server)).await;
+        scene.leases.close().await;
+    }
+}
+
+/// A server that has forgotten everything gives no vote in a batch either, however it is asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_restarted_empty_gives_no_votes_in_batches() {
+    const DELAY: Duration = Duration::from_secs(60);
+    let nodes = Nodes::seasoned(3);
+    let builder = Leases::builder().quorum(nodes.urls()).restart_delay(DELAY).command_timeout(COMMAND);
+    let leases = built(builder).await;
+    let tasks = Tasks::start(&leases, TASKS, usize::MAX);
+    let node = nodes.iter().next_back().unwrap();
+    let wire = || node.wire();
+    let has_voted = || wire().try_info_field("commandstats", "cmdstat_set").unwrap().is_some();
+    eventually_async(HANGS, "it votes", has_voted).await;
+    node.kill();
+    node.restart();
+    // It is asked by then: batches, and requests that go alone.
+    let was_asked = || wire().try_info_field("commandstats", "cmdstat_info").unwrap().is_some();
+    eventually_async(HANGS, "it is asked", was_asked).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(tasks.stop().await > TASKS);
+    assert!(!has_voted(), "it has granted nothing since");
+    let lease = leases.lock("last").ttl(LONG).acquire().await.unwrap();
+    assert!(!node.wire().exists("last"));
+    lease.release().await.unwrap().confirmed();
+    leases.close().await;
+}
+
+/// Three nodes, of which the last ones have been stopped. By the client's clock no time passes: nothing is sent for having
+/// waited.
+async fn with_silent_nodes(silent: usize) -> Scene {
+    let clock = Standing::default();
+    let scene = Scene::with(3, |builder| builder.clock(clock.clone()).command_timeout(HANGS)).await;
+    scene.acquire_everywhere(LONG).await.release().await.unwrap().confirmed();
+    clock.stand();
+    for node in &scene.nodes[3 - silent..] {
+        node.server.stop();
+    }
+    scene
+}
+
+/// Whether anything about this lock was sent to a node.
+fn was_asked(node: &Node, lock: &str) -> bool {
+    node.proxy.seen().iter().flat_map(|seen| &seen.args).any(|arg| arg == lock.as_bytes())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_no_majority_needs_holds_up_nobody() {
+    let scene = with_silent_nodes(1).await;
+    let mut held = Vec::new();
+    for lock in ["one", "two", "three", "four"] {
+        held.push(within(HANGS, lock, scene.leases.lock(lock).acquire()).await.expect("two of three are well"));
+        eventually_async(HANGS, lock, || was_asked(&scene.nodes[2], lock)).await;
+    }
+    scene.nodes[2].server.cont();
+    for lease in held {
+        lease.release().await.unwrap().confirmed();
+    }
+    nothing_is_left(scene.nodes.iter().map(|node| &node.server)).await;
+}
+
+/// The other nodes have granted it, and it is released before its turn comes at the last one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vote_that_waits_for_its_turn_is_not_asked_for_after_its_release() {
+    let scene = with_silent_nodes(1).await;
+    let [_, second, silent] = &scene.nodes[..] else { panic!("there are three") };
+    let mut undecided = JoinSet::new();
+    for lock in ["one", "two"] {
+        second.server.wire().set(lock, "another program's");
+        let lock_of_it = scene.leases.lock(lock);
+        undecided.spawn(async move { lock_of_it.acquire().await });
+        eventually_async(HANGS, lock, || was_asked(silent, lock)).await;
+    }
+    let lease = within(HANGS, "a majority", scene.leases.lock("three").acquire()).await.expect("two of three are well");
+    assert!(!was_asked(silent, "three"), "it waits for the others");
+    lease.release().await.unwrap().confirmed();
+    silent.server.cont();
+    while let Some(acquired) = within(HANGS, "they are decided", undecided.join_next()).await {
+        acquired.unwrap().expect("two of three have granted it").release().await.unwrap().confirmed();
+    }
+    eventually_async(HANGS, "the release comes there", || was_asked(silent, "three")).await;
+    let mut wire = silent.server.wire();
+    eventually_async(HANGS, "it is executed", || !wire.exists("one") && !wire.exists("two")).await;
+    assert!(!wire.exists("three") && !wire.exists("{three}:lh:fence"), "no vote was asked for");
+}
+
+/// It is dropped when one node has granted it, and its turn has not come at the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_is_dropped_while_votes_wait_is_undone_where_it_was_granted() {
+    let scene = with_silent_nodes(2).await;
+    let [first, silent @ ..] = &scene.nodes[..] else { panic!("there are three") };
+    let mut acquiring = JoinSet::new();
+    for lock in ["one", "two", "three"] {
+        let lock_of_it = scene.leases.lock(lock);
+        acquiring.spawn(async move { lock_of_it.acquire().await });
+        eventually_async(HANGS, lock, || first.server.wire().exists(lock)).await;
+    }
+    assert!(silent.iter().all(|node| was_asked(node, "one") && was_asked(node, "two") && !was_asked(node, "three")));
+    acquiring.shutdown().await;
+    eventually_async(HANGS, "it is undone", || !first.server.wire().exists("three")).await;
+    for node in silent {
+        node.server.cont();
+    }
+    nothing_is_left(scene.nodes.iter().map(|node| &node.server)).await;
+    assert!(silent.iter().all(|node| !was_asked(node, "{three}:lh:fence")), "no vote was asked for");
+}
