@@ -14,8 +14,8 @@
 //! 4. The driver releases a second time on a node that gave no answer, but not on one that refused. If the first
 //!    request may have released the key, a missing key is no loss for the second (rule 5).
 //! 5. A vote that comes after a release on its own route needs no undo, for the release arrived later. That does not
-//!    hold for a vote that was overtaken, or that may still come; nor once a node has given the release no answer, or
-//!    nobody waits for it: then it may never have been sent.
+//!    hold for a vote that was overtaken, or that may still come. Nor does it once a node has given the release no
+//!    answer, or nobody waits for it: then it may never have been sent.
 
 use std::time::Duration;
 

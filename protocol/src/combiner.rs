@@ -18,9 +18,9 @@
 //! 4. A request that is answered with "alone" may have been executed. Asked again by itself it says so: it is
 //!    idempotent for its token (rule 5).
 //! 5. A batch releases before it acquires, so a token's release never travels with its own acquire, nor before it. A
-//!    release that knows its fence comes after the answer to its acquire; but where votes are asked for, a majority has
-//!    given that fence, and the acquire may wait here still. So there every release takes its acquire out of the queue,
-//!    and elsewhere one without a fence, which goes alone.
+//!    release that knows its fence comes after the answer to its acquire. Where votes are asked for, a majority has given
+//!    that fence, and the acquire may wait here still. So there every release takes its acquire out of the queue, and
+//!    elsewhere one without a fence, which goes alone. The driver sends a batch before it lets a later release go.
 //! 6. Flights and the queue change in one step. If requests wait when a flight ends, the next flight follows. If none
 //!    can follow, no request stays behind.
 //! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).

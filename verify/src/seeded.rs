@@ -59,8 +59,6 @@ pub enum SeededBug {
     LateVoteStays,
     /// A release that nobody waits for, or that has no answer, counts as sent.
     ReleaseTakenForSent,
-    /// Where votes are asked for, others may send between the making of a batch and its sending.
-    SentOutOfOrder,
     /// A batch acquires before it releases.
     AcquiresFirst,
     /// A flight ends while requests wait, and no other one follows.
@@ -105,7 +103,7 @@ pub enum SeededBug {
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 47] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -133,7 +131,6 @@ impl SeededBug {
         Self::OnlyUndosWithdraw,
         Self::LateVoteStays,
         Self::ReleaseTakenForSent,
-        Self::SentOutOfOrder,
         Self::AcquiresFirst,
         Self::FlightNotFollowed,
         Self::DroppedFlightStays,
@@ -187,7 +184,6 @@ impl SeededBug {
             Self::OnlyUndosWithdraw => "only-undos-withdraw",
             Self::LateVoteStays => "late-vote-stays",
             Self::ReleaseTakenForSent => "release-taken-for-sent",
-            Self::SentOutOfOrder => "sent-out-of-order",
             Self::AcquiresFirst => "acquires-first",
             Self::FlightNotFollowed => "flight-not-followed",
             Self::DroppedFlightStays => "dropped-flight-stays",
@@ -242,7 +238,6 @@ impl SeededBug {
             | Self::OnlyUndosWithdraw
             | Self::LateVoteStays
             | Self::ReleaseTakenForSent
-            | Self::SentOutOfOrder
             | Self::AcquiresFirst
             | Self::FlightNotFollowed
             | Self::DroppedFlightStays

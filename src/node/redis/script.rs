@@ -133,8 +133,8 @@ impl OfRun {
         &self.run_id
     }
 
-    /// What stands for this script there: its text for the first time, and then its hash, for what follows on the link comes
-    /// after it.
+    /// This script as it is sent there: its text for the first time, and then its hash. The hash comes after the text on
+    /// the link.
     pub(super) fn next(&self, script: &Script) -> (&'static str, Text) {
         let known = if script.bit == COMBINED.bit { &self.combined } else { &self.alone };
         let by_hash = known.was_sent.swap(true, Ordering::Relaxed);

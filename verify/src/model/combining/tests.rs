@@ -244,11 +244,6 @@ fn a_release_that_may_not_have_been_sent_says_nothing_of_a_vote() {
 }
 
 #[test]
-fn what_is_sent_to_a_node_that_votes_is_sent_in_order() {
-    breaks(SeededBug::SentOutOfOrder, Setup { is_torn: true, ..votes("votes", NO_FAULTS) }, NOTHING_STAYS);
-}
-
-#[test]
 fn a_full_batch_leaves_nobody_behind_for_longer_than_the_pace() {
     within("batches of one");
     breaks(SeededBug::LeftBehind, Setup { batch: 1, ..three("three callers", NO_FAULTS) }, PACED);
