@@ -66,7 +66,7 @@ pub struct BatchLimits {
 pub enum Want {
     /// A lock, and perhaps a vote.
     Acquire(AcquireRequest),
-    /// To release one: the claim has its fence, so its acquire was answered.
+    /// To release one: the claim has its fence, so its acquire was answered; of a vote, by a majority.
     Release(Claim),
 }
 
@@ -208,6 +208,7 @@ impl<T> Combiner<T> {
         self.waiting.is_empty()
             && self.waiting.weight() == 0
             && self.flights == 0
+            && self.alone.is_empty()
             && self.air.iter().all(Option::is_none)
     }
 

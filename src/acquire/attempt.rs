@@ -237,9 +237,7 @@ impl Round<'_> {
         let client = &acquire.client;
         let (hold, signal) = acquire.hold(self.request.claim.clone(), fence, acquisition);
         for (node, vote) in self.votes.take() {
-            if let Some(member) = client.quorum.member(node) {
-                member.set_aside(&hold.claim.token);
-            }
+            client.quorum.set_aside(node, &hold.claim.token);
             let to_come = client.own_releases.vote_to_come(&hold.claim.key, &hold.claim.token, node);
             let heard = late_vote(client.clone(), hold.clone(), node, route, sent, vote);
             client.late_replies.hear(async move {

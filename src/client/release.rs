@@ -133,9 +133,7 @@ impl Client {
             }
             if let Some(News::Released(end)) = news {
                 for (node, answer) in answers.take() {
-                    if let Some(member) = self.quorum.member(node) {
-                        member.set_aside(&hold.claim.token);
-                    }
+                    self.quorum.set_aside(node, &hold.claim.token);
                     let late = self.clone().late_release(hold.clone(), mode.clone(), node, answer);
                     self.late_replies.hear(late);
                 }

@@ -254,13 +254,6 @@ impl Member {
         self.node().is_some_and(|node| node.withdraw(token))
     }
 
-    /// A majority has decided without the answer to this token's request.
-    pub(crate) fn set_aside(&self, token: &Token) {
-        if let Some(node) = self.node() {
-            node.set_aside(token);
-        }
-    }
-
     fn send<T, R>(
         self: &Arc<Self>,
         now: Time,

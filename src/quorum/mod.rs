@@ -17,6 +17,7 @@ use leasehold_protocol::{
     node_status::NodeStatus,
     tally::{drift, majority},
     time::Time,
+    token::Token,
     votes::NodeAnswer,
 };
 use parking_lot::Mutex;
@@ -200,6 +201,13 @@ impl Quorum {
         limit: Duration,
     ) -> FanOut<ComingVote> {
         self.members().map(|(at, member)| (at, member.vote(now, route, request.clone(), limit))).collect()
+    }
+
+    /// A majority has decided without a node's answer to this token's request.
+    pub(crate) fn set_aside(&self, node: usize, token: &Token) {
+        if let Some(node) = self.member(node).and_then(|member| member.node()) {
+            node.set_aside(token);
+        }
     }
 
     /// Why too few nodes granted something: what each said.

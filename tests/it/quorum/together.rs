@@ -99,7 +99,7 @@ impl Tasks {
     }
 }
 
-/// Whatever was late is taken back: nothing here expires within the test.
+/// Late votes are taken back: nothing here expires within the test.
 async fn nothing_is_left<'a>(servers: impl IntoIterator<Item = &'a Server>) {
     let mut wires: Vec<Wire> = servers.into_iter().map(Server::wire).collect();
     let is_empty = || wires.iter_mut().all(|wire| wire.keys("*").iter().all(|key| key.ends_with(":fence")));
@@ -150,7 +150,7 @@ async fn no_release_comes_before_its_acquire() {
     leases.close().await;
 }
 
-/// What waits for a silent node is sent late or never, and what it executes late is taken back.
+/// Requests that wait for a silent node are sent late or never, and the grants that it makes late are taken back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_node_holds_up_nobody_and_keeps_nothing() {
     for locks in [TASKS, 4] {

@@ -309,7 +309,7 @@ fn a_batch_of_votes_issues_what_is_proposed_and_says_who_it_is() {
         assert_eq!(wire.get(&fence_key(name)).as_deref(), Some(fence), "{name}");
         assert!(wire.get(name).is_some_and(|value| value.contains(&format!(":{fence}@"))), "{name}");
     }
-    // Whoever comes later with the same proposal has a larger fence, from the lone script.
+    // A later one with the same proposal is for the lone script, which issues a larger fence.
     let before = all(&mut wire);
     let later = run(&mut wire, &votes(&[], &[("one", "another")], &[large], "0", &[]));
     assert_eq!(later.array()[1].int(), -2, "its floor is not below: {later:?}");

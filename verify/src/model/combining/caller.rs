@@ -109,7 +109,7 @@ impl Run<'_> {
                     self.drop_future(&ask);
                 }
                 if self.state.session(number).is_late {
-                    // What waits for its turn is not sent, and the undo goes on the keeper's connection.
+                    // Nothing that waits for its turn is sent, and the undo goes on the keeper's connection.
                     self.may_be_unsent(number);
                     return self.undo_again(number);
                 }

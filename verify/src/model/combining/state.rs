@@ -68,7 +68,7 @@ pub(super) struct Session {
     pub(super) is_late: bool,
     pub(super) asks: Vec<Ask>,
     pub(super) asked: u8,
-    /// What was asked later may be there before its acquire.
+    /// A later request may be there before its acquire.
     pub(super) is_overtaken: bool,
     /// The acquire was taken back while it waited.
     pub(super) is_taken_back: bool,
