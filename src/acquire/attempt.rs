@@ -162,7 +162,8 @@ async fn late_vote(
     let sent = Sent { node, ask: Ask::Acquire, at: sent };
     let Left { raise, undo } = client.watchdog.on_reply(&hold, sent, said);
     if let Some(order) = undo {
-        client.watchdog.undoing(node, UndoTask::new(order, hold.claim.clone())).await;
+        // Boxed, for it is large, and seldom.
+        Box::pin(client.watchdog.undoing(node, UndoTask::new(order, hold.claim.clone()))).await;
     }
     if let Some((fence, _)) = raise {
         let raise = Request::Raise { claim: hold.claim.clone(), fence };

@@ -44,14 +44,14 @@ impl Acquire {
                 Err(look) => look,
             };
             if self.is_one_try() {
-                return self.settle(seen).await;
+                // Boxed, as the wait below: mostly the lock is free.
+                return Box::pin(self.settle(seen)).await;
             }
             if self.is_over() {
                 return Err(self.gives_up(seen));
             }
         }
         let line = client.lines.join(&self.wanted.key);
-        // Boxed, so that an acquire of a free lock does not pay for the wait.
         Box::pin(wait(client, &line, self.until, seen, &mut Competing::new(self, None))).await
     }
 

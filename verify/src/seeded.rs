@@ -21,6 +21,8 @@ pub enum SeededBug {
     RenewalRecreates,
     /// A lease whose key was deleted goes on.
     DeletionIgnored,
+    /// What one node answers counts for another one too.
+    OneAnswersForAnother,
     /// A node votes as soon as it is up.
     AmnesiacVotes,
     /// A node takes a repair as soon as it is up.
@@ -103,7 +105,7 @@ pub enum SeededBug {
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -112,6 +114,7 @@ impl SeededBug {
         Self::ReleaseUnchecked,
         Self::RenewalRecreates,
         Self::DeletionIgnored,
+        Self::OneAnswersForAnother,
         Self::AmnesiacVotes,
         Self::RepairUnchecked,
         Self::RepairOverwrites,
@@ -165,6 +168,7 @@ impl SeededBug {
             Self::ReleaseUnchecked => "release-unchecked",
             Self::RenewalRecreates => "renewal-recreates",
             Self::DeletionIgnored => "deletion-ignored",
+            Self::OneAnswersForAnother => "one-answers-for-another",
             Self::AmnesiacVotes => "amnesiac-votes",
             Self::RepairUnchecked => "repair-unchecked",
             Self::RepairOverwrites => "repair-overwrites",
@@ -218,6 +222,7 @@ impl SeededBug {
             Self::RenewalRecreates => Some("rule-07-creates-lua"),
             Self::DeletionIgnored => Some("rule-07-deletion-ignored"),
             Self::RepairUnchecked => Some("quorum-repair-uptime-lua"),
+            Self::OneAnswersForAnother => Some("quorum-one-for-another"),
             Self::DeadlineFromRetry
             | Self::LateGrantStays
             | Self::AmnesiacVotes

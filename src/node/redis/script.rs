@@ -28,7 +28,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    0 ACQUIRE repeats = "value" "issue" "may_vote" "acquire";
+    0 ACQUIRE repeats = "acquire" "value" "issue" "may_vote" "acquire_any";
     1 RAISE = "value" "issue" "floor" "raise";
     2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
     3 RENEW = "value" "renew";
@@ -108,10 +108,10 @@ struct KnownToOne {
 }
 
 impl KnownToOne {
-    fn new(run_id: &str, script: &str) -> Self {
-        const PARTS: [&str; 3] =
-            [include_str!("scripts/value.lua"), include_str!("scripts/issue.lua"), include_str!("scripts/of_run.lua")];
-        let source = PARTS.concat().replace("RUN_ID", run_id) + script;
+    fn new(run_id: &str, begin: &str, end: &str) -> Self {
+        let of_run = include_str!("scripts/of_run.lua").replace("RUN_ID", run_id);
+        let source =
+            [begin, include_str!("scripts/value.lua"), include_str!("scripts/issue.lua"), &of_run, end].concat();
         let hash = sha1_hash(&source).into();
         Self { source: source.into(), hash, was_sent: AtomicBool::new(false) }
     }
@@ -121,11 +121,11 @@ impl OfRun {
     /// The votes of this run; `None` if that is no run id.
     pub(super) fn new(run_id: &str) -> Option<Self> {
         let is_run_id = !run_id.is_empty() && run_id.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        let known = |script| KnownToOne::new(run_id, script);
+        let known = |begin, end| KnownToOne::new(run_id, begin, end);
         is_run_id.then(|| Self {
             run_id: run_id.into(),
-            alone: known(include_str!("scripts/acquire.lua")),
-            combined: known(include_str!("scripts/combined.lua")),
+            alone: known(include_str!("scripts/acquire.lua"), include_str!("scripts/acquire_any.lua")),
+            combined: known("", include_str!("scripts/combined.lua")),
         })
     }
 

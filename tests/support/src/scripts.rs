@@ -8,9 +8,9 @@ macro_rules! script {
     };
 }
 
-pub const ACQUIRE: &str = script!("value" "issue" "may_vote" "acquire");
+pub const ACQUIRE: &str = script!("acquire" "value" "issue" "may_vote" "acquire_any");
 /// How every vote ends. Before it a vote of a run has the run's id, so that each run has a text and a hash of its own.
-pub(crate) const VOTES: &str = script!("acquire");
+pub(crate) const VOTES: &str = script!("acquire_any");
 pub const COMBINED: &str = script!("value" "issue" "may_vote" "combined");
 pub const COMBINED_SLOTS: &str = script!("value" "issue" "combined_slots");
 pub const RAISE: &str = script!("value" "issue" "floor" "raise");

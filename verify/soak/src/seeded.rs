@@ -31,6 +31,7 @@ pub fn scene(bug: SeededBug) -> Option<fn() -> Outcome> {
         SeededBug::NoSecondPhase => Some(duel::clocks_apart),
         SeededBug::RepairUnchecked => Some(duel::forgetful_node),
         SeededBug::NoDrift => Some(fast_clock),
+        SeededBug::OneAnswersForAnother => Some(votes_that_split),
         _ => None,
     }
 }
@@ -67,6 +68,11 @@ fn aimed(
         drop(at_the_end);
     });
     round::judge(seed, start.elapsed(), &scene.crew)
+}
+
+/// Of three processes that ask three nodes at the same time, each often has one.
+fn votes_that_split() -> Outcome {
+    aimed(17, Duration::from_secs(12), &["quorum-1", "quorum-2"], &PROCESSES, nothing_else)
 }
 
 const PROCESSES: [Lane; 3] = [Lane::Process(0), Lane::Process(1), Lane::Process(2)];
