@@ -1,118 +1,165 @@
-//! A leader loop: acquire, lead until the lease ends, step down, stand for election again.
+//! Three processes of which one leads. The leader is killed, and another one leads in the next term; a router that only
+//! observes always knows who it is, or that it does not know.
 //!
-//! Three traps. `select!` without `biased` may poll the work when the lease is lost already. Step down *before* you
-//! tidy up or release: the next leader may start at that moment. And `is_leader` is a hint: it can be out of date when
-//! you act on it, so a write that must not go wrong carries the fence.
+//! Two traps. What the leader is about to do when its term is lost is dropped at its next `await`, so what it does to other
+//! systems carries the term's fence. And an observer that shows the last leader it saw, while it hears nothing, sends work to a
+//! leader of the past: `Unknown` is no detail.
 //!
 //! ```text
-//! cargo run --example leader
+//! cargo run --example leader                                          # starts a redis-server of its own
 //! REDIS_URL=redis://127.0.0.1:6379 cargo run --example leader
 //! ```
+#![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
 
-use std::{env, time::Duration};
-
-use leasehold::{Error, Fence, LeaseHandle, Leases};
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-    time::sleep,
+use std::{
+    env,
+    error::Error,
+    future::pending,
+    io::{self, Read as _},
+    net::TcpListener,
+    process::{self, Stdio},
+    time::{Duration, Instant},
 };
-use tokio_util::sync::CancellationToken;
 
-const LOCK: &str = "examples:leader";
+use leasehold::{Election, Fence, Leaders, Leadership, Leases};
+use tokio::{
+    net::TcpStream,
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
 
-/// Leads whenever it can, until it is stopped. The rest of the program reads `is_leader`.
-async fn stand_for_election(
-    leases: Leases,
-    is_leader: watch::Sender<bool>,
-    stop: CancellationToken,
-    terms: mpsc::UnboundedSender<Term>,
-) -> Result<(), Error> {
-    let lock = leases.lock(LOCK);
-    while !stop.is_cancelled() {
-        let lease = tokio::select! {
-            biased;
-            () = stop.cancelled() => break,
-            // Waits through outages of the server too. A new try would not mend the errors that are left.
-            lease = lock.acquire() => lease?,
-        };
-        is_leader.send_replace(true);
-        let ended = tokio::select! {
-            biased;
-            lost = lease.lost() => format!("{:?}", lost.reason()),
-            () = stop.cancelled() => "stopped".to_owned(),
-            () = lead(lease.handle(), &terms) => "done".to_owned(),
-        };
-        is_leader.send_replace(false);
-        println!("{} steps down: {ended}", lease.label());
-        match lease.release().await {
-            // Lost before: another one may lead already. Stand again.
-            Ok(_) | Err(Error::Lost(_)) => {}
-            Err(error) => println!("{error}"),
-        }
-    }
-    Ok(())
-}
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// What only the leader does. It is dropped at its next `await` when the lease is lost.
-async fn lead(lease: LeaseHandle, terms: &mpsc::UnboundedSender<Term>) {
-    println!("{} leads, fence {}", lease.label(), lease.fence());
-    let _watched = terms.send(Term { leader: lease.label().to_owned(), fence: lease.fence() });
-    loop {
-        sleep(Duration::from_millis(50)).await;
-    }
-}
+/// Set in the candidates: the address of each. They are this program once more.
+const CANDIDATE: &str = "LEADER_CANDIDATE";
+const CANDIDATES: [&str; 3] = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"];
 
-struct Term {
-    leader: String,
-    fence: Fence,
-}
-
-struct Candidate {
-    is_leader: watch::Receiver<bool>,
-    stop: CancellationToken,
-}
+/// How long the others wait after a leader has died: the time of a failover.
+const TTL: Duration = Duration::from_secs(2);
+/// It takes some seconds.
+const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://leader".into());
-    let (told, mut terms) = mpsc::unbounded_channel();
-    let mut candidates = JoinSet::new();
-    let mut start = async |name: &str| {
-        let leases = Leases::builder().url(&url).label(name).ttl(Duration::from_secs(3)).build().await?;
-        let (is_leader, seen) = watch::channel(false);
-        let stop = CancellationToken::new();
-        candidates.spawn(stand_for_election(leases, is_leader, stop.clone(), told.clone()));
-        Ok::<_, Error>(Candidate { is_leader: seen, stop })
-    };
-
-    let mut red = start("red").await?;
-    let first = terms.recv().await.ok_or("nobody leads")?;
-    let mut blue = start("blue").await?;
-    assert_eq!(first.leader, "red");
-    assert!(*red.is_leader.borrow() && !*blue.is_leader.borrow());
-
-    // An operator takes the lock away. Who leads then is open, but it is a new term with a greater fence.
-    let operator = Leases::connect(&url).await?;
-    operator.lock(LOCK).force_release().await?;
-    let second = terms.recv().await.ok_or("nobody leads")?;
-    assert!(second.fence > first.fence);
-
-    // The leader stops: the other one takes over within a moment, not after a TTL.
-    let (leader, other) = if second.leader == "red" { (&mut red, &mut blue) } else { (&mut blue, &mut red) };
-    leader.stop.cancel();
-    let third = terms.recv().await.ok_or("nobody leads")?;
-    assert_ne!(third.leader, second.leader);
-    assert!(third.fence > second.fence);
-    leader.is_leader.wait_for(|leads| !leads).await?;
-    other.is_leader.wait_for(|leads| *leads).await?;
-
-    other.stop.cancel();
-    for outcome in candidates.join_all().await {
-        outcome?;
+async fn main() -> Result<()> {
+    if let Ok(address) = env::var(CANDIDATE) {
+        return stand(&address).await;
     }
-    assert_eq!(operator.lock(LOCK).holder().await?, None, "the last leader has released");
-    operator.close().await;
-    println!("three terms, one leader at a time");
+    timeout(LIMIT, watch()).await.map_err(|_| format!("not done after {LIMIT:?}"))?
+}
+
+async fn election(url: &str) -> Result<(Leases, Election)> {
+    let leases = Leases::builder().url(url).ttl(TTL).build().await?;
+    let election =
+        leases.election(env::var("LEADER_ELECTION").unwrap_or_else(|_| format!("examples:{}", process::id())));
+    Ok((leases, election))
+}
+
+/// A candidate: leads whenever it can.
+async fn stand(address: &str) -> Result<()> {
+    end_with_parent()?;
+    let (_leases, election) = election(&env::var("REDIS_URL")?).await?;
+    election
+        .candidate(address)
+        .lead(async |term| {
+            println!("         {} does the work of term {}", term.label(), term.fence());
+            pending::<()>().await; // until the term is lost
+        })
+        .await?;
     Ok(())
+}
+
+/// The router: starts the candidates, kills two leaders, and sends its requests to whoever leads.
+async fn watch() -> Result<()> {
+    let (url, _server) = server().await?;
+    let (leases, election) = election(&url).await?;
+    let (started, mut leaders) = (Instant::now(), election.observe()?);
+    let mut candidates = Vec::new();
+    for address in CANDIDATES {
+        candidates.push((address, start(address, &url, election.name())?));
+    }
+    let mut terms: Vec<(String, Fence)> = Vec::new();
+    while terms.len() < CANDIDATES.len() {
+        let (leader, fence) = next_leader(started, &mut leaders).await?;
+        if terms.last().is_some_and(|(_, before)| *before >= fence) {
+            return Err("a term that is not above the one before".into());
+        }
+        if let Some((_, process)) = candidates.iter_mut().find(|(address, _)| *address == leader) {
+            process.kill().await?;
+            tell(started, &format!("{leader} is killed"));
+        }
+        terms.push((leader, fence));
+    }
+    leases.close().await;
+    let mut led: Vec<&str> = terms.iter().map(|(leader, _)| &**leader).collect();
+    led.sort_unstable();
+    if led == CANDIDATES { Ok(()) } else { Err(format!("these have led: {led:?}").into()) }
+}
+
+async fn next_leader(started: Instant, leaders: &mut Leaders) -> Result<(String, Fence)> {
+    while let Some(now) = leaders.next().await {
+        match now {
+            Leadership::Led(leader) => {
+                let (Some(address), Some(fence)) = (leader.label(), leader.fence()) else { continue };
+                tell(started, &format!("requests go to {address}, term {fence}"));
+                return Ok((address.to_owned(), fence));
+            }
+            Leadership::Vacant => tell(started, "nobody leads: requests wait"),
+            _ => tell(started, "nobody knows who leads: requests wait"),
+        }
+    }
+    Err("the connection was closed".into())
+}
+
+fn tell(started: Instant, what: &str) {
+    println!("{:5.1} s  {what}", started.elapsed().as_secs_f64());
+}
+
+fn start(address: &str, url: &str, election: &str) -> Result<Child> {
+    let candidate = Command::new(env::current_exe()?)
+        .env(CANDIDATE, address)
+        .env("REDIS_URL", url)
+        .env("LEADER_ELECTION", election)
+        .stdin(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn();
+    Ok(candidate?)
+}
+
+/// Ends this candidate when the first process has gone, however that came: then the pipe to it is closed.
+fn end_with_parent() -> Result<()> {
+    std::thread::Builder::new().name("end-with-parent".into()).spawn(|| {
+        let _gone = io::stdin().read_to_end(&mut Vec::new());
+        process::exit(1);
+    })?;
+    Ok(())
+}
+
+/// Where the election is held: a server that is there, or one of our own, which ends when it is dropped.
+async fn server() -> Result<(String, Option<Child>)> {
+    match env::var("REDIS_URL") {
+        Ok(url) if url.starts_with("memory:") => {
+            return Err("processes share no memory: REDIS_URL must name a server".into());
+        }
+        Ok(url) => return Ok((url, None)),
+        Err(_) => {}
+    }
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let server = Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--appendonly", "no"])
+        .arg("--dir")
+        .arg(env::temp_dir())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn();
+    let mut server = server.map_err(|error| {
+        format!("redis-server cannot be started ({error}): install it, or set REDIS_URL to a server that is there")
+    })?;
+    // A refused connection is told at once, and it takes a moment until it listens.
+    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        if server.try_wait()?.is_some() {
+            return Err("redis-server has ended before it listened".into());
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    Ok((format!("redis://127.0.0.1:{port}"), Some(server)))
 }

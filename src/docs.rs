@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`guide`] | every call, from the first lock on |
 //! | [`cookbook`] | recipes, each with its trap |
+//! | [`elections`] | who leads, and who knows it |
 //! | [`waiting`], [`quorum`] | waiters and fairness; several servers |
 //! | [`deployments`] | which to choose, what each promises, and why |
 //! | [`services`] | servers that you rent: urls, settings, what is not promised |
@@ -18,6 +19,9 @@ pub mod guide {}
 #[cfg_attr(not(doctest), doc = include_str!("../docs/cookbook.md"))]
 #[doc(alias = "leader")]
 pub mod cookbook {}
+
+#[doc = include_str!("../docs/elections.md")]
+pub mod elections {}
 
 #[doc = include_str!("../docs/waiting.md")]
 pub mod waiting {}

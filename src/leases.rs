@@ -8,6 +8,7 @@ use crate::{
     capabilities::Capabilities,
     client::{Client, Options},
     deployment::ReplicaFacts,
+    election::Election,
     error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
@@ -105,6 +106,11 @@ impl Leases {
     /// Its key is exactly the builder's prefix and this name: what other libraries with the same key lock, this locks.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(self.scope(), name.as_ref())
+    }
+
+    /// The election of this name, which is the lock of this name. Nothing is sent yet.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        self.scope().election(name)
     }
 
     /// A value that refuses writers from the past, by their fence.

@@ -27,6 +27,7 @@ mod clock;
 mod credentials;
 mod deployment;
 pub mod docs;
+mod election;
 mod error;
 mod foreign;
 mod guarded;
@@ -39,6 +40,7 @@ mod lock;
 mod lost;
 mod metrics;
 mod node;
+mod observers;
 mod options;
 mod owner;
 mod per_shard;
@@ -74,6 +76,7 @@ pub use leasehold_protocol::{
     holder::Holder,
     loss::LossReason,
     node_status::{NodeState, NodeStatus},
+    observer::Leadership,
     votes::{NodeAnswer, Vote, Votes},
 };
 
@@ -82,6 +85,7 @@ pub use crate::{
     clock::SystemClock,
     credentials::Credentials,
     deployment::{ClusterFacts, Deployment, ReplicaFacts, SentinelFacts},
+    election::{Election, Leaders},
     error::{Details, Error},
     guarded::Guarded,
     keeper::Keeper,

@@ -6,6 +6,7 @@ use leasehold_protocol::{glob, key::Key};
 
 use crate::{
     client::{Client, Options},
+    election::Election,
     error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
@@ -68,6 +69,11 @@ impl Scope {
     /// The lock of this name; see [`Leases::lock`](crate::Leases::lock).
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(self.clone(), name.as_ref())
+    }
+
+    /// The election of this name; see [`Leases::election`](crate::Leases::election).
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.lock(name))
     }
 
     /// A value that refuses writers from the past; see [`Leases::guarded`](crate::Leases::guarded).

@@ -102,6 +102,8 @@ pub(crate) enum Task {
     Ls(Ls),
     /// Show the held locks, again and again.
     Top(Top),
+    /// Tell who holds a lock, whenever that changes.
+    Observe(Observe),
     /// Check what could go wrong with the servers, and say what to do.
     Doctor(Doctor),
     /// Take a lock away from its holder.
@@ -123,6 +125,7 @@ impl Task {
             Self::Show(show) => Some(&mut show.servers),
             Self::Ls(ls) => Some(&mut ls.servers),
             Self::Top(top) => Some(&mut top.servers),
+            Self::Observe(observe) => Some(&mut observe.servers),
             Self::Doctor(doctor) => Some(&mut doctor.servers),
             Self::Release(release) => Some(&mut release.servers),
             Self::Completions { .. } | Self::Man(_) => None,
@@ -294,6 +297,24 @@ pub(crate) struct Top {
     /// Time between two refreshes.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "1s")]
     pub(crate) interval: Duration,
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+}
+
+#[derive(Debug, Clone, Part)]
+#[command(override_usage = "leasehold observe [OPTIONS] <NAME>")]
+pub(crate) struct Observe {
+    /// The lock's name.
+    pub(crate) name: String,
+    /// Print a JSON object for each change.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print who holds it now, and exit.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Run this in a shell at each change: one at a time, and then for the newest.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "once")]
+    pub(crate) exec: Option<String>,
     #[command(flatten)]
     pub(crate) servers: Servers,
 }

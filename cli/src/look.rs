@@ -65,12 +65,12 @@ fn as_json(holder: &Holder) -> Value {
 }
 
 /// `None` for a moment that no calendar has: anybody may write a key's value.
-fn moment(moment: SystemTime) -> Option<String> {
+pub(crate) fn moment(moment: SystemTime) -> Option<String> {
     let mut text = String::new();
     write!(text, "{}", format_rfc3339_millis(moment)).ok().map(|()| text)
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

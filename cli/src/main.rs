@@ -15,6 +15,7 @@ mod duration;
 mod exit;
 mod keyboard;
 mod look;
+mod observe;
 mod pages;
 mod run;
 mod say;
@@ -63,6 +64,7 @@ fn does(task: Task) -> Result<ExitCode, Ended> {
         Task::Show(options) => look::show(&options),
         Task::Ls(options) => look::ls(&options),
         Task::Top(options) => top::top(&options),
+        Task::Observe(options) => observe::observe(&options),
         Task::Doctor(options) => doctor::doctor(&options),
         Task::Release(options) => look::release(&options),
         Task::Completions { shell } => {

@@ -195,6 +195,40 @@ const LS: &[Section] = &[
 const TOP: &[Section] =
     &[ASKS, section("Examples", Lines(&["leasehold top", "leasehold top --interval 5s 'reports:*'"]))];
 
+const OBSERVE: &[Section] = &[
+    ASKS,
+    section(
+        "Output",
+        Terms(&[
+            ("led LABEL fence N", "LABEL holds the lock."),
+            ("vacant", "Nobody does."),
+            ("unknown", "What was known has run out, and no server has answered since."),
+        ]),
+    ),
+    section(
+        "Environment of --exec",
+        Terms(&[
+            ("LEASEHOLD_STATE", "led, vacant or unknown."),
+            ("LEASEHOLD_LEADER", "The label of the holder."),
+            ("LEASEHOLD_FENCE", "Its fencing token."),
+        ]),
+    ),
+    section(
+        "Exit status",
+        Terms(&[
+            ("0", "With --once: somebody holds it."),
+            ("1", "With --once: nobody does."),
+            ("2", "With --once: it is not known."),
+            ("64", "The command line or the configuration is wrong."),
+            ("69", "At the start the server is away, or refuses us."),
+        ]),
+    ),
+    section(
+        "Examples",
+        Lines(&["leasehold observe scheduler", "leasehold observe --exec 'route-to \"$LEASEHOLD_LEADER\"' scheduler"]),
+    ),
+];
+
 const DOCTOR: &[Section] = &[
     section(
         "Notes",
@@ -259,6 +293,7 @@ fn sections(command: &str) -> &'static [Section] {
         "show" => SHOW,
         "ls" => LS,
         "top" => TOP,
+        "observe" => OBSERVE,
         "doctor" => DOCTOR,
         "release" => RELEASE,
         "completions" => COMPLETIONS,

@@ -114,6 +114,15 @@ pub(crate) fn print(line: &str) -> Result<(), Ended> {
     write(format!("{line}\n").as_bytes())
 }
 
+/// The same. False if its reader has gone.
+pub(crate) fn print_for_a_reader(line: &str) -> Result<bool, Ended> {
+    let mut output = io::stdout();
+    match output.write_all(format!("{line}\n").as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        outcome => written(outcome).map(|()| true),
+    }
+}
+
 pub(crate) fn write(bytes: &[u8]) -> Result<(), Ended> {
     let mut output = io::stdout();
     written(output.write_all(bytes).and_then(|()| output.flush()))

@@ -68,6 +68,11 @@ impl Backoff {
         remaining.map_or(SLOW_CHECK, |remaining| remaining + SHORTEST) + self.jitter.below(EXPIRY_SPREAD)
     }
 
+    /// All is well again: the next pause is a first one.
+    pub fn starts_over(&mut self) {
+        self.bound = FIRST;
+    }
+
     /// The next pause; never past the moment when the holder's key expires.
     pub fn next(&mut self, holder_expires_in: Option<Duration>) -> Duration {
         let pause = self.jitter.below(self.bound).max(SHORTEST);

@@ -13,6 +13,7 @@
 //! | [`tally`], [`plurality`] | what a majority has confirmed or denied, and who holds the most nodes |
 //! | [`fence_proposal`] | which fence is proposed, so that the nodes issue the same one |
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
+//! | [`observer`] | who leads, as an observer knows it, and when it looks again |
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
 //! | [`addressees`] | which of a process's fair waiters a server's notification is for |
@@ -57,6 +58,7 @@ pub mod loss;
 pub mod message;
 pub mod node_health;
 pub mod node_status;
+pub mod observer;
 pub mod plurality;
 pub mod queue_position;
 pub mod reconnect;

@@ -26,6 +26,8 @@ pub struct Demand {
     pub awaited: usize,
     /// Names with fair waiters.
     pub queued: usize,
+    /// Names that are observed.
+    pub observed: usize,
 }
 
 impl Demand {
@@ -33,7 +35,7 @@ impl Demand {
     /// eviction would be a hint, and each hint a renewal.
     pub fn fits(self, capacity: usize) -> bool {
         // A waiter's check reads the lock and its fence, a fair waiter's the queue as well.
-        self.held + 2 * self.awaited + 4 * self.queued <= capacity
+        self.held + 2 * self.awaited + 4 * self.queued + self.observed <= capacity
     }
 }
 
@@ -60,10 +62,9 @@ mod tests {
 
     #[test]
     fn every_key_that_a_check_reads_needs_a_place() {
-        let demand = Demand { held: 10, awaited: 20, queued: 5 };
-        assert!(demand.fits(70) && !demand.fits(69));
-        assert!(
-            !Demand { held: 1, awaited: 0, queued: 0 }.fits(0) && Demand { held: 0, awaited: 0, queued: 0 }.fits(0)
-        );
+        let demand = Demand { held: 10, awaited: 20, queued: 5, observed: 3 };
+        assert!(demand.fits(73) && !demand.fits(72));
+        let nothing = Demand { held: 0, awaited: 0, queued: 0, observed: 0 };
+        assert!(!Demand { held: 1, ..nothing }.fits(0) && nothing.fits(0));
     }
 }

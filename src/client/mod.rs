@@ -21,6 +21,7 @@ use crate::{
     held::Hold,
     keeper::{Host, Stop},
     node::{NodeAddress, NodeListener},
+    observers::Observers,
     options::LockOptions,
     per_shard::{Of, PerShard},
     quorum::{ConnectConfig, FirstConnection, Member, Quorum},
@@ -64,6 +65,9 @@ pub(crate) struct Client {
     /// The lines of fair waiters, who have places on the server as well.
     pub(crate) queues: Arc<Lines>,
     pub(crate) fair_waiters: Arc<FairWaiters>,
+    /// Those of observers, one for each name.
+    pub(crate) observed: Arc<Lines>,
+    pub(crate) observers: Observers,
     /// Bounds how many waiters check at a time. After a flush or a new connection all of them want to. Sent at once,
     /// the requests would time out behind each other, be undone and be sent again. The server would do nothing else.
     check_slots: PerShard<CheckSlots>,
@@ -103,14 +107,15 @@ impl Client {
     ) -> Arc<Self> {
         let (quorum, closed) = (Arc::new(quorum), CancellationToken::new());
         let lines = || Arc::new(Lines::new(quorum.len()));
-        let (lines, queues) = (lines(), lines());
+        let (lines, queues, observed) = (lines(), lines(), lines());
         let limit = options.command_timeout;
         let (waiting, fair) = (lines.clone(), queues.clone());
         let fair_waiters = Arc::<FairWaiters>::default();
-        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), waiting, fair, limit));
+        let tracked = [waiting, fair, observed.clone()];
+        let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), tracked, limit));
         let listener = |(node, _)| {
             let (lines, fair_waiters, watchdog) = (lines.clone(), fair_waiters.clone(), watchdog.clone());
-            Arc::new(Listener { node, lines, fair_waiters, watchdog, clock: clock.clone() })
+            Arc::new(Listener { node, lines, fair_waiters, observed: observed.clone(), watchdog, clock: clock.clone() })
         };
         let listeners: Vec<_> = quorum.members().map(listener).collect();
         for listener in &listeners {
@@ -132,6 +137,8 @@ impl Client {
             lines,
             queues,
             fair_waiters,
+            observed,
+            observers: Observers::default(),
             check_slots: PerShard::new(CheckSlots::new(CHECKS_AT_ONCE)),
             closed,
             ended,
@@ -263,6 +270,7 @@ struct Listener {
     node: usize,
     lines: Arc<Lines>,
     fair_waiters: Arc<FairWaiters>,
+    observed: Arc<Lines>,
     watchdog: Arc<Watchdog>,
     clock: Arc<dyn Clock>,
 }
@@ -278,6 +286,7 @@ impl NodeListener for Listener {
         self.watchdog.hint(key, self.node);
         let now = self.now();
         self.lines.changed(key, self.node, now);
+        self.observed.changed(key, self.node, now);
         self.fair_waiters.changed(key, now);
     }
 
@@ -297,11 +306,13 @@ impl NodeListener for Listener {
     fn missed(&self, keys: &Keys) {
         self.watchdog.hint_all(keys);
         self.lines.notify_all(keys, self.now());
+        self.observed.notify_all(keys, self.now());
         self.fair_waiters.notify_all(keys, self.now());
     }
 
     fn is_needed(&self) -> bool {
-        !self.lines.is_empty() || !self.fair_waiters.is_empty() || !self.watchdog.is_empty()
+        let is_idle = self.lines.is_empty() && self.fair_waiters.is_empty() && self.observed.is_empty();
+        !is_idle || !self.watchdog.is_empty()
     }
 
     fn granted(&self, key: &str, token: &str) {

@@ -68,6 +68,7 @@ pub(crate) enum Event {
         held: usize,
         awaited: usize,
         queued: usize,
+        observed: usize,
         capacity: usize,
     },
     TableFull {
@@ -306,10 +307,10 @@ impl Event {
             Self::Reconnect { lock } => {
                 tracing::debug!(name: "reconnect", target: TARGET, lock, "renewals go unanswered: there will be a new connection");
             }
-            Self::Crowded { held, awaited, queued, capacity } => {
+            Self::Crowded { held, awaited, queued, observed, capacity } => {
                 tracing::warn!(
-                    name: "crowded", target: TARGET, held, awaited, queued, capacity,
-                    "more leases and waiters than half of the server's tracking-table-max-keys allows: waiters poll, and \
+                    name: "crowded", target: TARGET, held, awaited, queued, observed, capacity,
+                    "more leases, waiters and observed locks than half of the server's tracking-table-max-keys allows: waiters poll, and \
                      a loss is told by the next renewal only"
                 );
             }

@@ -55,7 +55,14 @@ impl Quorum {
 
     /// The holder of a lock, which has a majority of the nodes, or may have one, as far as they answer.
     pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
-        let mut answers = self.ask_all::<Option<Holder>>(&Request::Holder(key.clone()), limit);
+        Ok(self.look(key, self.route(), limit).await?.holder)
+    }
+
+    /// The same on this route, and whether it is certain.
+    pub(crate) async fn look(&self, key: &Key, route: Route, limit: Duration) -> Result<Seen, Failure> {
+        let request = Request::Holder(key.clone());
+        let ask = |(at, member): (usize, &Arc<Member>)| (at, member.ask(route, request.clone(), limit));
+        let mut answers: FanOut<Asked<Option<Holder>>> = self.members().map(ask).collect();
         let (mut said, mut left) = (self.nobody_yet(), self.len());
         while left > 0 {
             let (node, answer) = answers.next().await;
@@ -72,9 +79,12 @@ impl Quorum {
                         || is_over && nodes + silent >= self.majority() =>
                 {
                     let remaining = self.lasts(&held, &holder);
-                    return Ok(Some(holder.lasting(remaining)));
+                    let holder = Some(holder.lasting(remaining));
+                    return Ok(Seen { holder, is_certain: nodes >= self.majority() });
                 }
-                _ if is_over || free.len() >= self.majority() => return Ok(None),
+                _ if is_over || free.len() >= self.majority() => {
+                    return Ok(Seen { holder: None, is_certain: true });
+                }
                 _ => {}
             }
         }
@@ -264,6 +274,14 @@ fn replicas(member: Arc<Member>, limit: Duration) -> Answer<Vec<ReplicaFacts>> {
         };
         Ok(infos.iter().zip(told.into_iter().map(Result::unwrap_or_default)).flat_map(of).collect())
     })
+}
+
+/// Who holds a lock.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) holder: Option<Holder>,
+    /// Whether a majority says so.
+    pub(crate) is_certain: bool,
 }
 
 /// Locks that are held.

@@ -23,6 +23,7 @@ use leasehold_protocol::{
 use parking_lot::Mutex;
 
 pub(crate) use self::{
+    ask::Seen,
     asked::{Asked, ComingVote},
     connect::ConnectConfig,
     fan_out::{FanOut, MayFail, Untold},

@@ -79,12 +79,11 @@ impl Watchdog {
         clock: Arc<dyn Clock>,
         host: Host,
         quorum: Arc<Quorum>,
-        lines: Arc<Lines>,
-        queues: Arc<Lines>,
+        [lines, queues, observed]: [Arc<Lines>; 3],
         command_timeout: Duration,
     ) -> Self {
         let (table, wake, forgotten) = (Mutex::default(), Notify::new(), Notify::new());
-        let tracking = Tracking::new(quorum.clone(), lines.clone(), queues);
+        let tracking = Tracking::new(quorum.clone(), lines.clone(), queues, observed);
         Self {
             clock,
             host,

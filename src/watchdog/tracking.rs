@@ -17,24 +17,26 @@ pub(super) struct Tracking {
     quorum: Arc<Quorum>,
     lines: Arc<Lines>,
     queues: Arc<Lines>,
+    observed: Arc<Lines>,
     /// There is more than the nodes track, and that was told.
     is_crowded: AtomicBool,
 }
 
 impl Tracking {
-    pub(super) fn new(quorum: Arc<Quorum>, lines: Arc<Lines>, queues: Arc<Lines>) -> Self {
-        Self { quorum, lines, queues, is_crowded: AtomicBool::new(false) }
+    pub(super) fn new(quorum: Arc<Quorum>, lines: Arc<Lines>, queues: Arc<Lines>, observed: Arc<Lines>) -> Self {
+        Self { quorum, lines, queues, observed, is_crowded: AtomicBool::new(false) }
     }
 
     /// The route of a request whose key is to be tracked, where so many leases are held.
     pub(super) fn route(&self, held: usize) -> Route {
-        let (awaited, queued, capacity) = (self.lines.len(), self.queues.len(), self.quorum.tracking_capacity());
-        if (Demand { held, awaited, queued }).fits(capacity) {
+        let (awaited, queued, observed) = (self.lines.len(), self.queues.len(), self.observed.len());
+        let capacity = self.quorum.tracking_capacity();
+        if (Demand { held, awaited, queued, observed }).fits(capacity) {
             self.is_crowded.store(false, Ordering::Relaxed);
             return Route::Tracked;
         }
         if capacity > 0 && !self.is_crowded.swap(true, Ordering::Relaxed) {
-            foreign::tell(Event::Crowded { held, awaited, queued, capacity });
+            foreign::tell(Event::Crowded { held, awaited, queued, observed, capacity });
         }
         Route::Keeper
     }

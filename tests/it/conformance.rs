@@ -21,6 +21,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::common::{Confirmed as _, ending, in_vain};
 
+mod elections;
+
+use self::elections::{a_leader_campaigns_again_until_its_work_is_done, who_leads_is_told_as_it_changes};
+
 const TTL: Duration = Duration::from_secs(1);
 
 /// One deployment, on which a test stands for several programs by building several `Leases`.
@@ -318,6 +322,8 @@ conformance! {
     a_dropped_lease_is_free_for_the_next_line
     a_lock_is_kept_for_its_time_however_it_is_let_go_of
     what_cannot_be_kept_is_refused
+    who_leads_is_told_as_it_changes
+    a_leader_campaigns_again_until_its_work_is_done
     a_guarded_value_refuses_the_past
     a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
     a_prefix_keeps_programs_apart

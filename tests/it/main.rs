@@ -11,6 +11,7 @@ mod combined;
 mod common;
 mod conformance;
 mod connecting;
+mod election;
 mod fair;
 mod faults;
 mod fences;

@@ -8,6 +8,7 @@
 mod help;
 mod hold;
 mod look;
+mod observe;
 mod run;
 mod scene;
 mod settings;

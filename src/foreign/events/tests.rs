@@ -72,7 +72,7 @@ fn all() -> Vec<Event> {
         Event::RenewalFailed { lock: text(), node: text(), failure: Failure::unknown("no answer") },
         Event::Repair { lock: text(), label: text(), node: text(), repaired: text() },
         Event::Reconnect { lock: text() },
-        Event::Crowded { held: 1, awaited: 2, queued: 3, capacity: 4 },
+        Event::Crowded { held: 1, awaited: 2, queued: 3, observed: 5, capacity: 4 },
         Event::TableFull { table: 1 },
         Event::NodeAnswers { node: text() },
         Event::NodeSilent { node: text(), reason: text(), count: 1 },

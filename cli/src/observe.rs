@@ -1,0 +1,132 @@
+//! `leasehold observe`: who leads, as it changes.
+
+use std::{
+    future::pending,
+    process::{ExitCode, ExitStatus, Stdio},
+};
+
+use leasehold::{Holder, Leaders, Leadership, Leases};
+use serde_json::json;
+use tokio::process::{Child, Command};
+
+use crate::{
+    args::Observe,
+    connect::with,
+    duration::ago,
+    exit::{Ended, Exit},
+    look::{millis, moment},
+    say::{print, print_for_a_reader, shown, tell},
+};
+
+/// The exit codes of `--once` where nobody leads, and where it is not known who does.
+const VACANT: u8 = 1;
+const UNKNOWN: u8 = 2;
+
+pub(crate) fn observe(options: &Observe) -> Result<ExitCode, Ended> {
+    with(&options.servers, |leases| async move {
+        let leaders = leases.election(&options.name).observe()?;
+        if options.once { once(options, leaders).await } else { follow(options, &leases, leaders).await }
+    })
+}
+
+async fn once(options: &Observe, mut leaders: Leaders) -> Result<ExitCode, Ended> {
+    let now = leaders.next().await.unwrap_or(Leadership::Unknown);
+    print(&line(options, &now))?;
+    Ok(match now {
+        Leadership::Led(_) => ExitCode::SUCCESS,
+        Leadership::Vacant => Exit::Conflict(VACANT).into(),
+        _ => Exit::Conflict(UNKNOWN).into(),
+    })
+}
+
+/// Until the program is ended from outside.
+async fn follow(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Result<ExitCode, Ended> {
+    let mut running: Option<Child> = None;
+    // What no command was started for yet.
+    let mut news: Option<Leadership> = None;
+    loop {
+        tokio::select! {
+            biased;
+            now = leaders.next() => {
+                let Some(now) = now else { return Err(leases.health().await.map_or_else(Ended::from, |()| closed())) };
+                let is_read = print_for_a_reader(&line(options, &now))?;
+                if !is_read && options.exec.is_none() {
+                    return Ok(ExitCode::SUCCESS);
+                }
+                news = Some(now);
+            }
+            ended = end_of(&mut running) => {
+                running = None;
+                ended?;
+            }
+        }
+        if let (Some(command), None, Some(now)) = (&options.exec, &running, &news) {
+            running = Some(start(command, now)?);
+            news = None;
+        }
+    }
+}
+
+fn closed() -> Ended {
+    Ended::new(Exit::Unreachable, "nothing is observed any more")
+}
+
+/// The end of the command, if one runs. One that fails is told, and the next change has another.
+async fn end_of(running: &mut Option<Child>) -> Result<(), Ended> {
+    let Some(child) = running else { return pending().await };
+    match child.wait().await {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => {
+            tell(format_args!("the command of --exec has failed: {}", how(status)));
+            Ok(())
+        }
+        Err(error) => Err(Ended::new(Exit::Io, format!("the command of --exec cannot be waited for: {error}"))),
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    status.code().map_or_else(|| status.to_string(), |code| format!("exit status {code}"))
+}
+
+/// Runs it in a shell, with what it is to know in its environment. It outlives a tool that is ended meanwhile.
+fn start(command: &str, now: &Leadership) -> Result<Child, Ended> {
+    let leader = now.leader();
+    let label = leader.and_then(Holder::label).unwrap_or_default();
+    let fence = leader.and_then(Holder::fence).map(|fence| fence.to_string()).unwrap_or_default();
+    let child = Command::new("sh")
+        .args(["-c", command])
+        .env("LEASEHOLD_STATE", word(now))
+        .env("LEASEHOLD_LEADER", label)
+        .env("LEASEHOLD_FENCE", fence)
+        .stdin(Stdio::null())
+        .spawn();
+    child.map_err(|error| Ended::new(Exit::Io, format!("the shell for --exec cannot be started: {error}")))
+}
+
+fn word(now: &Leadership) -> &'static str {
+    match now {
+        Leadership::Led(_) => "led",
+        Leadership::Vacant => "vacant",
+        _ => "unknown",
+    }
+}
+
+fn line(options: &Observe, now: &Leadership) -> String {
+    let (state, leader) = (word(now), now.leader());
+    if options.json {
+        return json!({
+            "name": options.name,
+            "state": state,
+            "leader": leader.map(Holder::label),
+            "fence": leader.and_then(Holder::fence).map(u64::from),
+            "since": leader.and_then(Holder::since).and_then(moment),
+            "held_ms": leader.and_then(Holder::since).map(ago).map(millis),
+            "remaining_ms": leader.and_then(Holder::remaining).map(millis),
+        })
+        .to_string();
+    }
+    let Some(leader) = leader else { return state.to_owned() };
+    let by = leader.label().map_or_else(|| "by a program without a label".to_owned(), shown);
+    let fence = leader.fence().map(|fence| format!(" fence {fence}")).unwrap_or_default();
+    format!("{state} {by}{fence}")
+}

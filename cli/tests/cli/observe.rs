@@ -1,0 +1,150 @@
+//! `leasehold observe`, as a user has it.
+
+use std::{
+    io::{BufRead as _, BufReader, Lines},
+    process::{Child, ChildStdout, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{Server, TempDir, eventually};
+
+use crate::scene::{HANGS, NAME, ends_with, send, tool};
+
+/// A tool that observes, and what it prints.
+struct Observing {
+    tool: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Observing {
+    fn start(server: &Server, options: &[&str]) -> Self {
+        let args = [&["observe"], options, &[NAME]].concat();
+        let mut tool = tool(server, &args).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(tool.stdout.take().unwrap()).lines();
+        Self { tool, lines }
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().expect("it goes on").unwrap()
+    }
+}
+
+impl Drop for Observing {
+    fn drop(&mut self) {
+        let _ended = self.tool.kill();
+        let _ended = self.tool.wait();
+    }
+}
+
+/// A runner that leads until it is sent away.
+fn leader(server: &Server, label: &str) -> Child {
+    let runner = tool(server, &["run", "--ttl", "2s", "--label", label, NAME, "--", "sleep", "60"]).spawn().unwrap();
+    eventually(HANGS, "it is held", || server.wire().exists(NAME));
+    runner
+}
+
+fn resigns(mut leader: Child) {
+    send(&leader, Signal::TERM);
+    assert_eq!(leader.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn each_change_is_a_line() {
+    let server = Server::start();
+    let (mut observing, mut objects) = (Observing::start(&server, &[]), Observing::start(&server, &["--json"]));
+    assert_eq!(observing.line(), "vacant");
+    let vacant: Value = serde_json::from_str(&objects.line()).unwrap();
+    assert_eq!((&vacant["name"], &vacant["state"], &vacant["leader"]), (&NAME.into(), &"vacant".into(), &Value::Null));
+    let leader = leader(&server, "10.0.0.7:8080");
+    let led = observing.line();
+    let fence = led.strip_prefix("led 10.0.0.7:8080 fence ").unwrap_or_else(|| panic!("{led:?}"));
+    let object: Value = serde_json::from_str(&objects.line()).unwrap();
+    assert_eq!((&object["state"], &object["leader"]), (&"led".into(), &"10.0.0.7:8080".into()));
+    assert_eq!(object["fence"].as_u64().map(|fence| fence.to_string()).as_deref(), Some(fence));
+    assert!(object["remaining_ms"].as_u64().is_some_and(|left| left > 100), "{object}");
+    resigns(leader);
+    assert_eq!(observing.line(), "vacant");
+}
+
+#[test]
+fn a_server_that_says_nothing_is_told_as_unknown_and_a_command_that_runs_is_waited_for() {
+    let server = Server::start();
+    let directory = TempDir::new("observe");
+    let (said, gate) = (directory.path().join("said"), directory.path().join("gate"));
+    // The first one takes until the gate is there: meanwhile only the newest state counts.
+    let command = format!(
+        "echo \"$LEASEHOLD_STATE $LEASEHOLD_LEADER ${{LEASEHOLD_FENCE:+term}}\" >> {}; until [ -e {} ]; do sleep 0.05; \
+         done; [ \"$LEASEHOLD_STATE\" != led ]",
+        said.display(),
+        gate.display()
+    );
+    let mut observing = Observing::start(&server, &["--exec", &command]);
+    assert_eq!(observing.line(), "vacant");
+    let heard = || std::fs::read_to_string(&said).unwrap_or_default();
+    eventually(HANGS, "the first command", || heard() == "vacant  \n");
+    for label in ["one", "two"] {
+        let leader = leader(&server, label);
+        assert!(observing.line().starts_with(&format!("led {label} fence ")));
+        if label == "one" {
+            resigns(leader);
+            assert_eq!(observing.line(), "vacant");
+            continue;
+        }
+        std::fs::write(&gate, "").unwrap();
+        eventually(HANGS, "the next command", || heard() == "vacant  \nled two term\n");
+        send(&leader, Signal::KILL);
+        drop(leader.wait_with_output().unwrap());
+    }
+    server.stop();
+    assert_eq!(observing.line(), "unknown");
+    eventually(HANGS, "the last command", || heard().ends_with("unknown  \n"));
+    server.cont();
+}
+
+#[test]
+fn once_answers_by_its_exit_code() {
+    let server = Server::start();
+    let once = || tool(&server, &["observe", "--once", NAME]).output().unwrap();
+    let (vacant, leader) = (once(), leader(&server, "one"));
+    ends_with(&vacant, 1, &[]);
+    assert_eq!(vacant.stdout, b"vacant\n");
+    let led = once();
+    ends_with(&led, 0, &[]);
+    assert!(led.stdout.starts_with(b"led one fence "), "{led:?}");
+    resigns(leader);
+    server.wire().must(&["RPUSH", NAME, "no lock"]);
+    let unknown = once();
+    ends_with(&unknown, 2, &[]);
+    assert_eq!(unknown.stdout, b"unknown\n");
+    ends_with(&tool(&server, &["observe", "--once", "--exec", "true", NAME]).output().unwrap(), 64, &["--exec"]);
+    ends_with(&tool(&server, &["observe", ""]).output().unwrap(), 64, &["name"]);
+}
+
+/// Its reader has gone: it does not run for nobody.
+#[test]
+fn it_ends_with_its_reader() {
+    let server = Server::start();
+    let mut observing = Observing::start(&server, &[]);
+    assert_eq!(observing.line(), "vacant");
+    let Observing { tool, lines } = &mut observing;
+    // The other end of the pipe.
+    let (_, gone) = (tool.id(), std::mem::replace(lines, BufReader::new(null()).lines()));
+    drop(gone);
+    let leader = leader(&server, "one");
+    let until = Instant::now() + HANGS;
+    while tool.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it runs on");
+        thread::sleep(Duration::from_millis(10));
+    }
+    resigns(leader);
+}
+
+fn null() -> ChildStdout {
+    let mut child = std::process::Command::new("true").stdout(Stdio::piped()).spawn().unwrap();
+    let output = child.stdout.take().unwrap();
+    child.wait().unwrap();
+    output
+}

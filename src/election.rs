@@ -1,0 +1,302 @@
+//! Elections: a lock whose holder leads, and those who only want to know who that is.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    panic::{RefUnwindSafe, UnwindSafe},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_core::Stream;
+use leasehold_protocol::{
+    holder::Holder,
+    observer::{Known, Leadership},
+};
+use tokio::sync::watch;
+
+use crate::{
+    client::Client,
+    error::Error,
+    foreign::{Relay, relayed},
+    lease::{Lease, LeaseHandle},
+    lock::Lock,
+    observers::Told,
+};
+
+/// An election: of all candidates one leads at a time, and everybody may observe who.
+///
+/// It is the [lock](Self::lock) of its name and nothing beside it. The leader's address is the label in the lock's own key: it
+/// is set with the lock, and gone with it. So no record of the leader can disagree with who leads. A term is a [`Lease`],
+/// with all that a lease has: [`fence`](Lease::fence) is the term's number.
+///
+/// The setters consume and return it, and never fail: a bad value makes [`campaign`](Self::campaign) and
+/// [`observe`](Self::observe) end with [`Error::Config`] before anything is sent. Cheap to clone and to keep.
+///
+/// ```
+/// # use leasehold::{Error, Leadership, Leases};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # let leases = Leases::in_memory();
+/// let election = leases.election("scheduler").candidate("10.0.0.7:8080");
+/// let mut leaders = election.observe()?;
+/// let term = election.campaign().await?;
+/// while let Some(now) = leaders.next().await {
+///     match now {
+///         Leadership::Led(leader) => {
+///             println!("{} leads in term {}", leader.label().unwrap_or("?"), term.fence());
+///             break;
+///         }
+///         _ => println!("hold requests back"), // nobody leads, or nobody knows who
+///     }
+/// }
+/// term.release().await?; // resigns
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "an election elects nobody until somebody campaigns"]
+pub struct Election {
+    lock: Lock,
+}
+
+impl Election {
+    pub(crate) fn new(lock: Lock) -> Self {
+        Self { lock }
+    }
+
+    /// Its name: that of its lock, without the prefix.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.lock.name()
+    }
+
+    /// Its lock. Whoever holds that leads.
+    pub fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// What observers see of this candidate when it leads, such as its address: 1 to 128 bytes without control characters;
+    /// the builder's [label](crate::Builder::label) unless set.
+    pub fn candidate(self, label: impl Into<String>) -> Self {
+        Self { lock: self.lock.label(label) }
+    }
+
+    /// How long the others wait for a leader that has died, and how long an outage may last before a leader is told to stop:
+    /// [`Lock::ttl`]. Give every candidate the same.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { lock: self.lock.ttl(ttl) }
+    }
+
+    /// The longest term: [`Lock::max_hold`].
+    pub fn max_hold(self, max_hold: impl Into<Option<Duration>>) -> Self {
+        Self { lock: self.lock.max_hold(max_hold) }
+    }
+
+    /// Whether candidates lead in the order in which they came: [`Lock::fair`].
+    pub fn fair(self, fair: bool) -> Self {
+        Self { lock: self.lock.fair(fair) }
+    }
+
+    /// For how long the number of the last term is kept: [`Lock::fence_memory`].
+    pub fn fence_memory(self, memory: Duration) -> Self {
+        Self { lock: self.lock.fence_memory(memory) }
+    }
+
+    /// How long before the end of its term [`lead`](Self::lead) asks the work to stop: [`Lock::grace`].
+    pub fn grace(self, grace: Duration) -> Self {
+        Self { lock: self.lock.grace(grace) }
+    }
+
+    /// Waits until this candidate leads, for as long as it takes. [`Lease::release`] resigns.
+    ///
+    /// A leader must stop when [`lost`](Lease::lost) completes: from then on another may lead. [`lead`](Self::lead) sees to
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::acquire`].
+    pub fn campaign(&self) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
+        self.lock.acquire()
+    }
+
+    /// Campaigns, does the work of a leader, and campaigns again when the term is lost. It ends when `work` ends by itself,
+    /// and then resigns.
+    ///
+    /// `work` is called once a term. When the term is lost the work is dropped at its next `await`, whatever it was about to
+    /// do: another candidate may lead from then on. Work that blocks its thread cannot be stopped from outside; let it ask
+    /// [`check`](LeaseHandle::check) now and then. What it does to other systems carries the term's
+    /// [`fence`](LeaseHandle::fence), so that these refuse a leader from the past.
+    ///
+    /// ```
+    /// # use leasehold::{Error, LeaseHandle, Leases};
+    /// # async fn schedule(term: LeaseHandle) -> u64 { term.fence().into() }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+    /// # let leases = Leases::in_memory();
+    /// let last = leases.election("scheduler").candidate("10.0.0.7:8080").lead(schedule).await?;
+    /// # assert!(last > 0); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`campaign`](Self::campaign). That a term is lost is none. During a [`shutdown`](crate::Leases::shutdown) the work
+    /// hears of that from its handle, and goes on until it ends by itself or the limit is over; then this ends with
+    /// [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work, then resigns in the background.
+    pub fn lead<F, Fut>(&self, mut work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnMut(LeaseHandle) -> Fut,
+        Fut: Future,
+    {
+        let lock = self.lock.clone();
+        async move {
+            loop {
+                let term = lock.acquire().await?;
+                let (mut output, job) = (None, &mut work);
+                let led = term.run(async |handle| {
+                    output = Some(job(handle).await);
+                    Ok::<_, Error>(())
+                });
+                let outcome = led.await;
+                match (output, outcome) {
+                    (Some(output), _) => return Ok(output),
+                    (None, Ok(()) | Err(Error::Lost(_))) => {}
+                    (None, Err(error)) => return Err(error),
+                }
+            }
+        }
+    }
+
+    /// Who leads, by one look at the servers: [`Lock::holder`]. `None` if nobody does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::holder`].
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn leader(&self) -> Result<Option<Holder>, Error> {
+        self.lock.holder().await
+    }
+
+    /// Observes who leads, from now on. Nobody needs to be a candidate for that.
+    ///
+    /// All who observe an election in a process share one observer. It looks when the server notifies it of a change, so it
+    /// sends one request for each renewal of the leader, however many observe. While nobody leads, or where a server
+    /// notifies of nothing, it looks about twice a second.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for a bad name or label; [`Error::Closed`]. An outage is none: it is told as
+    /// [`Unknown`](Leadership::Unknown).
+    pub fn observe(&self) -> Result<Leaders, Error> {
+        let client = &self.lock.scope.client;
+        client.check_open()?;
+        let key = self.lock.key()?;
+        let told = client.observers.observe(client, &key);
+        Ok(Leaders { client: client.clone(), name: self.lock.name().into(), told, last: None, waiting: None })
+    }
+}
+
+impl fmt::Debug for Election {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Election").field("lock", &self.lock).finish()
+    }
+}
+
+/// Who leads, as it changes. You get the newest state only: changes between two calls are skipped.
+///
+/// **It says when it does not know.** A leader that was seen counts until the end that its key had when the look was sent, and
+/// not for longer, whatever the network does. Then it is [`Unknown`](Leadership::Unknown) until a look is answered. So a
+/// router that is cut off stops routing to a leader of the past by itself, as a leader that is cut off stops leading. After a
+/// leader has died, `Unknown` comes for a moment before [`Vacant`](Leadership::Vacant).
+///
+/// What it says was true when the servers were asked. The leader may have resigned since: what must not reach a leader of the
+/// past carries the term's fence.
+///
+/// It is a [`Stream`], which ends when the [`Leases`](crate::Leases) are closed.
+#[must_use = "call `next` to hear who leads"]
+pub struct Leaders {
+    client: Arc<Client>,
+    name: Arc<str>,
+    told: watch::Receiver<Told>,
+    /// What was returned last.
+    last: Option<Leadership>,
+    /// The wait for the next change, from its first poll on.
+    waiting: Option<Pin<Box<dyn Future<Output = Change> + Send + Sync>>>,
+}
+
+/// What is told after a change; `None` at the end.
+type Change = Option<watch::Receiver<Told>>;
+
+// A wait that a panic cut off begins anew, and has missed no change.
+impl UnwindSafe for Leaders {}
+impl RefUnwindSafe for Leaders {}
+
+impl Leaders {
+    /// Who leads now, as far as it is known. Sends nothing, and never says what has run out.
+    #[must_use]
+    pub fn now(&self) -> Leadership {
+        self.told.borrow().as_ref().unwrap_or(&Known::NOTHING).at(self.client.now())
+    }
+
+    /// Waits for the next change: the first call for the first look. `None` once the [`Leases`](crate::Leases) are closed.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call loses no change.
+    pub async fn next(&mut self) -> Option<Leadership> {
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+}
+
+impl Stream for Leaders {
+    type Item = Leadership;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Leadership>> {
+        loop {
+            let Self { told, waiting, .. } = &mut *self;
+            let waiting_for = || {
+                let mut told = told.clone();
+                let changed = async move { told.changed().await.ok().map(|()| told) };
+                Box::pin(async move { relayed!(Relay::of_signals(), changed) }) as Pin<Box<_>>
+            };
+            // Taken out while it is polled: after a panic of a waker the next call begins anew.
+            let mut wait = waiting.take().unwrap_or_else(waiting_for);
+            let Poll::Ready(changed) = wait.as_mut().poll(context) else {
+                *waiting = Some(wait);
+                return Poll::Pending;
+            };
+            let Some(told) = changed else { return Poll::Ready(None) };
+            self.told = told;
+            let now = self.now();
+            // What has changed back meanwhile is no news.
+            if !self.last.as_ref().is_some_and(|last| now.is_like(last)) {
+                self.last = Some(now.clone());
+                return Poll::Ready(Some(now));
+            }
+        }
+    }
+}
+
+impl Clone for Leaders {
+    fn clone(&self) -> Self {
+        let Self { client, name, told, last, .. } = self;
+        let (client, name, told, last) = (client.clone(), name.clone(), told.clone(), last.clone());
+        Self { client, name, told, last, waiting: None }
+    }
+}
+
+impl fmt::Debug for Leaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leaders").field("name", &self.name).field("now", &self.now()).finish_non_exhaustive()
+    }
+}

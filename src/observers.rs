@@ -1,0 +1,186 @@
+//! The observers of this process, one for each lock that somebody observes: a task on the keeper that looks, and tells all
+//! who observe it.
+
+use std::{pin::pin, sync::Arc};
+
+use leasehold_protocol::{
+    check::Check,
+    hash::HashMap,
+    key::Key,
+    message::Route,
+    observer::{Known, Observer},
+    time::Time,
+};
+use tokio::sync::watch;
+
+use crate::{
+    client::Client,
+    quorum::Seen,
+    random,
+    sync::{Mutex, Semaphore},
+    wait::InLine,
+};
+
+/// What an observer tells; nothing before its first look.
+pub(crate) type Told = Option<Known>;
+
+/// So many look at a time: after a new connection all of them want to.
+const LOOKS_AT_ONCE: usize = 128;
+
+/// Every observer of one `Leases`, by the lock that it observes.
+#[derive(Debug)]
+pub(crate) struct Observers {
+    all: Mutex<HashMap<Key, Arc<watch::Sender<Told>>>>,
+    looks: Semaphore,
+}
+
+impl Default for Observers {
+    fn default() -> Self {
+        Self { all: Mutex::default(), looks: Semaphore::new(LOOKS_AT_ONCE) }
+    }
+}
+
+impl Observers {
+    /// One more that observes this lock. The observer lives for as long as somebody does.
+    pub(crate) fn observe(&self, client: &Arc<Client>, key: &Key) -> watch::Receiver<Told> {
+        let mut all = self.all.lock();
+        if let Some(telling) = all.get(key) {
+            let mut told = telling.subscribe();
+            if told.borrow().is_some() {
+                // That is news to whoever comes now.
+                told.mark_changed();
+            }
+            return told;
+        }
+        let (telling, told) = watch::channel(None);
+        let (telling, client) = (Arc::new(telling), client.clone());
+        all.insert(key.clone(), telling.clone());
+        drop(all);
+        let observer = Observer::new(client.options.command_timeout, random::jitter());
+        let host = client.host.clone();
+        host.spawn_until_stopped(Run { client, key: key.clone(), telling, observer }.run());
+        told
+    }
+
+    /// Whether nobody observes it any more, so that its observer ends.
+    fn ends(&self, key: &Key, telling: &watch::Sender<Told>) -> bool {
+        let mut all = self.all.lock();
+        let is_over = telling.receiver_count() == 0;
+        if is_over {
+            all.remove(key);
+        }
+        is_over
+    }
+
+    /// This observer has ended. Another one may observe the lock by now.
+    fn forget(&self, key: &Key, telling: &Arc<watch::Sender<Told>>) {
+        let mut all = self.all.lock();
+        if all.get(key).is_some_and(|other| Arc::ptr_eq(other, telling)) {
+            all.remove(key);
+        }
+    }
+}
+
+/// The task of one observer.
+struct Run {
+    client: Arc<Client>,
+    key: Key,
+    telling: Arc<watch::Sender<Told>>,
+    observer: Observer,
+}
+
+impl Run {
+    /// Looks and tells, until nobody observes the lock any more, or this is closed.
+    async fn run(mut self) {
+        let client = self.client.clone();
+        let line = client.observed.join(&self.key);
+        let telling = self.telling.clone();
+        loop {
+            tokio::select! {
+                biased;
+                () = client.closed.cancelled() => return,
+                () = telling.closed() => {
+                    if client.observers.ends(&self.key, &telling) {
+                        return;
+                    }
+                }
+                () = self.step(&line) => {}
+            }
+        }
+    }
+
+    /// Waits for the next thing to do, and does it. Dropped half way, it is done once more.
+    async fn step(&mut self, line: &InLine<'_>) {
+        let now = self.client.now();
+        if self.observer.expires(now) {
+            self.tell(true);
+        }
+        if self.observer.looks(now) {
+            return self.look(line).await;
+        }
+        tokio::select! {
+            biased;
+            () = line.notified() => self.observer.notified(),
+            () = self.client.host.sleep_until(now, self.observer.due()) => {}
+        }
+    }
+
+    async fn look(&mut self, line: &InLine<'_>) {
+        let client = self.client.clone();
+        self.observer.begins();
+        let mut asked = pin!(ask(&client, &self.key, line));
+        let Asked { sent, is_tracked, seen } = loop {
+            // What was known may run out before the answer comes.
+            let (now, until) = (client.now(), self.observer.known().until());
+            tokio::select! {
+                biased;
+                asked = &mut asked => break asked,
+                () = client.host.sleep_until(now, until) => {
+                    if self.observer.expires(client.now()) {
+                        self.tell(true);
+                    }
+                }
+            }
+        };
+        let now = client.now();
+        let is_news = match seen {
+            Some(Seen { holder, is_certain: true }) => {
+                let holder = holder.map(|holder| client.watchdog.recognize(&self.key, holder));
+                self.observer.found(sent, now, is_tracked, holder)
+            }
+            _ => self.observer.found_nothing(now),
+        };
+        line.saw(Check::NotYet, now, self.observer.due());
+        self.tell(is_news);
+    }
+
+    /// Only news wakes those who observe; and the first look does.
+    fn tell(&self, is_news: bool) {
+        self.telling.send_if_modified(|told| told.replace(self.observer.known().clone()).is_none() || is_news);
+    }
+}
+
+/// However it ends, those who observe hear of it.
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.client.observers.forget(&self.key, &self.telling);
+    }
+}
+
+/// What one look has come to.
+struct Asked {
+    sent: Time,
+    is_tracked: bool,
+    /// `None`: too few have answered.
+    seen: Option<Seen>,
+}
+
+async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> Asked {
+    let connected = client.connect().await;
+    let _slot = client.observers.looks.acquire().await;
+    let limit = client.options.command_timeout;
+    let (sent, route) = (client.now(), client.watchdog.route());
+    line.checks_by(sent + limit);
+    let seen = if connected.is_ok() { client.quorum.look(key, route, limit).await.ok() } else { None };
+    Asked { sent, is_tracked: route == Route::Tracked, seen }
+}

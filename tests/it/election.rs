@@ -1,0 +1,308 @@
+//! Elections under faults (F76), what observing costs, and what is refused.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, Keeper, Leaders, Leadership, Leases};
+use support::{Child, HANGS, Lag, Match, Part, Proxy, Server, one_thread, scripts::HOLDER, within};
+
+use crate::common::{COMMAND, Confirmed as _, LONG, OTHER_TYPES, SHORT, program_with, replace};
+
+const TTL: Duration = Duration::from_millis(900);
+/// How much later than its cause news may come, besides what the machine is late.
+const PROMPT: Duration = Duration::from_millis(50);
+
+async fn observer(url: &str) -> Leases {
+    Leases::builder().url(url).ttl(TTL).command_timeout(COMMAND).label("observer").build().await.unwrap()
+}
+
+async fn next(leaders: &mut Leaders) -> Leadership {
+    within(HANGS, "news", leaders.next()).await.expect("it is open")
+}
+
+async fn until(leaders: &mut Leaders, is: impl Fn(&Leadership) -> bool) -> Vec<Leadership> {
+    let mut all = Vec::new();
+    while !all.last().is_some_and(&is) {
+        all.push(next(leaders).await);
+    }
+    all
+}
+
+fn is_led(now: &Leadership) -> bool {
+    now.leader().is_some()
+}
+
+#[test]
+fn f76_a_leader_is_killed() {
+    if let Some(part) = Part::mine() {
+        return one_thread().block_on(async {
+            let leases = program_with(&*part.url, TTL).await;
+            let term = leases.election("job").candidate(&*part.name).campaign().await.unwrap();
+            part.say(format!("leads {}", term.fence()));
+            part.hear();
+        });
+    }
+    let server = Server::start();
+    let mut one = Child::start(f76_a_leader_is_killed, "one", &server.url());
+    let first = one.says("leads");
+    let two = Child::start(f76_a_leader_is_killed, "two", &server.url());
+    one_thread().block_on(async {
+        let lag = Lag::start();
+        let observer = observer(&server.url()).await;
+        let mut leaders = observer.election("job").observe().unwrap();
+        let leader = next(&mut leaders).await.leader().cloned().unwrap();
+        assert_eq!((leader.label(), leader.fence().unwrap().to_string()), (Some("one"), first.clone()));
+        let killed = Instant::now();
+        one.kill();
+        let told = until(&mut leaders, |now| now.leader().is_some_and(|leader| leader.label() == Some("two"))).await;
+        let took = killed.elapsed();
+        assert!(took <= TTL + Duration::from_millis(250) + lag.worst(), "{took:?}, {told:?}");
+        let [gone @ .., last] = &*told else { panic!("nothing was told") };
+        assert!(
+            !gone.is_empty() && gone.iter().all(|now| !is_led(now)),
+            "between them nobody is said to lead: {told:?}"
+        );
+        let second = last.leader().unwrap().fence().unwrap().to_string();
+        assert!(first.parse::<u64>().unwrap() < second.parse().unwrap());
+        assert_eq!(two.says("leads"), second);
+    });
+}
+
+#[tokio::test]
+async fn f76_an_observer_is_cut_off() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (candidate, observer) = (program_with(server.url(), TTL).await, observer(&proxy.url()).await);
+    let mut leaders = observer.election("job").observe().unwrap();
+    let term = candidate.election("job").campaign().await.unwrap();
+    until(&mut leaders, is_led).await;
+    let mut idle = leaders.clone();
+    let lag = Lag::start();
+    proxy.freeze(true);
+    // The first look on its way may have been answered still, so this is the longest that it may know.
+    let (frozen, left) = (Instant::now(), leaders.now().leader().unwrap().remaining().unwrap().max(TTL));
+    assert_eq!(next(&mut leaders).await, Leadership::Unknown);
+    let took = frozen.elapsed();
+    assert!(took <= left + PROMPT + lag.worst(), "{took:?} of {left:?}");
+    assert_eq!(leaders.now(), Leadership::Unknown);
+    term.check().expect("the leader leads all the time");
+    proxy.freeze(false);
+    let told = until(&mut leaders, is_led).await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].leader().unwrap().fence(), Some(term.fence()));
+    let again = tokio::time::timeout(PROMPT, idle.next()).await;
+    assert!(again.is_err(), "who did not look meanwhile has missed nothing: {again:?}");
+}
+
+/// Whatever its task does, and whoever polls it.
+#[tokio::test]
+async fn f76_what_is_known_runs_out_by_itself() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (candidate, observer) = (program_with(server.url(), TTL).await, observer(&proxy.url()).await);
+    let mut leaders = observer.election("job").observe().unwrap();
+    let _term = candidate.election("job").campaign().await.unwrap();
+    until(&mut leaders, is_led).await;
+    proxy.freeze(true);
+    let mut least = Duration::MAX;
+    let started = Instant::now();
+    while let Some(leader) = leaders.now().leader() {
+        least = least.min(leader.remaining().unwrap());
+        assert!(started.elapsed() < HANGS, "it counts for ever");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(least < Duration::from_millis(200), "it counts down: {least:?}");
+}
+
+#[tokio::test]
+async fn f76_nobody_leads_where_a_quorum_is_split() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let build = || Leases::builder().quorum(&urls).restart_delay(Duration::ZERO).ttl(TTL).command_timeout(COMMAND);
+    let (candidate, observer) = (build().build().await.unwrap(), build().build().await.unwrap());
+    let mut leaders = observer.election("job").observe().unwrap();
+    let term = candidate.election("job").campaign().await.unwrap();
+    until(&mut leaders, is_led).await;
+    // The others decide, and a minority that is away changes nothing.
+    servers[0].stop();
+    within(HANGS, "a renewal", async {
+        let until = Instant::now() + TTL;
+        while Instant::now() < until {
+            assert!(is_led(&leaders.now()), "{:?}", leaders.now());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    servers[1].stop();
+    until(&mut leaders, |now| *now == Leadership::Unknown).await;
+    servers.iter().take(2).for_each(Server::cont);
+    drop(term);
+    until(&mut leaders, |now| *now == Leadership::Vacant).await;
+    // One node has a key, one says that it is free, and the third says nothing.
+    servers[1].stop();
+    let value = format!("lh1:{}:7@half", "0".repeat(36));
+    servers[0].wire().must(&["SET", "job", &value, "PX", "60000"]);
+    let told = until(&mut leaders, |now| *now == Leadership::Unknown).await;
+    assert!(!told.iter().any(is_led), "{told:?}");
+    servers[1].cont();
+}
+
+#[tokio::test]
+async fn however_many_observe_there_is_a_look_for_each_renewal() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (candidate, observer) = (program_with(server.url(), SHORT).await, observer(&proxy.url()).await);
+    let term = candidate.election("job").campaign().await.unwrap();
+    let mut observing: Vec<Leaders> = (0..1_000).map(|_| observer.election("job").observe().unwrap()).collect();
+    for leaders in &mut observing {
+        assert!(is_led(&next(leaders).await));
+    }
+    proxy.forget();
+    let (began, renewals) = (Instant::now(), 6);
+    tokio::time::sleep(SHORT / 3 * renewals).await;
+    let (looks, most) = (proxy.count(Match::script(HOLDER)), usize::try_from(renewals).unwrap() + 2);
+    // On a busy machine more renewals go by.
+    let more = usize::try_from(began.elapsed().as_millis() / (SHORT / 3).as_millis()).unwrap() + 2;
+    assert!((3..=most.max(more)).contains(&looks), "{looks} looks");
+    term.release().await.unwrap().confirmed();
+    let (released, lag) = (Instant::now(), Lag::start());
+    for leaders in &mut observing {
+        assert_eq!(next(leaders).await, Leadership::Vacant);
+    }
+    assert!(released.elapsed() <= PROMPT * 2 + lag.worst(), "{:?}", released.elapsed());
+    drop(observing);
+    proxy.forget();
+    // A look may be on its way. While nobody leads there would be one every second.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert!(proxy.count(Match::script(HOLDER)) <= 1, "its observer has ended");
+}
+
+#[tokio::test]
+async fn a_key_that_is_no_lock_has_no_leader_and_nobody_waits_for_ever() {
+    let server = Server::start();
+    let observer = observer(&server.url()).await;
+    for make in OTHER_TYPES {
+        replace(&mut server.wire(), make, "job");
+        let mut leaders = observer.election("job").observe().unwrap();
+        until(&mut leaders, |now| *now == Leadership::Unknown).await;
+        server.wire().must(&["DEL", "job"]);
+        assert_eq!(next(&mut leaders).await, Leadership::Vacant, "{make:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_an_election_is_refused_before_anything_is_sent() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = observer(&proxy.url()).await;
+    proxy.forget();
+    let long = "x".repeat(129);
+    for election in [
+        leases.election(""),
+        leases.election("x".repeat(1_025)),
+        leases.election("job").candidate(""),
+        leases.election("job").candidate(long),
+        leases.election("job").candidate("a\nb"),
+        leases.election("job").ttl(Duration::from_millis(1)),
+    ] {
+        let refused = election.campaign().await.unwrap_err();
+        assert!(matches!(refused, Error::Config(_)), "{refused}");
+        assert!(matches!(election.lead(async |_| ()).await.unwrap_err(), Error::Config(_)));
+    }
+    assert!(matches!(leases.election("").observe().unwrap_err(), Error::Config(_)));
+    assert_eq!(proxy.count(Match::containing("job")), 0);
+}
+
+#[tokio::test]
+async fn work_that_panics_resigns() {
+    let server = Server::start();
+    let (leases, other) = (program_with(server.url(), TTL).await, program_with(server.url(), TTL).await);
+    let election = leases.election("job");
+    let leading = tokio::spawn(election.lead(async |_| -> () { panic!("work that panics, as it is meant to") }));
+    assert!(leading.await.unwrap_err().is_panic());
+    drop(within(TTL, "the lock", other.lock("job").acquire()).await.unwrap());
+}
+
+/// The leader's key lives for so long that no look of its own would find the change.
+#[tokio::test]
+async fn a_change_is_told_at_once_where_servers_notify() {
+    let server = Server::start();
+    // All that this one asks is on one connection, and of changes by that the server does not notify it.
+    let candidate = Leases::builder().url(server.url()).ttl(LONG).keeper(Keeper::CurrentRuntime);
+    let (candidate, observer) = (candidate.build().await.unwrap(), observer(&server.url()).await);
+    // In a program of its own, and in that of the leader.
+    let mut observing = [&observer, &candidate].map(|leases| leases.election("job").observe().unwrap());
+    for leaders in &mut observing {
+        assert_eq!(next(leaders).await, Leadership::Vacant);
+    }
+    for _ in 0..5 {
+        let lag = Lag::start();
+        let term = candidate.election("job").campaign().await.unwrap();
+        let led = Instant::now();
+        for leaders in &mut observing {
+            until(leaders, is_led).await;
+        }
+        assert!(led.elapsed() <= PROMPT + lag.worst(), "{:?}", led.elapsed());
+        let released = Instant::now();
+        term.release().await.unwrap().confirmed();
+        for leaders in &mut observing {
+            until(leaders, |now| *now == Leadership::Vacant).await;
+        }
+        assert!(released.elapsed() <= PROMPT + lag.worst(), "{:?}", released.elapsed());
+    }
+}
+
+/// A look counts from its sending, however long its answer takes.
+#[tokio::test]
+async fn f76_what_is_known_ends_before_the_key() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let observer = observer(&proxy.url()).await;
+    let mut leaders = observer.election("job").observe().unwrap();
+    until(&mut leaders, |now| *now == Leadership::Vacant).await;
+    proxy.delay(COMMAND / 3);
+    // Of a leader that has died.
+    let value = format!("lh1:{}:7@dead", "0".repeat(36));
+    server.wire().must(&["SET", "job", &value, "PX", "1200"]);
+    until(&mut leaders, is_led).await;
+    within(HANGS, "its end", async {
+        while is_led(&leaders.now()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    assert!(server.wire().exists("job"), "it counted for longer than the key");
+}
+
+#[tokio::test]
+async fn work_that_ends_as_its_term_is_lost_is_done_all_the_same() {
+    let server = Server::start();
+    let (leases, other) = (program_with(server.url(), TTL).await, program_with(server.url(), TTL).await);
+    let (lock, mut terms) = (other.lock("job"), 0);
+    let leading = leases.election("job").lead(move |_| {
+        terms += 1;
+        let lock = lock.clone();
+        async move {
+            lock.force_release().await.unwrap();
+            terms
+        }
+    });
+    assert_eq!(within(HANGS, "the work", leading).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_change_that_no_notification_has_told_is_found_with_the_next_connection() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (candidate, observer) = (program_with(server.url(), LONG).await, observer(&proxy.url()).await);
+    let mut leaders = observer.election("job").observe().unwrap();
+    let term = candidate.election("job").campaign().await.unwrap();
+    until(&mut leaders, is_led).await;
+    let (lag, began) = (Lag::start(), Instant::now());
+    proxy.refuse(true);
+    proxy.cut();
+    term.release().await.unwrap().confirmed();
+    assert!(is_led(&leaders.now()), "as far as it knows");
+    proxy.refuse(false);
+    until(&mut leaders, |now| *now == Leadership::Vacant).await;
+    assert!(began.elapsed() < LONG / 3 + lag.worst(), "{:?}", began.elapsed());
+}
