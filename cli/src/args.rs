@@ -21,6 +21,19 @@ struct Line {
     task: Task,
 }
 
+/// The same for `run` alone: to build all commands, with their options, takes as long as all the rest of the start.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold")]
+struct RunLine {
+    #[command(subcommand)]
+    _task: RunTask,
+}
+
+#[derive(Debug, Subcommand)]
+enum RunTask {
+    Run(Box<Run>),
+}
+
 /// A line whose options go together.
 #[derive(Debug)]
 pub(crate) struct Args {
@@ -38,16 +51,11 @@ impl Parser for Args {
         T: Into<OsString> + Clone,
     {
         let words: Vec<OsString> = line.into_iter().map(Into::into).collect();
-        let read = |tool| settings::without_empty_variables(tool).try_get_matches_from(&words);
-        // The pages of help are made only when somebody reads them: to fill them in takes as long as to read the line.
-        let said =
-            read(Line::command()).or_else(|error| if is_help(&error) { read(Self::command()) } else { Err(error) })?;
-        // Only the line itself can name the configuration file.
-        let mut matches = match settings::with_file(Line::command, &said)? {
-            None => said,
-            Some(tool) => read(tool)?,
-        };
-        Self::from_arg_matches_mut(&mut matches)
+        let is_run = words.get(1).is_some_and(|word| word == "run");
+        // What is wrong, or asked of all commands, is found and told as for any other.
+        let read = is_run.then(|| matches(RunLine::command, &words).ok()).flatten();
+        let mut read = read.map_or_else(|| matches(Line::command, &words), Ok)?;
+        Self::from_arg_matches_mut(&mut read)
     }
 }
 
@@ -83,6 +91,18 @@ impl FromArgMatches for Args {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
+    }
+}
+
+/// Reads the line, and the configuration file.
+fn matches(tool: fn() -> Command, words: &[OsString]) -> Result<ArgMatches, Error> {
+    let read = |tool| settings::without_empty_variables(tool).try_get_matches_from(words);
+    // The pages of help are made only when somebody reads them: to fill them in takes as long as to read the line.
+    let said = read(tool()).or_else(|error| if is_help(&error) { read(Args::command()) } else { Err(error) })?;
+    // Only the line itself can name the configuration file.
+    match settings::with_file(tool, &said)? {
+        None => Ok(said),
+        Some(tool) => read(tool),
     }
 }
 
@@ -131,18 +151,6 @@ impl Task {
             Self::Completions { .. } | Self::Man(_) => None,
         }
     }
-}
-
-/// Internal commands, by which the tool starts itself. They stand apart, so that no completion and no page offers them.
-#[derive(Debug, Parser)]
-#[command(name = "leasehold")]
-pub(crate) enum Own {
-    /// Becomes the command, once it is tied to the life of the process that started it.
-    #[command(name = "__exec")]
-    Exec(Exec),
-    /// Dies of an interrupt.
-    #[command(name = "__interrupted")]
-    Interrupted,
 }
 
 /// How long to wait for a lock that is held.
@@ -365,18 +373,6 @@ pub(crate) struct Man {
     pub(crate) out_dir: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Part)]
-pub(crate) struct Exec {
-    /// The parent, with which this process dies.
-    #[arg(long)]
-    pub(crate) parent: i32,
-    /// The pipe that says when to begin, and with what.
-    #[arg(long)]
-    pub(crate) go: i32,
-    #[arg(last = true, required = true)]
-    pub(crate) command: Vec<OsString>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -384,7 +380,24 @@ mod tests {
     #[test]
     fn the_command_line_is_in_order() {
         Args::command().debug_assert();
-        Own::command().debug_assert();
+    }
+
+    #[test]
+    fn run_alone_is_read_as_among_all_commands() {
+        let lines: [&[&str]; 4] = [
+            &["job", "true"],
+            &["-nv", "-E", "0", "--ttl", "5s", "--max-hold=1m", "job", "--", "sh", "-c", "ls -l"],
+            &["--wait", "2", "--signal", "INT", "--grace", "1s", "--keep-for", "50s", "job", "echo", "--help", "-n"],
+            &["--quorum", "redis://a,redis://b,redis://c", "--metrics-file", "/tmp/file", "--fair", "job", "make"],
+        ];
+        for line in lines {
+            let words: Vec<OsString> = ["leasehold", "run"].iter().chain(line).map(Into::into).collect();
+            let task = |tool| {
+                let mut read = matches(tool, &words).unwrap();
+                (format!("{:?}", Line::from_arg_matches(&read).unwrap().task), read.remove_subcommand().unwrap().0)
+            };
+            assert_eq!(task(RunLine::command), task(Line::command), "{line:?}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod exit;
 mod keyboard;
 mod look;
 mod observe;
+mod own;
 mod pages;
 mod run;
 mod say;
@@ -25,12 +26,15 @@ mod signals;
 mod table;
 mod top;
 
-use args::{Args, Man, Own, Task};
+use args::{Args, Man, Task};
 use exit::{Ended, Exit};
+use own::Own;
 
 fn main() -> ExitCode {
-    let is_own = env::args_os().nth(1).is_some_and(|first| first.to_str().is_some_and(|first| first.starts_with("__")));
-    let ended = if is_own { Own::try_parse().map(own) } else { Args::try_parse().map(|args| does(args.task)) };
+    let ended = match Own::read(env::args_os().skip(1)) {
+        Some(task) => Ok(own(task)),
+        None => Args::try_parse().map(|args| does(args.task)),
+    };
     let exit = ended.unwrap_or_else(|error| answers(&error)).unwrap_or_else(|ended| {
         if let Some(why) = ended.why() {
             say::tell(why);

@@ -15,9 +15,12 @@ const FORWARDED: [Signal; 8] =
 /// The signals that came to us since the tool began, and every change of a child.
 pub(crate) struct Signals {
     receiver: mpsc::UnboundedReceiver<Signal>,
-    /// The signals that this thread blocked before.
-    blocked: SigSet,
+    before: Before,
 }
+
+/// The signals that the main thread blocked before we caught any.
+#[derive(Clone, Copy)]
+pub(crate) struct Before(SigSet);
 
 impl Signals {
     /// Catches the signals from now on, also those that our parent has blocked, but none that it has ignored (`nohup`).
@@ -40,17 +43,11 @@ impl Signals {
                 }
             });
         }
-        Ok(Self { receiver, blocked })
+        Ok(Self { receiver, before: Before(blocked) })
     }
 
-    /// Acts with the signal mask that this thread had at first, so that a process started there inherits it.
-    pub(crate) fn blocked_as_before<T>(&self, act: impl FnOnce() -> T) -> T {
-        let ours = self.blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK);
-        let done = act();
-        if let Ok(ours) = ours {
-            let _as_it_was = ours.thread_set_mask();
-        }
-        done
+    pub(crate) fn before(&self) -> Before {
+        self.before
     }
 
     /// The next one.
@@ -63,6 +60,18 @@ impl Signals {
             Some(signal) => signal,
             None => std::future::pending().await,
         }
+    }
+}
+
+impl Before {
+    /// Acts with the signal mask that this thread had at first, so that a process started there inherits it.
+    pub(crate) fn while_blocked<T>(self, act: impl FnOnce() -> T) -> T {
+        let ours = self.0.thread_swap_mask(SigmaskHow::SIG_SETMASK);
+        let done = act();
+        if let Ok(ours) = ours {
+            let _as_it_was = ours.thread_set_mask();
+        }
+        done
     }
 }
 

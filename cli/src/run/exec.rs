@@ -18,8 +18,8 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 
 use super::group::Go;
 use crate::{
-    args::Exec,
     exit::{Ended, Exit},
+    own::Exec,
 };
 
 /// Searches for the command as `execvp` does, before the lock keeps others from running it.

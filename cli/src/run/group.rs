@@ -17,7 +17,7 @@ use rustix::{
 };
 
 use super::system;
-use crate::args::Run;
+use crate::{args::Run, own::Exec};
 
 /// A change of the command's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,12 +75,10 @@ impl Ready {
         let others = system::children();
         let (hears, go) = pipe()?;
         fcntl_setfd(&go, FdFlags::CLOEXEC)?;
+        let exec =
+            Exec { parent: getpid().as_raw_nonzero().get(), go: hears.as_raw_fd(), command: options.command.clone() };
         let child = Command::new(own_program()?)
-            .arg("__exec")
-            .args(["--parent", &getpid().as_raw_nonzero().to_string()])
-            .args(["--go", &hears.as_raw_fd().to_string()])
-            .arg("--")
-            .args(&options.command)
+            .args(exec.words())
             .env("LEASEHOLD_NAME", &options.wanted.name)
             .process_group(0)
             .spawn()?;

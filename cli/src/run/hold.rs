@@ -35,7 +35,7 @@ pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
             Ended::new(Exit::Conflict(conflict), why)
         };
         let work = async |lease, signals: &mut Signals| until_closed(options, lease, &input, signals).await;
-        let held = under_a_lease(options, &mut signals, gives_up, || {}, work).await?;
+        let held = under_a_lease(options, &mut signals, gives_up, || Ok(()), || {}, work).await?;
         Ok(held.unwrap_or_else(|signal| Exit::Signal(signal.as_raw())))
     })?;
     Ok(exit.into())

@@ -20,7 +20,7 @@ use crate::{
     args::Run,
     exit::{Ended, Exit},
     say::tell,
-    signals::{Signals, stop_all},
+    signals::{Before, Signals, stop_all},
 };
 
 /// How often to check the lease: the clock of the timers stands still while the machine sleeps.
@@ -101,8 +101,8 @@ impl Outcome {
 }
 
 /// Makes the command ready.
-pub(super) fn ready_for(options: &Run, signals: &Signals) -> Result<Ready, Ended> {
-    signals.blocked_as_before(|| Ready::new(options)).map_err(|error| not_started(&error))
+pub(super) fn ready_for(options: &Run, before: Before) -> Result<Ready, Ended> {
+    before.while_blocked(|| Ready::new(options)).map_err(|error| not_started(&error))
 }
 
 fn not_started(error: &io::Error) -> Ended {
@@ -119,7 +119,7 @@ impl<'a> Job<'a> {
         lease: &Lease,
         acquired: Duration,
         ready: Option<Ready>,
-        signals: &Signals,
+        before: Before,
     ) -> Result<Self, Ended> {
         lease.check().map_err(|lost| Ended::new(Exit::Lost, format!("{lost}; the command was not started")))?;
         if !matches!(plan.running(lease.remaining()), Due::Wait(_)) {
@@ -138,7 +138,7 @@ impl<'a> Job<'a> {
         let group = match ready.map(|ready| ready.start(&go)) {
             Some(Ok(group)) => group,
             // It was dropped during a wait, or somebody has killed it.
-            None | Some(Err(_)) => ready_for(options, signals)?.start(&go).map_err(|error| not_started(&error))?,
+            None | Some(Err(_)) => ready_for(options, before)?.start(&go).map_err(|error| not_started(&error))?,
         };
         let deadline = now() + lease.remaining();
         Ok(Self {

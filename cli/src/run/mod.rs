@@ -12,7 +12,7 @@ use std::{
 
 use leasehold::{Error, Lease, Lock, LossReason, Released, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
-use tokio::time::timeout;
+use tokio::{task::yield_now, time::timeout};
 
 use self::{
     exec::find,
@@ -25,6 +25,7 @@ use crate::{
     connect::block_on,
     duration::{A_DAY, written},
     exit::{Ended, Exit},
+    own,
     say::{self, tell},
     signals::{Signals, stop_here},
 };
@@ -111,19 +112,29 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
                 tell(why);
             }
         }
-        let ready = Arc::new(Mutex::new(Some(ready_for(options, &signals)?)));
-        // Before the command runs, which may use up the threads that we are allowed.
-        say::prepare();
+        let (ready, before) = (Arc::new(Mutex::new(None)), signals.before());
+        let meanwhile = || {
+            // Before the command runs, which may use up the threads that we are allowed.
+            say::prepare();
+            put(&ready, ready_for(options, before)?);
+            Ok(())
+        };
         let waits = {
             let ready = ready.clone();
             // Nobody needs the ready process while somebody else has the lock, which may be for hours.
             move || drop(taken(&ready))
         };
         let work = async |lease, signals: &mut Signals| hold(options, plan, lease, taken(&ready), signals).await;
-        under_a_lease(&options.wanted, &mut signals, std::future::pending(), waits, work)
+        under_a_lease(&options.wanted, &mut signals, std::future::pending(), meanwhile, waits, work)
             .await?
             .or_else(|signal| Ok(Outcome::signal(signal)))
     })
+}
+
+fn put(ready: &Mutex<Option<Ready>>, process: Ready) {
+    if let Ok(mut ready) = ready.lock() {
+        *ready = Some(process);
+    }
 }
 
 fn taken(ready: &Mutex<Option<Ready>>) -> Option<Ready> {
@@ -134,12 +145,13 @@ fn catch() -> Result<Signals, Ended> {
     Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))
 }
 
-/// Acquires the lock and does the work, or returns the signal that came first. Calls `waits` when somebody else has the
-/// lock. Stops waiting when `gives_up` completes.
+/// Acquires the lock and does the work, or returns the signal that came first. Calls `meanwhile` once while it connects,
+/// and `waits` when somebody else has the lock. Stops waiting when `gives_up` completes.
 async fn under_a_lease<T>(
     options: &LockArgs,
     signals: &mut Signals,
     gives_up: impl Future<Output = Ended>,
+    meanwhile: impl FnOnce() -> Result<(), Ended>,
     waits: impl Fn() + Send + Sync + 'static,
     work: impl AsyncFnOnce(Lease, &mut Signals) -> Result<T, Ended>,
 ) -> Result<Result<T, Signal>, Ended> {
@@ -156,9 +168,19 @@ async fn under_a_lease<T>(
         builder = builder.fence_memory(memory);
     }
     let mut gives_up = pin!(gives_up);
+    let building = async {
+        let meanwhile = async {
+            // All tasks have a turn first. So our threads start, and the server's address is looked up, while we wait for
+            // the new process to load.
+            yield_now().await;
+            meanwhile()
+        };
+        let build = async { builder.build().await.map_err(Ended::from) };
+        tokio::try_join!(build, meanwhile).map(|(leases, ())| leases)
+    };
     let built = tokio::select! {
         ended = &mut gives_up => return Err(ended),
-        built = unless_ended(signals, builder.build()) => built,
+        built = unless_ended(signals, building) => built,
     };
     let leases = match built {
         Ok(built) => built?,
@@ -192,7 +214,7 @@ fn die_interrupted(who: Interrupted) {
         let _not_us = kill_current_process_group(Signal::INT);
     }
     if let Ok(program) = own_program() {
-        let _as_well_as_we_can = std::process::Command::new(program).arg("__interrupted").exec();
+        let _as_well_as_we_can = std::process::Command::new(program).arg(own::INTERRUPTED).exec();
     }
 }
 
@@ -220,7 +242,7 @@ async fn hold(
     signals: &mut Signals,
 ) -> Result<Outcome, Ended> {
     let acquired = now();
-    let job = match Job::start(options, plan, &lease, acquired, ready, signals) {
+    let job = match Job::start(options, plan, &lease, acquired, ready, signals.before()) {
         Ok(job) => job,
         Err(ended) => {
             // `ended` tells the reason, whatever the release finds. Release at once: somebody else may do the job.
