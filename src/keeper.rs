@@ -225,7 +225,8 @@ impl Host {
 
     /// The same, on a runtime of the keeper's.
     pub(crate) fn spawn_until_stopped_on<F: Future<Output = ()> + Send + 'static>(&self, runtime: &Handle, task: F) {
-        let stop = self.stop.clone();
+        // Boxed: each of the futures around it would have room for it twice, to take it in and to poll it.
+        let (stop, task) = (self.stop.clone(), Box::pin(task));
         let until_stopped = async move {
             let _stopped = stop.run_until_cancelled(task).await;
         };

@@ -66,7 +66,8 @@ pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) 
         let Some(connections) = connections.upgrade() else { return };
         let was_asked = connections.whereabouts.was_asked.swap(false, Ordering::Relaxed);
         if was_asked || connections.subscription.is_needed() {
-            let _in_time = closed.run_until_cancelled(connections.look(&mut check)).await;
+            // Boxed: it is large and seldom, and the task is there from the first connection on.
+            let _in_time = closed.run_until_cancelled(Box::pin(connections.look(&mut check))).await;
         }
     }
 }
