@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     future::Future,
     os::unix::process::CommandExt,
-    pin::pin,
+    pin::{Pin, pin},
     process::ExitCode,
     sync::{Arc, Mutex},
     time::Duration,
@@ -108,7 +108,7 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
         let mut signals = catch()?;
         if let Some(address) = options.metrics_addr {
             // Another run may be there already, and a job is worth more than its measurements.
-            if let Err(why) = metrics::serve(address).await {
+            if let Err(why) = Box::pin(metrics::serve(address)).await {
                 tell(why);
             }
         }
@@ -180,7 +180,7 @@ async fn under_a_lease<T>(
     };
     let built = tokio::select! {
         ended = &mut gives_up => return Err(ended),
-        built = unless_ended(signals, building) => built,
+        built = unless_ended(signals, Box::pin(building)) => built,
     };
     let leases = match built {
         Ok(built) => built?,
@@ -189,11 +189,11 @@ async fn under_a_lease<T>(
     let lock = leases.lock(&options.name);
     let acquired = tokio::select! {
         ended = gives_up => Ok(Err(ended)),
-        acquired = unless_ended(signals, acquire(options, lock, waits, began)) => acquired,
+        acquired = unless_ended(signals, Box::pin(acquire(options, lock, waits, began))) => acquired,
     };
     let has_waited_in_vain = matches!(acquired, Ok(Err(_)));
     let outcome = match acquired {
-        Ok(Ok(lease)) => work(lease, signals).await.map(Ok),
+        Ok(Ok(lease)) => Box::pin(work(lease, signals)).await.map(Ok),
         Ok(Err(ended)) => Err(ended),
         Err(signal) => Ok(Err(signal)),
     };
@@ -218,9 +218,9 @@ fn die_interrupted(who: Interrupted) {
     }
 }
 
-/// The future's output, or the signal that came before it and would end us.
-async fn unless_ended<F: Future>(signals: &mut Signals, future: F) -> Result<F::Output, Signal> {
-    tokio::pin!(future);
+/// The future's output, or the signal that came before it and would end us. It is boxed: it is large, and would have its
+/// room twice here, on the stack.
+async fn unless_ended<F: Future>(signals: &mut Signals, mut future: Pin<Box<F>>) -> Result<F::Output, Signal> {
     loop {
         tokio::select! {
             output = &mut future => return Ok(output),
