@@ -13,23 +13,16 @@ use leasehold::{Lease, Leases};
 use tokio::{runtime::Builder, sync::mpsc, task::JoinSet};
 
 use crate::{
-    Result, Server, Spread, TTL,
-    chart::Bars,
-    contestant::{confirmed, leases, leases_at},
-    machine,
-    page::Section,
-    peer,
-    server::client_at,
-    stats, usage,
+    Result, Server, Spread, TTL, chart::Bars, contestant::leases_at, machine, page::Section, peer, server::client_at,
+    short, stats, usage,
 };
 
 /// Linux shows 15 characters of a thread's name.
-const KEEPER: &str = "leasehold-keepe";
+pub const KEEPER: &str = "leasehold-keepe";
 /// So many acquires at once, where one after the other would take minutes.
 const AT_ONCE: usize = 256;
 /// So many are taken one after the other, so that no buffer grows beside them.
 const FEW: usize = 10_000;
-const CYCLES: u32 = 20_000;
 /// A third of the TTL, and a second: by then each lease has had its first renewal, and no checks of its start are left.
 const SETTLED: Duration = Duration::from_secs(11);
 /// Two whole renewals of each lease, which are a third of the TTL apart, and two seconds.
@@ -67,8 +60,7 @@ pub fn main() -> Result<()> {
     section.table("Held leases", "server and client on the same 2 cores", &TITLES, &rows);
     let title = "The keeper's share of a core, in %, by the number of held leases";
     section.bars("held", &Bars::of_one(title, "% of a core", keepers))?;
-    let short = Builder::new_multi_thread().enable_all().build()?.block_on(short())?;
-    section.table("Short leases", "server and client on the same 2 cores", &["20,000 short leases", "each"], &short);
+    Builder::new_multi_thread().enable_all().build()?.block_on(short::tables(&mut section))?;
     section.write()
 }
 
@@ -195,21 +187,4 @@ fn look(held: &[Lease], deadlines: &mut [u64], started: Instant) -> u64 {
         *deadline = (*deadline).max(now);
     }
     latest
-}
-
-/// A lease that ends before its first third never comes to the keeper.
-async fn short() -> Result<Vec<Vec<String>>> {
-    let server = Server::start()?;
-    let leases = leases(&server).await?;
-    let lock = leases.lock("short");
-    let (process, keeper, started) = (usage::cpu()?, usage::cpu_of_threads(KEEPER)?, Instant::now());
-    for _ in 0..CYCLES {
-        confirmed(&lock.acquire().await?.release().await?)?;
-    }
-    let wall = started.elapsed().as_secs_f64();
-    let used = [wall, usage::cpu()? - process, usage::cpu_of_threads(KEEPER)? - keeper];
-    leases.close().await;
-    let names = ["an acquire and a release", "processor time of the process", "processor time of the keeper"];
-    let micros = |seconds: f64| format!("{:.2} µs", seconds / f64::from(CYCLES) * 1e6);
-    Ok(names.iter().zip(used).map(|(name, used)| vec![(*name).to_owned(), micros(used)]).collect())
 }

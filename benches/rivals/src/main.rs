@@ -20,6 +20,7 @@ mod rates;
 mod rivals;
 mod rounds;
 mod server;
+mod short;
 mod stats;
 mod table;
 mod usage;
@@ -44,6 +45,7 @@ fn main() -> Result<()> {
         ["waiting"] => waiting::main(),
         ["idle"] => idle::main(),
         ["held"] => held::main(),
+        ["held", "short"] => short::main(),
         ["cluster"] => cluster::main(),
         ["cluster", "replicas"] => cluster::replicas(),
         ["profile"] => profile::main(),
