@@ -22,7 +22,7 @@ use crate::{
     foreign::{Relay, relayed},
     lease::{Lease, LeaseHandle},
     metrics::Acquiring,
-    options::{check_grace, check_keep, check_reason},
+    options::{Millis, check_grace, check_keep, check_once_per, check_reason},
     owner::Owner,
     scope::Scope,
     waiter::Waiter,
@@ -51,6 +51,7 @@ pub struct Lock {
     name: Arc<str>,
     reentrant: bool,
     keep_for: Duration,
+    once_per: Millis,
     grace: Duration,
     owner: Owner,
     on_wait: Option<OnWait>,
@@ -64,7 +65,7 @@ impl Lock {
     pub(crate) fn new(scope: Scope, name: &str) -> Self {
         let (name, owner) = (name.into(), Owner::task());
         let (keep_for, grace) = (Duration::ZERO, Duration::ZERO);
-        Self { scope, name, reentrant: false, keep_for, grace, owner, on_wait: None }
+        Self { scope, name, reentrant: false, keep_for, once_per: Millis::UNSET, grace, owner, on_wait: None }
     }
 
     /// The lock's name, without the prefix.
@@ -175,6 +176,54 @@ impl Lock {
     /// ```
     pub fn keep_for(mut self, keep: Duration) -> Self {
         self.keep_for = keep;
+        self
+    }
+
+    /// The lock can be acquired at most once in so long, whatever becomes of the holder: released, dropped, lost or dead.
+    ///
+    /// For work that must not *begin* again too soon, even after a crash, such as a mail to everybody once an hour. The
+    /// interval counts from the sending of the acquire, by the server's clock, and from 1 ms to 24 hours. Where there is
+    /// a [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less: a server that was restarted
+    /// has forgotten the key. Not set, nothing is bound.
+    ///
+    /// [`keep_for`](Self::keep_for) is the other promise: it counts once the work is done, and a crash leaves nothing
+    /// of it, for the work was not done. With both, the key stays for the longer of the two. The
+    /// [cookbook](crate::docs::cookbook) says which one you need.
+    ///
+    /// The key then lives for what is left of the interval, and at least for the TTL; the lease's deadline stays what it
+    /// is. A release or a drop leaves the key until the interval is over, and others see `label (released)`. Waiters,
+    /// [fair](Self::fair) ones too, are served after that. A [re-entrant](Self::reentrant) acquire is no other one.
+    /// [`force_release`](Self::force_release) frees the lock at once. An acquire that is given up is undone, and does not
+    /// count; one that the server executes only after that, when it is back from an outage, counts if nobody is left to
+    /// undo it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let hourly = leases.lock("newsletter").once_per(Duration::from_secs(59 * 60));
+    /// drop(hourly.acquire().await?); // it crashed, say
+    /// assert!(hourly.try_acquire().await?.is_none()); // not within the hour
+    /// # Ok(()) }
+    /// ```
+    pub fn once_per(mut self, interval: Duration) -> Self {
+        self.once_per = Millis::of(interval);
+        self
+    }
+
+    /// How much longer the key outlives a holder that dies or is lost: time for what that one still has under way. The
+    /// builder's, none, unless set here; at most an hour. Where there is a
+    /// [`restart_delay`](crate::Builder::restart_delay), the TTL and the delay together must be at least a second less.
+    ///
+    /// A lease that is lost has ended all the same, at its deadline. But its key stays for so much longer, so nobody
+    /// else has the lock while a stopped process wakes, or a write that was sent before arrives. A release and a drop
+    /// free the lock at once, and so do [`max_hold`](Self::max_hold), [`close`](crate::Leases::close) and
+    /// [`force_release`](Self::force_release).
+    ///
+    /// It only makes a second holder rarer: a process may be stopped for longer, and a [`fence`](crate::Lease::fence)
+    /// never errs.
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.scope.options.lock_delay = Millis::of(delay);
         self
     }
 
@@ -608,11 +657,12 @@ impl Lock {
         client.check_acquires()?;
         options.check(!client.quorum.is_one(), client.quorum.restart_delay())?;
         check_keep("keep_for", self.keep_for, Duration::ZERO, client.quorum.longest_keep())?;
+        check_once_per(self.once_per, client.quorum.restart_delay())?;
         check_grace(self.grace, options.ttl)?;
         let key = self.key()?;
-        let Self { scope, owner, reentrant, keep_for, grace, on_wait, .. } = self;
+        let Self { scope, owner, reentrant, keep_for, once_per, grace, on_wait, .. } = self;
         let (options, names) = (scope.options, scope.into_names());
-        Ok(Wanted { key, names, options, owner, reentrant, keep_for, grace, on_wait })
+        Ok(Wanted { key, names, options, owner, reentrant, keep_for, once_per, grace, on_wait })
     }
 }
 
@@ -626,6 +676,7 @@ impl fmt::Debug for Lock {
             .field("options", &self.scope.options)
             .field("reentrant", &self.reentrant)
             .field("keep_for", &self.keep_for)
+            .field("once_per", &self.once_per)
             .field("grace", &self.grace)
             .field("owner", &self.owner)
             .finish_non_exhaustive()

@@ -11,6 +11,7 @@ use crate::{error::Error, metrics::Group};
 pub(crate) struct LockOptions {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) lock_delay: Millis,
     pub(crate) fair: bool,
     pub(crate) fence_memory: Duration,
     pub(crate) metrics_group: Group,
@@ -21,6 +22,7 @@ impl Default for LockOptions {
         Self {
             ttl: Duration::from_secs(30),
             max_hold: None,
+            lock_delay: Millis::UNSET,
             fair: false,
             fence_memory: fence::MEMORY,
             metrics_group: Group::default(),
@@ -33,6 +35,7 @@ impl fmt::Debug for LockOptions {
         f.debug_struct("LockOptions")
             .field("ttl", &self.ttl)
             .field("max_hold", &self.max_hold)
+            .field("lock_delay", &self.lock_delay)
             .field("fair", &self.fair)
             .field("fence_memory", &self.fence_memory)
             .finish_non_exhaustive()
@@ -43,6 +46,7 @@ impl LockOptions {
     /// Whether they are within their bounds, and go together with these servers.
     pub(crate) fn check(&self, is_quorum: bool, restart_delay: Duration) -> Result<(), Error> {
         check_times(self.ttl, self.max_hold, restart_delay)?;
+        check_lock_delay(self.lock_delay.span().unwrap_or_default(), self.ttl, restart_delay)?;
         check_fence_memory(self.fence_memory)?;
         if self.fair && is_quorum {
             return Err(Error::config(
@@ -50,6 +54,34 @@ impl LockOptions {
             ));
         }
         Ok(())
+    }
+}
+
+/// A span that may be unset, in whole milliseconds: it takes no room beside a flag, and locks are copied with each
+/// acquire. Part of a millisecond counts as a whole one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Millis(u32);
+
+impl Millis {
+    pub(crate) const UNSET: Self = Self(0);
+
+    pub(crate) fn of(span: Duration) -> Self {
+        Self(u32::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX).saturating_add(1))
+    }
+
+    pub(crate) fn span(self) -> Option<Duration> {
+        Some(Duration::from_millis(self.0.checked_sub(1)?.into()))
+    }
+
+    /// Zero, if it is unset.
+    pub(crate) fn number(self) -> u32 {
+        self.0.saturating_sub(1)
+    }
+}
+
+impl fmt::Debug for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.span().fmt(f)
     }
 }
 
@@ -119,6 +151,47 @@ fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duratio
         _ => Ok(()),
     }
 }
+
+/// The longest that a key outlives its lease by a delay.
+const LONGEST_DELAY: Duration = Duration::from_secs(60 * 60);
+
+fn check_lock_delay(lock_delay: Duration, ttl: Duration, restart_delay: Duration) -> Result<(), Error> {
+    if lock_delay > LONGEST_DELAY {
+        let most = Rounded(LONGEST_DELAY);
+        return Err(Error::config(format!("lock_delay is {lock_delay:?}: it must be at most {most}")));
+    }
+    match longest_life(restart_delay) {
+        Some(longest) if !lock_delay.is_zero() && ttl + lock_delay > longest => Err(Error::config(format!(
+            "lock_delay is {lock_delay:?}, and ttl and lock_delay together {:?}: they must be at most {longest:?}, {WHY}",
+            ttl + lock_delay
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The bounds of the interval in which a lock is acquired once.
+pub(crate) fn check_once_per(once_per: Millis, restart_delay: Duration) -> Result<(), Error> {
+    let Some(once_per) = once_per.span() else { return Ok(()) };
+    let least = Duration::from_millis(1);
+    if !(least..=LONGEST_KEEP).contains(&once_per) {
+        let (least, most) = (Rounded(least), Rounded(LONGEST_KEEP));
+        return Err(Error::config(format!("once_per is {once_per:?}: it must be from {least} to {most}")));
+    }
+    match longest_life(restart_delay) {
+        Some(longest) if once_per > longest => {
+            Err(Error::config(format!("once_per is {once_per:?}: it must be at most {longest:?}, {WHY}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How long a key may live that a server may forget in a restart. A server counts its uptime in whole seconds, and up to
+/// one too many.
+fn longest_life(restart_delay: Duration) -> Option<Duration> {
+    (!restart_delay.is_zero()).then(|| restart_delay.saturating_sub(Duration::from_secs(1)))
+}
+
+const WHY: &str = "1 s less than restart_delay: a server that was restarted has forgotten the key";
 
 /// The longest that a key is kept without a lease.
 const LONGEST_KEEP: Duration = Duration::from_secs(24 * 60 * 60);

@@ -16,6 +16,9 @@
 //! 5. A vote that comes after a release on its own route needs no undo, for the release arrived later. That does not
 //!    hold for a vote that was overtaken, or that may still come. Nor does it once a node has given the release no
 //!    answer, or nobody waits for it: then it may never have been sent.
+//! 6. While its key [outlives](Outliving) a lease, no loss takes it off a node: it runs out everywhere (rule 14). A
+//!    holder that wakes late would cut its own delay short. A lease that was taken by force, or has reached its
+//!    `max_hold`, ends as any other. So does a release, whose mode says what is left of the interval.
 
 use std::time::Duration;
 
@@ -27,6 +30,7 @@ use crate::{
     jitter::Jitter,
     loss::{self, Loss, LossReason},
     message::{Acquired, Denial, Owned, ReleaseMode, Repaired, Route},
+    outliving::Outliving,
     release_tally::{ReleaseAnswer, ReleaseTally},
     renewal::{self, HeldLease, LeaseConfig, Phase, RenewalAnswer},
     tally::{Nodes, Tally},
@@ -47,6 +51,7 @@ pub struct Acquisition {
     fence: Option<Fence>,
     /// Whether `Leases` was closed, and whatever is left has been released.
     is_closed: bool,
+    outliving: Outliving,
     stage: Stage,
 }
 
@@ -85,15 +90,17 @@ struct Releasing {
 struct Over {
     may_be_on: Nodes,
     mode: ReleaseMode,
+    /// Whether the lease was lost, so that its key may have to run out (invariant 6).
+    was_lost: bool,
 }
 
 impl Acquisition {
     /// An attempt: `sent` is the time before the first of its requests, one to each node, is handed to the transport.
     pub fn new(config: Config, sent: Time) -> Self {
-        let Config { lease, nodes, route, renew_first_after, jitter } = config;
+        let Config { lease, outliving, nodes, route, renew_first_after, jitter } = config;
         let attempt = Attempt::new(sent, lease.ttl, nodes);
         let stage = Stage::Attempting { attempt, lease, renew_first_after, jitter };
-        Self { sent, route, released_on: None, fence: None, is_closed: false, stage }
+        Self { sent, route, released_on: None, fence: None, is_closed: false, outliving, stage }
     }
 
     /// A lease that one node has granted to a waiter of its queue, or nothing if that came too late.
@@ -112,6 +119,11 @@ impl Acquisition {
     /// When the attempt was sent.
     pub fn sent(&self) -> Time {
         self.sent
+    }
+
+    /// How much longer its key lives.
+    pub fn outliving(&self) -> Outliving {
+        self.outliving
     }
 
     /// Where the lease stands; nothing before it is won, and once the holder has let go.
@@ -182,17 +194,17 @@ impl Acquisition {
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Time) -> Actions {
-        self.lease(|lease| lease.tick(now))
+        self.lease(now, |lease| lease.tick(now))
     }
 
     /// Others are renewed now: renews this one along with them, if that suits.
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Actions {
-        self.lease(|lease| lease.go_along(now, meets))
+        self.lease(now, |lease| lease.go_along(now, meets))
     }
 
     /// Ends the lease if its time is up.
     pub fn expire_if_due(&mut self, now: Time) -> Actions {
-        self.lease(|lease| lease.expire_if_due(now))
+        self.lease(now, |lease| lease.expire_if_due(now))
     }
 
     /// A node has answered, or will not.
@@ -207,7 +219,7 @@ impl Acquisition {
             Ask::Raise => self.raised(now, node, reply.and_then(|said| owned(&said))),
             Ask::Renew => {
                 let answer = RenewalAnswer::read(&reply.and_then(|said| owned(&said)));
-                self.lease(|lease| lease.answer(now, node, at, answer))
+                self.lease(now, |lease| lease.answer(now, node, at, answer))
             }
             Ask::Repair => self.repaired(now, node, at, &reply.and_then(|said| repaired(&said))),
             Ask::Release { only_sending, is_last } => {
@@ -218,7 +230,7 @@ impl Acquisition {
 
     /// Ends the lease for a reason that no node has given, such as the end of its keeper.
     pub fn finish(&mut self, now: Time, reason: LossReason) -> Actions {
-        self.lease(|lease| lease.finish(now, reason))
+        self.lease(now, |lease| lease.finish(now, reason))
     }
 
     /// `Leases` closes: the lease ends, and whatever is left is released in the background.
@@ -229,7 +241,7 @@ impl Acquisition {
             Stage::Held(lease) => (actions.news.is_some() || waits_for_its_holder(lease.phase()), lease.may_be_on()),
             _ => (false, Nodes::NONE),
         };
-        if is_left && !was_closed {
+        if is_left && !was_closed && !self.runs_out(now) {
             actions.undo = Some(Undo { nodes, ..self.undo() });
         }
         actions
@@ -238,6 +250,7 @@ impl Acquisition {
     /// The last holder lets go.
     pub fn let_go(&mut self, now: Time) -> (Leaving, Actions) {
         let mut actions = self.expire_if_due(now);
+        let runs_out = self.runs_out(now);
         let Stage::Held(lease) = &mut self.stage else { return (Leaving::Nothing, actions) };
         let (nodes, may_be_on, valid_until) = (lease.nodes(), lease.may_be_on(), lease.valid_until());
         let if_gone = lease.reason_of_absence();
@@ -245,7 +258,7 @@ impl Acquisition {
             _ if self.is_closed => Leaving::Nothing,
             Phase::Held | Phase::AtRisk => Leaving::Release { is_forgiven: false },
             Phase::Over { reason: LossReason::MaxHold, .. } => Leaving::Release { is_forgiven: true },
-            Phase::Over { reason, .. } if loss::was_denied(reason) => {
+            Phase::Over { reason, .. } if loss::was_denied(reason) && !runs_out => {
                 // Invariant 2.
                 actions.undo = Some(Undo { nodes: Nodes::all(nodes), ..self.undo() });
                 Leaving::Nothing
@@ -253,7 +266,7 @@ impl Acquisition {
             Phase::Over { .. } => Leaving::Nothing,
         };
         self.stage = match leaving {
-            Leaving::Nothing => Stage::Over(Over { may_be_on, mode: ReleaseMode::Delete }),
+            Leaving::Nothing => Stage::Over(Over { may_be_on, mode: ReleaseMode::Delete, was_lost: runs_out }),
             Leaving::Release { is_forgiven } => {
                 let valid_until = if is_forgiven { now } else { valid_until };
                 Stage::Leaving { nodes, may_be_on, valid_until, if_gone }
@@ -284,7 +297,7 @@ impl Acquisition {
             // The requests of a release that nobody waits for any more may never be sent.
             self.released_on = self.released_on.is_none().then_some(Route::Keeper);
         }
-        self.stage = Stage::Over(Over { may_be_on: nodes, mode });
+        self.stage = Stage::Over(Over { may_be_on: nodes, mode, was_lost: false });
         Actions { undo: some(undo), ..Actions::default() }
     }
 
@@ -296,8 +309,8 @@ impl Acquisition {
             }
             Stage::Held(lease) if lease.next_tick().is_some() => self.voted_late(now, node, &vote),
             Stage::Held(_) | Stage::Leaving { .. } | Stage::Releasing(_) | Stage::Over(_) => {
-                // Invariant 5.
-                let is_gone = !overtaken && self.released_on == Some(self.route);
+                // Invariants 5 and 6.
+                let is_gone = !overtaken && self.released_on == Some(self.route) || self.runs_out(now);
                 let undo = (late(&vote) && !is_gone).then(|| self.undo_of_vote(node));
                 Actions { undo, ..Actions::default() }
             }
@@ -319,7 +332,7 @@ impl Acquisition {
             // The next renewal finds out.
             Err(_) => return Actions::default(),
         };
-        let actions = self.lease(|lease| lease.answer(now, node, sent, answer));
+        let actions = self.lease(now, |lease| lease.answer(now, node, sent, answer));
         Actions { raise: lower.map(|fence| (fence, Nodes::one(node))), ..actions }
     }
 
@@ -360,15 +373,16 @@ impl Acquisition {
                 Ok(repaired) => *repaired == Repaired::Done,
                 Err(failure) => failure.may_have_happened(),
             };
+            let is_undone = may_be_there && !self.runs_out(now);
             let undo = || Undo { nodes: Nodes::one(node), ..self.undo() };
-            return Actions { undo: may_be_there.then(undo), ..Actions::default() };
+            return Actions { undo: is_undone.then(undo), ..Actions::default() };
         }
         let answer = match repaired {
             Ok(Repaired::Done) => RenewalAnswer::Confirmed,
             Ok(Repaired::Taken) => RenewalAnswer::Denied(Denial::Taken),
             Ok(Repaired::Recovering(_)) | Err(_) => return Actions::default(),
         };
-        self.lease(|lease| lease.answer(now, node, sent, answer))
+        self.lease(now, |lease| lease.answer(now, node, sent, answer))
     }
 
     fn released(
@@ -403,21 +417,33 @@ impl Acquisition {
         }
         let answer = said.map(|owned| ReleaseAnswer { owned, only_sending });
         let Some(end) = releasing.tally.answer(now, node, answer) else { return Actions::default() };
-        let (nodes, over) = (releasing.unconfirmed, Over { may_be_on, mode: releasing.mode.clone() });
+        let (nodes, over) = (releasing.unconfirmed, Over { may_be_on, mode: releasing.mode.clone(), was_lost: false });
         self.stage = Stage::Over(over);
         let undo = some(Undo { nodes, ..self.undo() });
         Actions { undo, news: Some(News::Released(end)), ..Actions::default() }
     }
 
     /// An event of the lease, if there is one.
-    fn lease(&mut self, event: impl FnOnce(&mut HeldLease) -> renewal::Orders) -> Actions {
+    fn lease(&mut self, now: Time, event: impl FnOnce(&mut HeldLease) -> renewal::Orders) -> Actions {
         let Stage::Held(lease) = &mut self.stage else { return Actions::default() };
         let renewal::Orders { renew, reconnect, repair, undo, news } = event(lease);
-        // Invariants 2 and 3.
-        let is_undone = undo && !waits_for_its_holder(lease.phase());
-        let nodes = Nodes::all(lease.nodes());
+        let (phase, nodes) = (lease.phase(), Nodes::all(lease.nodes()));
+        // Invariants 2, 3 and 6.
+        let is_undone = undo && !waits_for_its_holder(phase) && !self.runs_out(now);
         let undo = is_undone.then(|| Undo { nodes, ..self.undo() });
         Actions { renew, reconnect, repair, undo, news: news.then_some(News::Phase), ..Actions::default() }
+    }
+
+    /// Whether a loss has left its key, which is to run out (invariant 6).
+    fn runs_out(&self, now: Time) -> bool {
+        let was_lost = match &self.stage {
+            Stage::Held(lease) => {
+                matches!(lease.phase(), Phase::Over { reason, .. } if loss::is_unforeseen(reason))
+            }
+            Stage::Over(over) => over.was_lost,
+            Stage::Attempting { .. } | Stage::Leaving { .. } | Stage::Releasing(_) => false,
+        };
+        was_lost && self.outliving.outlives_a_loss(now.since(self.sent))
     }
 
     /// The undo of this token at its stage, on no nodes yet.

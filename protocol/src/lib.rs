@@ -9,6 +9,7 @@
 //! | [`attempt`] | whether an acquire has won, and which floors of fences to raise before it has |
 //! | [`renewal`] | when a held lease is renewed, repaired or over |
 //! | [`release_tally`] | what a release came to on all nodes together |
+//! | [`outliving`] | how much longer a lock's key lives than its lease |
 //! | [`undo`] | how often and how long a token is taken back from a node |
 //! | [`tally`], [`plurality`] | what a majority has confirmed or denied, and who holds the most nodes |
 //! | [`fence_proposal`] | which fence is proposed, so that the nodes issue the same one |
@@ -59,6 +60,7 @@ pub mod message;
 pub mod node_health;
 pub mod node_status;
 pub mod observer;
+pub mod outliving;
 pub mod plurality;
 pub mod queue_position;
 pub mod reconnect;

@@ -129,6 +129,13 @@ pub fn was_denied(reason: LossReason) -> bool {
     matches!(reason, LossReason::Deleted | LossReason::FailedOver | LossReason::Taken | LossReason::Forced)
 }
 
+/// Whether the end came to a holder that may still be at work: not of its own will, nor by that of an operator. A job
+/// whose lease has reached its `max_hold` is told in time.
+pub fn is_unforeseen(reason: LossReason) -> bool {
+    was_denied(reason) && reason != LossReason::Forced
+        || matches!(reason, LossReason::Expired | LossReason::NoQuorum | LossReason::KeeperEnded)
+}
+
 /// The label in metrics; `None` if it is no loss.
 pub fn label(reason: LossReason) -> Option<&'static str> {
     match reason {

@@ -16,26 +16,26 @@ pub enum Request {
     /// Raises the lock's floor and the fence in its value to at least this one, if the lock is still the token's (rule
     /// 10): [`Owned`].
     Raise {
-        /// Of this lock; its TTL does not change.
+        /// Of this lock; the key lives on as long as before.
         claim: Claim,
         /// The least that the lock's next fence has to exceed.
         fence: Fence,
     },
     /// Brings a key back that the node has lost, unless somebody else has the lock by now: [`Repaired`].
     Repair {
-        /// With this token, for this TTL.
+        /// With this token, for this life.
         claim: Claim,
         /// The fence of the lease: no later one may be smaller.
         fence: Fence,
         /// A node that has been up for less may have forgotten another lease, and brings nothing back.
         restart_delay: Duration,
     },
-    /// Gives leases their full TTL from now on: one verdict each, in order. An inner error means "cannot tell". A lock
+    /// Gives keys their full life from now on: one verdict each, in order. An inner error means "cannot tell". A lock
     /// that the token has with another fence than the claim's was granted once more: the lease's own key is gone.
     Renew(Arc<[Claim]>),
     /// Takes the key from its token (rule 8): [`Owned`].
     Release {
-        /// Of this lock; its TTL does not matter.
+        /// Of this lock; its life does not matter.
         claim: Claim,
         /// How the key is left.
         mode: ReleaseMode,
@@ -229,6 +229,8 @@ pub struct Claim {
     pub token: Token,
     /// For this long from now on.
     pub ttl: Duration,
+    /// How long its key lives from now on: the TTL, or more (rule 14).
+    pub life: Duration,
     /// With this fence, as far as it is known. The fence in the key's value may differ: the token decides whose it is,
     /// but for a renewal.
     pub fence: Option<Fence>,
@@ -391,6 +393,7 @@ mod tests {
             key: Key::of_lock("job"),
             token: Token::random("host:7"),
             ttl: Duration::from_secs(1),
+            life: Duration::from_secs(1),
             fence: None,
             fence_memory: Duration::ZERO,
         };

@@ -26,7 +26,7 @@ pub enum Single {
     Take(Claim),
     /// Issue the next fence of the lock: [`SingleReply::Issued`].
     Issue(Claim),
-    /// Give the lock its fence and its full TTL, if it is the token's: [`SingleReply::Owned`].
+    /// Give the lock its fence and its full life, if it is the token's: [`SingleReply::Owned`].
     Confirm(Claim),
     /// Delete the lock if it is the token's, whoever waits: [`SingleReply::Owned`].
     Release(Claim),
@@ -118,6 +118,7 @@ mod tests {
             key: Key::of_lock("job"),
             token: Token::random("host:7"),
             ttl: Duration::from_secs(1),
+            life: Duration::from_secs(1),
             fence: None,
             fence_memory: Duration::ZERO,
         })

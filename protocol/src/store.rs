@@ -148,15 +148,15 @@ impl Store {
     }
 
     fn take(&mut self, now: Micros, AcquireRequest { claim, voting }: &AcquireRequest) -> Acquired {
-        let Claim { key, token, ttl, fence_memory, .. } = claim;
+        let Claim { key, token, life, fence_memory, .. } = claim;
         if self.guarded.contains_key(key) {
             return busy(guarded_value());
         }
         let proposal = voting.and_then(|Voting { proposal, .. }| proposal);
         match self.lock(now, key) {
-            None => Acquired::Granted(self.grant(now, key, token.clone(), *ttl, proposal, *fence_memory)),
+            None => Acquired::Granted(self.grant(now, key, token.clone(), *life, proposal, *fence_memory)),
             Some(lock) if lock.token == *token => {
-                lock.until = lock.until.max(now + micros(*ttl));
+                lock.until = lock.until.max(now + micros(*life));
                 Acquired::Granted(lock.fence)
             }
             Some(_) => busy(self.holder(now, key).unwrap_or_default()),
@@ -176,8 +176,8 @@ impl Store {
         if let Some(left) = self.recovers_for(now, restart_delay) {
             return Repaired::Recovering(left);
         }
-        let Claim { key, token, ttl, fence_memory, .. } = claim;
-        let until = now + micros(*ttl);
+        let Claim { key, token, life, fence_memory, .. } = claim;
+        let until = now + micros(*life);
         match self.owned(now, key, token) {
             Err(Denial::Taken) => return Repaired::Taken,
             Ok(lock) => (lock.fence, lock.until) = (lock.fence.max(fence), until),
@@ -201,13 +201,13 @@ impl Store {
         (up < delay).then(|| Duration::from_secs(delay - up))
     }
 
-    /// Gives a lock that is still the token's its full TTL, unless it was granted to the token once more.
-    fn renew(&mut self, now: Micros, Claim { key, token, ttl, fence, .. }: &Claim) -> Owned {
+    /// Gives a lock that is still the token's its full life, unless it was granted to the token once more.
+    fn renew(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
         let lock = self.held_by(now, key, token)?;
         if fence.is_some_and(|fence| fence != lock.fence) {
             return Err(Denial::Gone);
         }
-        lock.until = now + micros(*ttl);
+        lock.until = now + micros(*life);
         Ok(())
     }
 
@@ -260,12 +260,12 @@ impl Store {
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Polled, Vec<Notified>) {
-        let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
+        let Claim { key, token, life, fence_memory, .. } = &poll.claim;
         let mut told = Vec::new();
         let free = !self.guarded.contains_key(key)
             && match self.lock(now, key) {
                 Some(lock) if lock.token == *token => {
-                    lock.until = lock.until.max(now + micros(*ttl));
+                    lock.until = lock.until.max(now + micros(*life));
                     let fence = lock.fence;
                     self.leave_queue(now, poll, process.name);
                     return (Polled::Granted(fence), told);
@@ -287,7 +287,7 @@ impl Store {
                 }
                 Turn::Mine | Turn::Nobodys => {
                     self.leave_queue(now, poll, process.name);
-                    let fence = self.grant(now, key, token.clone(), *ttl, None, *fence_memory);
+                    let fence = self.grant(now, key, token.clone(), *life, None, *fence_memory);
                     return (Polled::Granted(fence), told);
                 }
             }

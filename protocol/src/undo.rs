@@ -1,7 +1,7 @@
 //! Taking a token back from one node: how often it is asked, on which route, and when that ends (rule 6).
 //!
 //! It asks until the node has answered, or until the key there has expired by itself. A request that the node executes
-//! after that gives nobody a lease, and its key is gone within one TTL.
+//! after that gives nobody a lease, and its key is gone within one life.
 
 use std::time::Duration;
 

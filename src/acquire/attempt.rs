@@ -117,6 +117,7 @@ impl Acquire {
         let (client, LockOptions { ttl, max_hold, .. }) = (&self.client, self.wanted.options);
         Config {
             lease: LeaseConfig { ttl, max_hold, patience: client.options.command_timeout },
+            outliving: self.outliving(),
             nodes: client.quorum.len(),
             route,
             renew_first_after: (client.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
@@ -163,7 +164,7 @@ async fn late_vote(
     let Left { raise, undo } = client.watchdog.on_reply(&hold, sent, said);
     if let Some(order) = undo {
         // Boxed, for it is large, and seldom.
-        Box::pin(client.watchdog.undoing(node, UndoTask::new(order, hold.claim.clone()))).await;
+        Box::pin(client.watchdog.undoing(node, UndoTask::new(order, hold.claim_at(client.now())))).await;
     }
     if let Some((fence, _)) = raise {
         let raise = Request::Raise { claim: hold.claim.clone(), fence };

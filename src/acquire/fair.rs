@@ -167,7 +167,7 @@ impl Drop for Standing<'_> {
             return;
         }
         let (client, claim) = (&self.acquire.client, self.acquire.claim(self.token.clone()));
-        let claim = Claim { ttl: LEAVES_FOR.max(claim.ttl), ..claim };
+        let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
         let (nodes, route, mode) = (Nodes::one(0), self.route, ReleaseMode::Leave);
         let order = acquisition::Undo { nodes, route, mode, is_attempt: true };
         let leaving = client.watchdog.undoing(0, UndoTask { order, claim, was_asked: true });

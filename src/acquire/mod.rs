@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, time::Time, token::Token,
-    troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
+    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, outliving::Outliving, time::Time,
+    token::Token, troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
 };
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     held::{Hold, SharedEntry},
     lease::Lease,
-    options::{LockOptions, Names, check_grace},
+    options::{LockOptions, Millis, Names, check_grace},
     owner::{Owner, OwnerId},
     random,
     reentry::{OwnerSlot, Reentry},
@@ -62,6 +62,7 @@ pub(crate) struct Wanted {
     pub(crate) reentrant: bool,
     /// The key stays for so long, whenever the lease is released.
     pub(crate) keep_for: Duration,
+    pub(crate) once_per: Millis,
     pub(crate) grace: Duration,
     pub(crate) on_wait: Option<OnWait>,
 }
@@ -230,10 +231,16 @@ impl Acquire {
         }
     }
 
+    /// How much longer the key lives than the lease.
+    fn outliving(&self) -> Outliving {
+        Outliving::of_millis(self.wanted.options.lock_delay.number(), self.wanted.once_per.number())
+    }
+
     /// The claim of an attempt with this token.
     fn claim(&self, token: Token) -> Claim {
         let LockOptions { ttl, fence_memory, .. } = self.wanted.options;
-        Claim { key: self.wanted.key.clone(), token, ttl, fence: None, fence_memory }
+        let life = self.outliving().life(ttl, Duration::ZERO);
+        Claim { key: self.wanted.key.clone(), token, ttl, life, fence: None, fence_memory }
     }
 
     /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.

@@ -89,7 +89,8 @@ impl Client {
             }
             // The lock may be free all the same; and the server does not notify of a delete on our own connection.
             self.released(&hold.claim.key, &mode);
-            return Ok(Released::unconfirmed(&failure, matches!(mode, ReleaseMode::Retain(..))));
+            let is_kept = matches!(mode, ReleaseMode::Retain(..)) || !hold.outlives_nothing();
+            return Ok(Released::unconfirmed(&failure, is_kept));
         }
         if let Some(count) = self.unconfirmed.end() {
             tracing::info!(name: "release", target: "leasehold", lock, label, count, "releases are confirmed again");
@@ -219,7 +220,7 @@ impl Client {
         let releases = undo.nodes.iter().map(|node| (node, self.own_releases.begin(&hold.claim.key, node)));
         // All of them are under way before the first is over.
         for (node, own_release) in releases.collect::<Vec<_>>() {
-            let undoing = self.watchdog.undoing(node, UndoTask::new(undo.clone(), hold.claim.clone()));
+            let undoing = self.watchdog.undoing(node, UndoTask::new(undo.clone(), hold.claim_at(self.now())));
             // With this the connections stay until it is done.
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             let mut releasing = Box::pin(async move {

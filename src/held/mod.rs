@@ -9,6 +9,7 @@ use leasehold_protocol::{
     holder::RELEASED,
     loss::{self, Loss, LossReason},
     message::{Claim, ReleaseMode, Route},
+    outliving::Outliving,
     renewal::Phase,
     time::Time,
 };
@@ -42,12 +43,13 @@ const SHORTEST_KEEP: Duration = Duration::from_millis(1);
 
 /// One acquisition, held by one or more leases of one owner.
 pub(crate) struct Hold {
-    /// With its fence.
+    /// With its fence, and the life of its acquire.
     pub(crate) claim: Claim,
     pub(crate) fence: Fence,
     pub(crate) owner: Option<OwnerId>,
     /// When the winning attempt was sent.
     acquired: Time,
+    outliving: Outliving,
     /// A copy of the acquisition's answer, so that `check` is one load and one look at the clock.
     valid_until: AtomicU64,
     /// The key stays until then, whenever it is released: nanoseconds on our clock, zero for no longer than it is held.
@@ -103,7 +105,7 @@ impl Hold {
         group: Group,
     ) -> (Arc<Self>, Signal) {
         let claim = Claim { fence: Some(fence), ..claim };
-        let acquired = acquisition.sent();
+        let (acquired, outliving) = (acquisition.sent(), acquisition.outliving());
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let keep_until = AtomicU64::new(0);
         let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None });
@@ -113,6 +115,7 @@ impl Hold {
             fence,
             owner,
             acquired,
+            outliving,
             valid_until,
             keep_until,
             state,
@@ -146,17 +149,32 @@ impl Hold {
         if self.has_span() { self.span.lock().take() } else { None }
     }
 
+    /// The claim of a request that is sent now: with what is left of its life.
+    pub(crate) fn claim_at(&self, now: Time) -> Claim {
+        let claim = self.claim.clone();
+        if self.outlives_nothing() {
+            return claim;
+        }
+        Claim { life: self.outliving.life(claim.ttl, now.since(self.acquired)), ..claim }
+    }
+
+    /// Whether its key lives for no more than the TTL.
+    pub(crate) fn outlives_nothing(&self) -> bool {
+        self.outliving == Outliving::NOTHING
+    }
+
     /// Keeps the key for at least so long from now on, or until the time that was asked for before.
     pub(crate) fn keep_for(&self, now: Time, keep: Duration) {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
 
-    /// Whether a release deletes the key or retains it: for at least `keep` from now on. A lost lease ignores an
-    /// earlier `keep_for`: its work has not been done.
+    /// Whether a release deletes the key or retains it: for at least `keep` from now on, and until the interval is over
+    /// in which the lock is acquired once. A lost lease ignores an earlier `keep_for`: its work has not been done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
         let asked = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
         let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
+        let rest = rest.max(self.outliving.interval_left(now.since(self.acquired)));
         if rest.is_zero() {
             return ReleaseMode::Delete;
         }
@@ -173,7 +191,7 @@ impl Hold {
     /// changed it since, or to no effect.
     pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
         // The server counts in whole milliseconds.
-        self.claim.token.owns(value) && left >= self.remaining(now) && left < self.claim.ttl + Duration::from_millis(1)
+        self.claim.token.owns(value) && left >= self.remaining(now) && left < self.claim.life + Duration::from_millis(1)
     }
 
     pub(crate) fn next_tick(&self) -> Option<Time> {

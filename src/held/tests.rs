@@ -4,6 +4,7 @@ use leasehold_protocol::{
     jitter::Jitter,
     key::Key,
     message::Denial,
+    outliving::Outliving,
     renewal::LeaseConfig,
 };
 
@@ -16,14 +17,19 @@ fn at(millis: u64) -> Time {
 }
 
 fn held() -> (Arc<Hold>, Signal) {
+    held_for(Outliving::NOTHING)
+}
+
+/// The same, and its key outlives this.
+fn held_for(outliving: Outliving) -> (Arc<Hold>, Signal) {
     let lease = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));
-    let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
+    let config = Config { lease, outliving, nodes: 1, route, renew_first_after: None, jitter };
     let Some(acquisition) = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO) else {
         panic!("it is granted in time")
     };
-    let (key, fence_memory) = (Key::of_lock("job"), fence::MEMORY);
-    let claim = Claim { key, token: random::token("host:7"), ttl: TTL, fence: None, fence_memory };
+    let (key, fence_memory, life) = (Key::of_lock("job"), fence::MEMORY, outliving.life(TTL, Duration::ZERO));
+    let claim = Claim { key, token: random::token("host:7"), ttl: TTL, life, fence: None, fence_memory };
     Hold::new(claim, fence::ZERO, None, acquisition, Group::default())
 }
 
@@ -54,6 +60,70 @@ fn a_key_is_as_our_last_renewal_left_it_while_it_lives_for_as_long() {
     assert!(!is_as_left(least.saturating_sub(milli)), "somebody shortened it");
     assert!(!is_as_left(TTL + milli), "somebody lengthened it");
     assert!(!hold.is_as_left(&random::token("host:7").value(fence::ZERO), least, now), "it is another's");
+}
+
+#[test]
+fn a_key_that_outlives_its_lease_is_as_our_last_renewal_left_it_for_longer() {
+    let (delay, interval, milli) = (Duration::from_secs(2), Duration::from_secs(60), Duration::from_millis(1));
+    for (outliving, most) in [
+        (Outliving::new(delay, Duration::ZERO), TTL + delay),
+        // Longer than at the last renewal: who lengthens it has changed nothing for us.
+        (Outliving::new(Duration::ZERO, interval), interval),
+    ] {
+        let ((hold, _signal), now) = (held_for(outliving), at(100));
+        let value = hold.claim.token.value(fence::ZERO);
+        assert!(hold.is_as_left(&value, hold.remaining(now), now) && hold.is_as_left(&value, most, now));
+        assert!(!hold.is_as_left(&value, most + milli, now), "somebody lengthened it");
+    }
+}
+
+#[test]
+fn each_request_has_what_is_left_of_the_life() {
+    let secs = Duration::from_secs;
+    let lives = |outliving| [0, 1_000, 9_000].map(|millis| held_for(outliving).0.claim_at(at(millis)).life);
+    assert_eq!(lives(Outliving::NOTHING), [TTL; 3]);
+    assert_eq!(lives(Outliving::new(secs(2), Duration::ZERO)), [TTL + secs(2); 3]);
+    assert_eq!(lives(Outliving::new(Duration::ZERO, secs(10))), [secs(10), secs(9), TTL]);
+    let (hold, _signal) = held_for(Outliving::new(secs(2), secs(10)));
+    assert_eq!(hold.remaining(at(0)), held().0.remaining(at(0)), "no deadline depends on it");
+}
+
+#[test]
+fn a_release_retains_the_key_for_what_is_left_of_the_interval() {
+    let (secs, none) = (Duration::from_secs, Duration::ZERO);
+    let kept = |hold: &Hold, millis, keep| match hold.release_mode(at(millis), keep) {
+        ReleaseMode::Retain(rest, stays) => {
+            assert_eq!(stays.label(), "host:7 (released)");
+            rest
+        }
+        mode => {
+            assert_eq!(mode, ReleaseMode::Delete);
+            none
+        }
+    };
+    let (hold, _signal) = held_for(Outliving::new(secs(5), secs(10)));
+    assert_eq!(
+        [0, 1_000, 9_999, 10_000].map(|millis| kept(&hold, millis, none)),
+        [secs(10), secs(9), Duration::from_millis(1), none]
+    );
+    assert_eq!([1, 20].map(|keep| kept(&hold, 1_000, secs(keep))), [9, 20].map(secs), "the longer of both");
+    hold.keep_for(at(0), secs(30));
+    assert_eq!(kept(&hold, 1_000, none), secs(29));
+    // A loss leaves nothing of a `keep_for`, and all of the interval.
+    let _reaction = hold.tick(at(3_000));
+    assert_eq!(hold.end().unwrap().reason(), LossReason::Expired);
+    assert_eq!(kept(&hold, 4_000, none), secs(6));
+    let (delayed, _signal) = held_for(Outliving::new(secs(5), none));
+    assert_eq!(kept(&delayed, 1_000, none), none, "a release under a delay frees at once");
+}
+
+#[test]
+fn close_leaves_what_a_loss_has_left() {
+    let (hold, _signal) = held_for(Outliving::new(Duration::from_secs(5), Duration::ZERO));
+    assert!(hold.tick(at(2_990)).actions.undo.is_none() && !closes(&hold, 2_995));
+    let (hold, _signal) = held_for(Outliving::new(Duration::ZERO, Duration::from_secs(60)));
+    let undo = hold.close(at(1)).actions.undo.unwrap();
+    assert!(matches!(undo.mode, ReleaseMode::Retain(rest, _) if rest == Duration::from_millis(59_999)), "{undo:?}");
 }
 
 #[test]

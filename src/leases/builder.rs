@@ -21,7 +21,7 @@ use crate::{
         NodeAddress,
         redis::{AddressMap, Limits},
     },
-    options::{LockOptions, check_label, check_prefix},
+    options::{LockOptions, Millis, check_label, check_prefix},
     quorum::{self, ConnectConfig, Quorum},
     server::Server,
 };
@@ -141,7 +141,8 @@ impl Builder {
     /// seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
     ///
     /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more
-    /// than the longest TTL that anybody uses there. (A longer one than this allows is refused.) Zero is for servers
+    /// than the longest life of a key there. That is a TTL with its [`lock_delay`](Self::lock_delay), or a
+    /// [`once_per`](crate::Lock::once_per). (A longer one than this allows is refused.) Zero is for servers
     /// that have every write on their disk before they answer, `appendfsync always`.
     ///
     /// The servers' clocks must be right before they start, for they measure their uptime by them. A clock that is put
@@ -162,6 +163,14 @@ impl Builder {
     /// The longest that any lease is renewed for, unless the lock says otherwise. Default `None`: no bound.
     pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
         self.options.lock.max_hold = max_hold.into();
+        self
+    }
+
+    /// How much longer a key outlives a holder that dies or is lost, at most an hour, unless the
+    /// [lock](crate::Lock::lock_delay) says otherwise. Default none. Where there is a
+    /// [`restart_delay`](Self::restart_delay), the TTL and the delay together must be at least a second less.
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.options.lock.lock_delay = Millis::of(delay);
         self
     }
 

@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. An undo asks until its time is over, whatever it waits for: a turn, an answer, a node that is away. Then it asks
-//!    no more before the shard answers somebody, or another has the key: a server that stood still may execute an attempt after that, which nobody
-//!    else would take back for a TTL.
+//!    no more before the shard answers somebody, or another has the key. A server that stood still may execute an
+//!    attempt after that, which nobody else would take back for the life of its key.
 //! 2. Attempts whose undos find no memory are left to expire.
 
 use std::{future::Future, sync::Arc};
@@ -33,7 +33,7 @@ const EACH: usize = 2048;
 pub(crate) struct UndoTask {
     /// The order, for this node among others.
     pub(crate) order: Undo,
-    /// Its TTL is how long what is taken back may live: that of the key, or a place in a queue.
+    /// Its life is how long what is taken back may live: that of the key, or a place in a queue.
     pub(crate) claim: Claim,
     /// Whether somebody has asked for it before.
     pub(crate) was_asked: bool,
@@ -113,7 +113,7 @@ impl UndoTask {
     /// Asks until it is over.
     async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> (UndoOutcome, Shard) {
         let now = || clock::now(clock);
-        let mut undoing = Undoing::new(now(), self.claim.ttl, self.order.route, self.was_asked);
+        let mut undoing = Undoing::new(now(), self.claim.life, self.order.route, self.was_asked);
         loop {
             let left = || undoing.until().since(now());
             let asked = member.shard_of(&self.claim.key);

@@ -12,6 +12,7 @@ use leasehold_protocol::{
     jitter::Jitter,
     key::Key,
     message::{Claim, Route},
+    outliving::Outliving,
     renewal::LeaseConfig,
     time::Time,
 };
@@ -103,10 +104,17 @@ fn a_call_is_heard_or_known_to_be_for_nobody() {
 fn hold() -> Arc<Hold> {
     let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 };
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));
-    let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
+    let config = Config { lease, outliving: Outliving::NOTHING, nodes: 1, route, renew_first_after: None, jitter };
     let won = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");
     let (key, token, fence_memory) = (Key::of_lock("job"), random::token("host:7"), fence::MEMORY);
-    Hold::new(Claim { key, token, ttl: TTL, fence: None, fence_memory }, fence::ZERO, None, won, Group::default()).0
+    Hold::new(
+        Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory },
+        fence::ZERO,
+        None,
+        won,
+        Group::default(),
+    )
+    .0
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl Watchdog {
             }
         }
         if let Some(undo) = &actions.undo {
-            self.undo(undo, &hold.claim);
+            self.undo(undo, &hold.claim_at(self.now()));
         }
     }
 
@@ -88,6 +88,9 @@ impl Watchdog {
         let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::Leave);
         let order = Undo { nodes, route, mode, is_attempt: false };
         let (key, token, fence_memory) = (key.clone(), token.clone(), Duration::ZERO);
-        self.undo(&order, &Claim { key, token, ttl: self.command_timeout, fence: None, fence_memory });
+        self.undo(
+            &order,
+            &Claim { key, token, ttl: self.command_timeout, life: self.command_timeout, fence: None, fence_memory },
+        );
     }
 }

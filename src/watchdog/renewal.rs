@@ -72,7 +72,7 @@ impl Watchdog {
         if batch.is_empty() {
             return;
         }
-        let claims = batch.iter().map(|hold| self.renewed_claim(hold)).collect();
+        let claims = batch.iter().map(|hold| self.renewed_claim(hold, now)).collect();
         let answers = self.renewed((&member, shard), route, claims, shortest, patience).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
@@ -103,8 +103,8 @@ impl Watchdog {
 
     /// The claim that a renewal sends. Nodes of a quorum may have issued different fences for one lease; a node that is alone has
     /// issued the lease's.
-    fn renewed_claim(&self, hold: &Hold) -> Claim {
-        Claim { fence: hold.claim.fence.filter(|_| self.quorum.is_one()), ..hold.claim.clone() }
+    fn renewed_claim(&self, hold: &Hold, now: Time) -> Claim {
+        Claim { fence: hold.claim.fence.filter(|_| self.quorum.is_one()), ..hold.claim_at(now) }
     }
 
     /// Gives a silent node a moment before its renewal counts as unclear. Such a node is not asked, but may be about to
@@ -151,7 +151,8 @@ impl Watchdog {
         route: Route,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let (sent, claims) = (self.now(), Arc::new([self.renewed_claim(hold)]));
+        let sent = self.now();
+        let claims = Arc::new([self.renewed_claim(hold, sent)]);
         // As above: it may have ended since the caller has looked, and then the limit may be zero.
         if hold.remaining(sent).is_zero() {
             return Err(Failure::unavailable("the lease has ended"));
@@ -225,7 +226,7 @@ impl Watchdog {
         if limit.is_zero() {
             return;
         }
-        let (claim, restart_delay) = (hold.claim.clone(), self.quorum.restart_delay());
+        let (claim, restart_delay) = (hold.claim_at(sent), self.quorum.restart_delay());
         let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
         let repaired = member.ask(Route::Keeper, repair, limit).await;
         foreign::tell_debug_in(

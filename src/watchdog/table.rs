@@ -290,6 +290,7 @@ mod tests {
         fence,
         jitter::Jitter,
         message::{Claim, Route},
+        outliving::Outliving,
         renewal::LeaseConfig,
     };
 
@@ -300,13 +301,19 @@ mod tests {
 
     fn held(name: &str) -> Arc<Hold> {
         let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
-        let config =
-            Config { lease, nodes: 1, route: Route::Home, renew_first_after: None, jitter: Jitter::from_seed(1) };
+        let config = Config {
+            lease,
+            outliving: Outliving::NOTHING,
+            nodes: 1,
+            route: Route::Home,
+            renew_first_after: None,
+            jitter: Jitter::from_seed(1),
+        };
         let Some(acquisition) = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO) else {
             panic!("it is granted in time")
         };
         let (key, token) = (Key::of_lock(name), random::token("host:7"));
-        let claim = Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY };
+        let claim = Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY };
         Hold::new(claim, fence::ZERO, None, acquisition, Group::default()).0
     }
 

@@ -17,7 +17,10 @@ use leasehold::{
 use support::{
     Cluster, HANGS, Lag, Replicated, Sentinels, Server, ServerBuilder, await_replicas, eventually_async, within,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
 
 use crate::common::{Confirmed as _, ending, in_vain};
 
@@ -324,6 +327,10 @@ conformance! {
     what_cannot_be_kept_is_refused
     who_leads_is_told_as_it_changes
     a_leader_campaigns_again_until_its_work_is_done
+    a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of
+    a_key_outlives_its_lease_by_the_delay
+    a_release_frees_a_lock_with_a_delay_at_once
+    a_key_cannot_outlive_its_lease_by_just_any_time
     a_guarded_value_refuses_the_past
     a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
     a_prefix_keeps_programs_apart
@@ -1267,6 +1274,143 @@ async fn what_cannot_be_kept_is_refused(place: Place) {
     leases.lock("job").keep_for(DAY).acquire().await.unwrap().release().await.unwrap().confirmed();
     let left = leases.lock("job").holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap();
     assert!(left + HANGS > DAY, "{left:?}");
+}
+
+async fn a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let (lag, mut all) = (Arc::new(Lag::start()), JoinSet::new());
+    // Longer than the TTL, and shorter: a renewal and a release each have a part in it.
+    for (interval, hold) in [(TTL + TTL / 2, Duration::ZERO), (TTL / 2, Duration::ZERO), (TTL + TTL / 2, TTL / 2)] {
+        for how in ["release", "drop", "run", "release_keeping", "close"] {
+            let program = place.program("first").await;
+            let name = format!("job:{how}:{interval:?}:{hold:?}");
+            let (first, others) = (program.lock(&name).once_per(interval), [one.lock(&name), two.lock(&name)]);
+            let lag = lag.clone();
+            all.spawn(async move { is_acquired_once((first, interval, hold), (program, how), others, &lag).await });
+        }
+    }
+    while let Some(ended) = all.join_next().await {
+        ended.unwrap();
+    }
+    // Who releases when the interval is over keeps nothing.
+    let lock = one.lock("job").once_per(Duration::from_millis(1));
+    let lease = lock.acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    lease.release().await.unwrap().confirmed();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some());
+}
+
+async fn is_acquired_once(
+    (lock, interval, hold): (Lock, Duration, Duration),
+    (program, how): (Leases, &str),
+    [next, looks]: [Lock; 2],
+    lag: &Lag,
+) {
+    // A server counts in whole milliseconds.
+    const MILLIS: Duration = Duration::from_millis(2);
+    let began = Instant::now();
+    let lease = lock.acquire().await.unwrap();
+    let acquired = Instant::now();
+    assert!(lease.remaining() < TTL, "the deadline is that of the TTL");
+    let lives = async || looks.holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap() + MILLIS;
+    assert!(lives().await + began.elapsed() >= interval, "acquired");
+    tokio::time::sleep(hold).await;
+    lease.renew().await.unwrap();
+    assert!(lives().await + began.elapsed() >= interval, "renewed");
+    match how {
+        "release" => lease.release().await.unwrap().confirmed(),
+        "drop" => drop(lease),
+        "run" => lease.run(async |_| Ok::<_, Error>(())).await.unwrap(),
+        // A shorter one takes nothing away.
+        "release_keeping" => lease.release_keeping(Duration::from_millis(1)).await.unwrap().confirmed(),
+        _ => within(HANGS, "the close", program.close()).await,
+    }
+    if began.elapsed() < interval / 2 && how == "release" {
+        assert_eq!(looks.holder().await.unwrap().unwrap().label(), Some("first (released)"));
+        assert!(lock.try_acquire().await.unwrap().is_none(), "not even for who had it");
+    }
+    let next = within(interval + HANGS, "the interval's end", next.acquire()).await.unwrap();
+    let (from, to) = (began.elapsed(), acquired.elapsed());
+    assert!(from + MILLIS >= interval, "{how}: {from:?} after an acquire of {interval:?}");
+    assert!(to <= interval.max(hold) + TTL / 2 + lag.worst(), "{how}: {to:?} after an acquire of {interval:?}");
+    next.release().await.unwrap().confirmed();
+}
+
+async fn a_key_outlives_its_lease_by_the_delay(place: Place) {
+    const DELAY: Duration = Duration::from_secs(5);
+    let leases = place.program("one").await;
+    let acquire = leases.lock("job").lock_delay(DELAY).acquire();
+    let lease = acquire.await.unwrap();
+    for turn in ["acquired", "renewed", "renewed by itself"] {
+        match turn {
+            "acquired" => {}
+            "renewed" => lease.renew().await.unwrap(),
+            _ => {
+                tokio::time::sleep(TTL).await;
+                lease.check().unwrap();
+            }
+        }
+        let key_lives = leases.lock("job").holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap();
+        let least = DELAY + TTL / 4;
+        assert!(key_lives >= least && key_lives <= TTL + DELAY, "{turn}: {key_lives:?}");
+        assert!(lease.remaining() < TTL, "{turn}: the deadline is that of the TTL");
+    }
+    // Those that ask at the same time are asked for together.
+    let locks: Vec<_> = (0..10).map(|n| leases.lock(format!("many:{n}")).lock_delay(DELAY)).collect();
+    let acquires: Vec<_> = locks.iter().map(|lock| tokio::spawn(lock.acquire())).collect();
+    for (lock, acquire) in locks.iter().zip(acquires) {
+        let lease = acquire.await.unwrap().unwrap();
+        let key_lives = lock.holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap();
+        assert!(key_lives >= DELAY + TTL / 4 && key_lives <= TTL + DELAY, "{key_lives:?}");
+        lease.release().await.unwrap().confirmed();
+    }
+}
+
+async fn a_release_frees_a_lock_with_a_delay_at_once(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lock = one.lock("job").lock_delay(Duration::from_secs(60 * 60));
+    lock.acquire().await.unwrap().release().await.unwrap().confirmed();
+    drop(two.lock("job").try_acquire().await.unwrap().expect("released"));
+    within(HANGS, "the lock", lock.run(async |_| Ok::<_, Error>(()))).await.unwrap();
+    its_drop_frees(within(HANGS, "the lock", lock.acquire()).await.unwrap(), two.lock("job")).await;
+    // One whose max_hold is over is released too.
+    let lease = within(HANGS, "the lock", lock.max_hold(TTL).acquire()).await.unwrap();
+    assert_eq!(within(HANGS, "its end", lease.lost()).await.reason(), LossReason::MaxHold);
+    lease.release().await.unwrap().confirmed();
+    assert!(two.lock("job").try_acquire().await.unwrap().is_some(), "released");
+}
+
+async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+    const NANO: Duration = Duration::from_nanos(1);
+    let leases = place.program("one").await;
+    let refused = async |lock: Lock, words: [&str; 2]| match lock.acquire().await {
+        Err(Error::Config(text)) => {
+            assert!(words.iter().all(|word| text.to_string().contains(word)), "{words:?} in {text}");
+        }
+        other => panic!("{lock:?}: {other:?}"),
+    };
+    for interval in [Duration::ZERO, DAY + NANO, 25 * HOUR, Duration::MAX] {
+        refused(leases.lock("job").once_per(interval), ["once_per is ", "from 1 ms to 24 h"]).await;
+    }
+    for delay in [HOUR + NANO, Duration::MAX] {
+        refused(leases.lock("job").lock_delay(delay), ["lock_delay is ", "at most 60 min"]).await;
+        let built = place.builder().lock_delay(delay).build().await;
+        assert!(matches!(&built, Err(Error::Config(text)) if text.to_string().contains("lock_delay")), "{built:?}");
+    }
+    for label in [String::new(), "x".repeat(129), "two\nlines".into(), "\u{1b}[2J".into()] {
+        refused(leases.lock("job").label(label), ["label is ", "1 to 128 bytes"]).await;
+    }
+    // The least and the most.
+    let lock = leases.lock("job").lock_delay(HOUR).once_per(DAY).label("x".repeat(128));
+    let lease = lock.acquire().await.unwrap();
+    lease.renew().await.unwrap();
+    lease.release().await.unwrap().confirmed();
+    let left = lock.holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap();
+    assert!(left + HANGS > DAY && left <= DAY, "{left:?}");
+    let least = leases.lock("little").lock_delay(Duration::ZERO).once_per(Duration::from_millis(1));
+    least.acquire().await.unwrap().release().await.unwrap().confirmed();
 }
 
 async fn a_guarded_value_refuses_the_past(place: Place) {

@@ -99,13 +99,19 @@ pub enum SeededBug {
     WaitOnAnotherLink,
     /// A renewal counts though replicas have not confirmed it.
     RenewalUnreplicated,
+    /// A loss deletes the key that is to outlive it.
+    LossDeletes,
+    /// A renewal sends the TTL in the place of the life.
+    LifeForgotten,
+    /// A release deletes the key before the interval is over in which the lock is acquired once.
+    ReleaseFrees,
     /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
     ReplayWritesNothing,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 51] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -153,6 +159,9 @@ impl SeededBug {
         Self::WaitConfirmsLater,
         Self::WaitOnAnotherLink,
         Self::RenewalUnreplicated,
+        Self::LossDeletes,
+        Self::LifeForgotten,
+        Self::ReleaseFrees,
         Self::ReplayWritesNothing,
     ];
 
@@ -207,6 +216,9 @@ impl SeededBug {
             Self::WaitConfirmsLater => "wait-confirms-later",
             Self::WaitOnAnotherLink => "wait-on-another-link",
             Self::RenewalUnreplicated => "renewal-unreplicated",
+            Self::LossDeletes => "loss-deletes",
+            Self::LifeForgotten => "life-forgotten",
+            Self::ReleaseFrees => "release-frees",
             Self::ReplayWritesNothing => "replay-writes-nothing",
         }
     }
@@ -262,6 +274,9 @@ impl SeededBug {
             | Self::WaitConfirmsLater
             | Self::WaitOnAnotherLink
             | Self::RenewalUnreplicated
+            | Self::LossDeletes
+            | Self::LifeForgotten
+            | Self::ReleaseFrees
             | Self::ReplayWritesNothing => None,
         }
     }

@@ -7,8 +7,10 @@
 //! 1. No two clients believe in the lock at the same instant, whichever: beliefs are compared as spans, from the win to
 //!    the earliest of deadline, release and news of a loss. A client that stands still believes as its clock would say.
 //! 2. Fences grow in the order of the wins.
-//! 3. What nobody will use is taken off every node, but for what arrives there later; and nothing outlives a TTL.
-//! 4. It is no empty promise: leases are won, raised, repaired, lost and released, and without faults none is lost.
+//! 3. What nobody will use is taken off every node, but for what arrives there later; and nothing outlives the life of a key.
+//! 4. Nobody wins before an interval is over in which the lock is acquired once; nor before the delay after a lease that
+//!    was not let go of.
+//! 5. It is no empty promise: leases are won, raised, repaired, lost and released, and without faults none is lost.
 //!
 //! That the checks would notice is shown by seeded bugs: each must be found.
 
@@ -35,11 +37,16 @@ mod world;
 
 const CLIENTS: usize = 3;
 
+/// How many TTLs a key lives at most that outlives its lease.
+const LONGEST_LIFE: u32 = 4;
+
 #[derive(Debug, Clone, Copy)]
 struct Scene {
     seed: u64,
     nodes: usize,
     profile: FaultProfile,
+    /// Whether keys outlive their leases.
+    outlives: bool,
     /// What the driver does wrong.
     bug: Option<SeededBug>,
 }
@@ -58,12 +65,13 @@ impl Scene {
         let ttl = if dice.percent(50) { any } else { Duration::from_secs(any.as_secs()) };
         // Whole seconds, and one more, for that is how servers count.
         let more = u64::from(self.bug != Some(SeededBug::DelayTooShort));
-        let restart_delay = Duration::from_secs(nanos(ttl).div_ceil(1_000_000_000) + more);
+        let longest_life = if self.outlives { ttl * LONGEST_LIFE } else { ttl };
+        let restart_delay = Duration::from_secs(nanos(longest_life).div_ceil(1_000_000_000) + more);
         let mut faults = self.profile.draw(&mut dice, ttl, restart_delay);
         if self.bug == Some(SeededBug::ClocksTooFast) {
             faults.gains = 10_000;
         }
-        let mut world = World::new(CLIENTS, self.nodes, (ttl, restart_delay), faults, self.bug, dice);
+        let mut world = World::new(CLIENTS, self.nodes, (ttl, longest_life, restart_delay), faults, self.bug, dice);
         world.trace = is_traced.then(Vec::new);
         let mut clients: Vec<_> = (0..CLIENTS).map(|me| Client::new(me, &mut world)).collect();
         for client in &clients {
@@ -82,7 +90,7 @@ impl Scene {
             }
         }
         assert!(clients.iter().all(|client| client.sessions.is_empty()), "somebody is still at it");
-        world.now = world.now.max(world.last_arrival + nanos(ttl) / 100 * 101);
+        world.now = world.now.max(world.last_arrival + nanos(longest_life) / 100 * 101);
         world.check_is_empty();
         Outcome {
             violations: world.history.violations(),

@@ -122,7 +122,7 @@ impl Scene {
 
     fn claim(&self, at: usize) -> Claim {
         let (key, token) = (self.key.clone(), self.tokens[at].clone());
-        Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, ttl: Duration::ZERO, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 
     /// The reply to a request of this token's process, and who is notified.

@@ -95,9 +95,17 @@ impl Memory {
         Self { store, now: 1_000_000, key, tokens: tokens(), issued: fence::ZERO }
     }
 
+    /// A key lives for its life, whatever the TTL of its lease.
     fn claim(&self, token: usize, ttl: usize) -> Claim {
         let (key, token) = (self.key.clone(), self.tokens[token].clone());
-        Claim { key, token, ttl: TTLS[ttl], fence: Some(self.issued), fence_memory: fence::MEMORY }
+        Claim {
+            key,
+            token,
+            ttl: Duration::ZERO,
+            life: TTLS[ttl],
+            fence: Some(self.issued),
+            fence_memory: fence::MEMORY,
+        }
     }
 
     fn single(&mut self, single: &Single) -> String {

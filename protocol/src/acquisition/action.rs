@@ -8,6 +8,7 @@ use crate::{
     fence::Fence,
     jitter::Jitter,
     message::{Acquired, Owned, ReleaseMode, Repaired, Route},
+    outliving::Outliving,
     release_tally::ReleaseEnd,
     renewal::LeaseConfig,
     tally::Nodes,
@@ -147,6 +148,8 @@ pub enum Leaving {
 pub struct Config {
     /// The bounds of the lease's life.
     pub lease: LeaseConfig,
+    /// How much longer its key lives than the lease.
+    pub outliving: Outliving,
     /// How many nodes there are.
     pub nodes: usize,
     /// The route of the attempt.

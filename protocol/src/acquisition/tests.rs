@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+mod outliving;
+
 use super::*;
 use crate::{attempt::Verdict, forced::ForcedRelease, release_tally::ReleaseEnd};
 use crate::{holder::Holder, tally::WakeCondition, token::Token};
@@ -19,7 +21,14 @@ fn fence(number: u64) -> Fence {
 
 fn config(nodes: usize) -> Config {
     let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 };
-    Config { lease, nodes, route: Route::Home, renew_first_after: None, jitter: Jitter::from_seed(1) }
+    Config {
+        lease,
+        outliving: Outliving::NOTHING,
+        nodes,
+        route: Route::Home,
+        renew_first_after: None,
+        jitter: Jitter::from_seed(1),
+    }
 }
 
 fn attempt(nodes: usize) -> Acquisition {

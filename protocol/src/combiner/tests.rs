@@ -11,7 +11,7 @@ fn at(micros: u64) -> Time {
 
 fn claim(name: &str) -> Claim {
     let (key, token) = (Key::of_lock(name), Token::random("host:7"));
-    Claim { key, token, ttl: LIMIT, fence: None, fence_memory: fence::MEMORY }
+    Claim { key, token, ttl: LIMIT, life: LIMIT, fence: None, fence_memory: fence::MEMORY }
 }
 
 fn acquire(name: &str) -> Want {

@@ -30,11 +30,11 @@ impl Store {
         }
     }
 
-    fn take_alone(&mut self, now: Micros, Claim { key, token, ttl, .. }: &Claim) -> SingleReply {
+    fn take_alone(&mut self, now: Micros, Claim { key, token, life, .. }: &Claim) -> SingleReply {
         if self.guarded.contains_key(key) {
             return SingleReply::Busy(guarded_value());
         }
-        let until = now + micros(*ttl);
+        let until = now + micros(*life);
         match self.lock(now, key) {
             None => {
                 let lock = StoredLock { token: token.clone(), fence: fence::ZERO, until };
@@ -49,9 +49,9 @@ impl Store {
         }
     }
 
-    fn confirm(&mut self, now: Micros, Claim { key, token, ttl, fence, .. }: &Claim) -> Owned {
+    fn confirm(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
         let lock = self.owned(now, key, token)?;
-        (lock.fence, lock.until) = (fence.unwrap_or(fence::ZERO), now + micros(*ttl));
+        (lock.fence, lock.until) = (fence.unwrap_or(fence::ZERO), now + micros(*life));
         Ok(())
     }
 
@@ -94,7 +94,7 @@ mod tests {
 
     fn claim(label: &str) -> Claim {
         let (key, token) = (Key::of_lock("job"), Token::random(label));
-        Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 
     fn owned(reply: SingleReply) -> Owned {

@@ -15,7 +15,7 @@ fn request(key: &Key, token: &Token, ttl: Duration) -> AcquireRequest {
 }
 
 fn claim(key: &Key, token: &Token, ttl: Duration) -> Claim {
-    Claim { key: key.clone(), token: token.clone(), ttl, fence: None, fence_memory: DAY }
+    Claim { key: key.clone(), token: token.clone(), ttl, life: ttl, fence: None, fence_memory: DAY }
 }
 
 fn release_as(store: &mut Store, now: Micros, (key, token): (&Key, &Token), mode: &ReleaseMode) -> Owned {

@@ -83,7 +83,7 @@ impl Memory {
     /// In one step: its holder must not find the key gone.
     fn take_over(&self, key: &Key, ttl: Duration) {
         let token = random::token("somebody else");
-        let claim = Claim { key: key.clone(), token, ttl, fence: None, fence_memory: fence::MEMORY };
+        let claim = Claim { key: key.clone(), token, ttl, life: ttl, fence: None, fence_memory: fence::MEMORY };
         self.store.lock().take_over(micros(self.epoch + self.clock.now()), claim);
         self.changed(key);
     }

@@ -76,6 +76,12 @@ async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
             assert!(leases.lock(name("free")).holder().await.unwrap().is_none(), "{moved}: it was released");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        let hour = Duration::from_secs(60 * 60);
+        let delayed = within(HANGS, "the lock", leases.lock(name("free")).lock_delay(hour).acquire()).await.unwrap();
+        let left = leases.lock(name("free")).holder().await.unwrap().and_then(|holder| holder.remaining());
+        assert!(left.is_some_and(|left| left > hour), "{moved}: its key outlives the lease by the delay, not {left:?}");
+        fences.push(delayed.fence());
+        delayed.release().await.unwrap().confirmed();
         let fence = held.fence();
         held.release().await.unwrap().confirmed();
         let next = acquire(&leases, &name("held"), LONG).await;

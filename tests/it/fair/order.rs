@@ -12,7 +12,7 @@ use leasehold::{Error, Leases, LossReason, Owner};
 use support::{Dropped, Lag, Polls, Server, eventually_async, within};
 use tokio::sync::Notify;
 
-use super::line::{History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, programs, tokens};
+use super::line::{HEARTBEAT, History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, programs, tokens};
 use crate::common::Confirmed as _;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -263,6 +263,37 @@ async fn a_fair_waiter_acquires_as_soon_as_a_key_is_gone_that_its_own_client_has
         assert!(took + Duration::from_millis(2) >= KEPT && took <= KEPT + PROMPT + lag.worst(), "{took:?}");
         next.release().await.unwrap().confirmed();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fair_waiters_are_served_once_per_interval_each_in_its_turn() {
+    const INTERVAL: Duration = Duration::from_millis(700);
+    let (server, lag) = (Server::start(), Lag::start());
+    let [one, two] = programs(&server).await;
+    let mut wire = server.wire();
+    let first = one.lock("job").acquire().await.unwrap();
+    let mut waiters = Vec::new();
+    for leases in [&two, &one, &two] {
+        waiters.push(place(&leases.lock("job").once_per(INTERVAL)).await);
+    }
+    let (mut passed_on, mut least, mut most) = (Instant::now(), Duration::ZERO, Duration::ZERO);
+    // This one is passed on at once, to somebody who then has it once per interval.
+    first.release().await.unwrap().confirmed();
+    for waiter in waiters {
+        let (lease, at) = had(waiter).await;
+        let took = at.duration_since(passed_on);
+        assert!(took + Duration::from_millis(2) >= least, "{took:?} after the one before");
+        // Nobody notifies the second of a queue of a key that is kept: its heartbeat finds out.
+        assert!(took <= most + PROMPT + lag.worst(), "{took:?} after the one before");
+        let left = Duration::from_millis(wire.pttl("job").try_into().unwrap());
+        assert!(left + at.elapsed() + PROMPT + lag.worst() >= INTERVAL, "its grant became a whole life, not {left:?}");
+        // A key lives from the poll that has confirmed it, which was sent before that.
+        (passed_on, least, most) = (at, INTERVAL.saturating_sub(PROMPT + lag.worst()), INTERVAL + HEARTBEAT);
+        drop(lease);
+    }
+    assert!(wire.exists("job"), "retained for the last of them");
+    wire.del("job");
+    nothing_is_left(&mut wire).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,6 +9,7 @@ mod keys;
 mod lossy;
 mod network;
 mod outage;
+mod outliving;
 mod pressure;
 mod process;
 mod queued;

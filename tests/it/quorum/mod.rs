@@ -6,6 +6,7 @@ mod fences;
 mod interop;
 mod keys;
 mod network;
+mod outliving;
 mod process;
 mod runs;
 mod runtimes;

@@ -8,6 +8,7 @@ use leasehold_protocol::{
     fence::Fence,
     jitter::Jitter,
     message::{ReleaseMode, Route},
+    outliving::Outliving,
     release_tally::ReleaseEnd,
     renewal::{LeaseConfig, Phase},
     tally::Nodes,
@@ -85,7 +86,8 @@ impl Run<'_> {
         self.client(me).begun += 1;
         let lease = LeaseConfig { ttl: self.setup.client_ttl(), max_hold: None, patience: COMMAND_TIMEOUT };
         let (route, jitter) = (Route::Home, Jitter::from_seed(0));
-        let config = Config { lease, nodes, route, renew_first_after: self.setup.tracks_after, jitter };
+        let outliving = Outliving::NOTHING;
+        let config = Config { lease, outliving, nodes, route, renew_first_after: self.setup.tracks_after, jitter };
         let mut session = Session {
             number,
             acquisition: Acquisition::new(config, sent),

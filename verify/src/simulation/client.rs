@@ -106,9 +106,9 @@ impl Client {
             Alarm::Tick(id, at) => self.with(world, id, |client, world, session| client.tick(world, session, at)),
             Alarm::Hint(id) => self.with(world, id, Self::hint),
             Alarm::LetGo(id) => self.with(world, id, Self::let_go),
-            Alarm::UndoAgain(id, node, undoing) => self.with(world, id, |client, world, session| {
+            Alarm::UndoAgain(id, node, undoing, mode) => self.with(world, id, |client, world, session| {
                 session.nodes[node].open -= 1;
-                client.undo_on(world, session, node, undoing);
+                client.undo_on(world, session, node, (undoing, mode));
             }),
         }
     }
@@ -121,9 +121,9 @@ impl Client {
                 let on = &mut session.nodes[sent.node];
                 (on.open, on.heard) = (on.open - 1, on.heard.max(executed));
             }
-            match sent.about {
+            match sent.about.clone() {
                 About::Token(ask) => client.heard(world, session, &sent, ask, said),
-                About::Undo(undoing) => client.undone(world, session, (sent.node, undoing), said),
+                About::Undo(undoing, mode) => client.undone(world, session, (sent.node, undoing, mode), said),
             }
         });
     }
@@ -167,12 +167,15 @@ impl Client {
         let ttl = if world.dice.percent(50) { world.ttl } else { world.dice.between(world.ttl / 2, world.ttl) };
         let max_hold = world.dice.percent(10).then(|| ttl * 3 / 2);
         let lease = LeaseConfig { ttl, max_hold, patience: world.command_timeout };
+        let outliving = world.outliving();
         let (nodes, jitter) = (world.nodes(), world.dice.jitter());
-        let config = Config { lease, nodes, route: Route::Home, renew_first_after: Some(RENEW_FIRST_AFTER), jitter };
+        let config =
+            Config { lease, outliving, nodes, route: Route::Home, renew_first_after: Some(RENEW_FIRST_AFTER), jitter };
         let mut session = Session {
             id,
             token: Token::parse(&token).unwrap(),
             ttl,
+            sent: world.now,
             resent: None,
             acquisition: Acquisition::new(config, now),
             held: None,
@@ -202,7 +205,7 @@ impl Client {
             _ => self.fence_proposal.at(session.acquisition.sent()),
         };
         let voting = Some(Voting { restart_delay, proposal });
-        AcquireRequest { claim: world.claim(&session.token, session.ttl, session.acquisition.fence()), voting }
+        AcquireRequest { claim: session.claim(world, self.now(world)), voting }
     }
 
     /// A seeded bug's: whoever is silent is asked again.
@@ -266,7 +269,7 @@ impl Client {
         let Actions { raise, renew, repair, release, release_again, undo, news, .. } = actions;
         let now = self.now(world);
         let remaining = session.acquisition.valid_until().since(now);
-        let claim = world.claim(&session.token, session.ttl, session.acquisition.fence());
+        let claim = session.claim(world, now);
         if let Some((fence, on)) = raise {
             world.history.counts.raised += 1;
             self.raise(world, session, fence, on);
@@ -306,10 +309,7 @@ impl Client {
                 let actions = session.acquisition.on_reply(sent.at, sent, Ok(Said::Owned(Ok(()))));
                 self.carry_out(world, session, actions);
             } else {
-                let raise = Request::Raise {
-                    claim: world.claim(&session.token, session.ttl, session.acquisition.fence()),
-                    fence,
-                };
+                let raise = Request::Raise { claim: session.claim(world, self.now(world)), fence };
                 self.ask(world, session, (node, raise, About::Token(Ask::Raise)), session.limit(world));
             }
         }

@@ -1,6 +1,6 @@
 //! What is under way for a client: its requests and its timers.
 
-use leasehold_protocol::{acquisition::Ask, time::Time, undo::Undoing};
+use leasehold_protocol::{acquisition::Ask, message::ReleaseMode, time::Time, undo::Undoing};
 
 use super::chance::Real;
 
@@ -12,21 +12,21 @@ pub(super) struct Sent {
     pub(super) about: About,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum About {
     Token(Ask),
-    Undo(Undoing),
+    Undo(Undoing, ReleaseMode),
 }
 
 impl About {
     /// Whether it may put the token on the node, or take it off.
-    pub(super) fn counts(self) -> bool {
+    pub(super) fn counts(&self) -> bool {
         !matches!(self, Self::Token(Ask::Raise | Ask::Renew))
     }
 }
 
 /// A timer of a client. Those of a session that is gone ring in vain.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum Alarm {
     Try {
         life: u32,
@@ -38,5 +38,5 @@ pub(super) enum Alarm {
     Tick(u64, Real),
     Hint(u64),
     LetGo(u64),
-    UndoAgain(u64, usize, Undoing),
+    UndoAgain(u64, usize, Undoing, ReleaseMode),
 }

@@ -12,6 +12,8 @@ pub(super) enum Violation {
     FenceFell { at: Real },
     /// Who looks is certain of a fence that is not the lease's.
     AnotherFence { at: Real },
+    /// Somebody won before the key of the lease before it could end (rule 14).
+    TooSoon { at: Real },
     /// A key stays on a node though nobody will use it, and nobody has asked the node to let go of it since.
     Abandoned { at: Real },
     /// A key was left when nobody had sent anything for longer than a TTL.
@@ -56,10 +58,21 @@ struct Belief {
     until: Real,
 }
 
+/// A lease that was returned to its client.
+#[derive(Debug, Clone, Copy)]
+struct Won {
+    at: Real,
+    fence: Fence,
+    /// Nobody else wins before, at any rate.
+    until: Real,
+    /// Nor for so long after the belief in it has ended, unless it was let go of.
+    delay: Real,
+    is_let_go: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// When each lease was returned to its client, and with which fence.
-    leases: Vec<(Real, Fence)>,
+    leases: Vec<Won>,
     beliefs: Vec<Belief>,
     seen: Vec<Violation>,
     pub(super) counts: Counts,
@@ -69,8 +82,22 @@ impl History {
     /// A client has got a lease: its number.
     pub(super) fn acquired(&mut self, at: Real, fence: Fence) -> usize {
         self.counts.acquired += 1;
-        self.leases.push((at, fence));
+        self.leases.push(Won { at, fence, until: 0, delay: 0, is_let_go: false });
         self.leases.len() - 1
+    }
+
+    /// Its key outlives it: until then, and by so much.
+    pub(super) fn outlives(&mut self, lease: usize, until: Real, delay: Real) {
+        if let Some(lease) = self.leases.get_mut(lease) {
+            (lease.until, lease.delay) = (until, delay);
+        }
+    }
+
+    /// Its holder has released it, or let go of it in time.
+    pub(super) fn let_go(&mut self, lease: usize) {
+        if let Some(lease) = self.leases.get_mut(lease) {
+            lease.is_let_go = true;
+        }
     }
 
     /// Between these moments a client did not doubt its lease.
@@ -94,12 +121,13 @@ impl History {
         let mut violations = self.seen.clone();
         // A lease that nobody believed in for any time is a fence that may have been used all the same.
         for pair in self.leases.windows(2) {
-            if let [(_, earlier), (at, later)] = pair {
-                if later <= earlier {
-                    violations.push(Violation::FenceFell { at: *at });
+            if let [earlier, later] = pair {
+                if later.fence <= earlier.fence {
+                    violations.push(Violation::FenceFell { at: later.at });
                 }
             }
         }
+        violations.extend(self.too_soon());
         let mut beliefs = self.beliefs.clone();
         beliefs.sort_by_key(|belief| belief.from);
         let mut latest: Option<Belief> = None;
@@ -117,6 +145,24 @@ impl History {
         violations.sort_by_key(Violation::at);
         violations
     }
+
+    fn too_soon(&self) -> impl Iterator<Item = Violation> {
+        let mut free_from = vec![0; self.leases.len()];
+        for belief in &self.beliefs {
+            let Some((lease, free)) = self.leases.get(belief.lease).zip(free_from.get_mut(belief.lease)) else {
+                continue;
+            };
+            if lease.delay > 0 && !lease.is_let_go {
+                *free = belief.until + lease.delay;
+            }
+        }
+        let mut all = 0;
+        self.leases.iter().zip(free_from).filter_map(move |(lease, free)| {
+            let is_too_soon = lease.at < all;
+            all = all.max(lease.until).max(free);
+            is_too_soon.then_some(Violation::TooSoon { at: lease.at })
+        })
+    }
 }
 
 impl Violation {
@@ -125,6 +171,7 @@ impl Violation {
             Self::TwoHolders { at }
             | Self::FenceFell { at }
             | Self::AnotherFence { at }
+            | Self::TooSoon { at }
             | Self::Abandoned { at }
             | Self::Immortal { at } => at,
         }
@@ -137,6 +184,27 @@ mod tests {
 
     fn fence(number: u64) -> Fence {
         Fence::try_from(number).unwrap()
+    }
+
+    #[test]
+    fn a_win_before_the_end_of_an_interval_or_a_delay_is_too_soon() {
+        let won = |at, until, delay, lets_go| {
+            let mut history = History::default();
+            let lease = history.acquired(10, fence(1));
+            history.outlives(lease, until, delay);
+            history.believed(lease, 10, 20);
+            if lets_go {
+                history.let_go(lease);
+            }
+            history.acquired(at, fence(2));
+            history.violations()
+        };
+        for lets_go in [false, true] {
+            assert_eq!(won(39, 40, 0, lets_go), [Violation::TooSoon { at: 39 }]);
+            assert_eq!(won(40, 40, 0, lets_go), []);
+        }
+        assert_eq!(won(24, 0, 5, false), [Violation::TooSoon { at: 24 }]);
+        assert_eq!((won(25, 0, 5, false), won(24, 0, 5, true)), (vec![], vec![]));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use leasehold_protocol::{
     message::{Owned, ReleaseMode, Reply, Request, Route},
     release_tally::ReleaseEnd,
     renewal::Phase,
+    tally::Nodes,
     time::Time,
     undo::{Next, UndoOutcome, Undoing},
 };
@@ -32,6 +33,10 @@ impl Client {
                 if let Some(Phase::Over { reason, .. }) = session.acquisition.phase() {
                     world.note(|| format!("client {} has lost {}: {reason:?}", self.me, session.id));
                     world.history.counts.lost += usize::from(reason != LossReason::MaxHold);
+                    if world.bug == Some(SeededBug::LossDeletes) && reason != LossReason::MaxHold {
+                        let undo = session.acquisition.undo_of_vote(0);
+                        self.undo(world, session, &Undo { nodes: Nodes::all(world.nodes()), ..undo });
+                    }
                     // The job notices, and stops.
                     let notices = self.now(world) + world.dice.between(Duration::ZERO, session.ttl);
                     self.wake(world, notices, Alarm::LetGo(session.id));
@@ -59,6 +64,7 @@ impl Client {
         world.note(|| format!("client {} has {} with {fence:?} until {until:?}", self.me, session.id));
         world.check_shown(&session.token, fence);
         let lease = world.history.acquired(world.now, fence);
+        world.outlives_by(session, lease);
         session.held = Some(Held { lease, seen: world.now, tick_at: None });
         world.stall(self.me);
         let ends = (now + hold).min(self.clock.shows(world.closes).max(now));
@@ -115,11 +121,15 @@ impl Client {
         self.carry_out(world, session, actions);
         world.note(|| format!("client {} lets go of {}", self.me, session.id));
         if let Leaving::Release { .. } = leaving {
+            if let Some(held) = &session.held {
+                world.history.let_go(held.lease);
+            }
+            let mode = session.mode(world, self.now(world));
             let actions = if world.dice.percent(30) {
                 // Dropped: in the background.
-                session.acquisition.abandon(ReleaseMode::Delete)
+                session.acquisition.abandon(mode)
             } else {
-                session.acquisition.release(Route::Home, ReleaseMode::Delete)
+                session.acquisition.release(Route::Home, mode)
             };
             self.carry_out(world, session, actions);
         }
@@ -129,24 +139,30 @@ impl Client {
     }
 
     pub(super) fn release(&mut self, world: &mut World, session: &mut Session, node: usize, ask: Ask) {
-        let claim = world.claim(&session.token, session.ttl, session.acquisition.fence());
-        let release = Request::Release { claim, mode: ReleaseMode::Delete };
+        let now = self.now(world);
+        let release = Request::Release { claim: session.claim(world, now), mode: session.mode(world, now) };
         self.ask(world, session, (node, release, About::Token(ask)), world.command_timeout / 2);
     }
 
     pub(super) fn undo(&mut self, world: &mut World, session: &mut Session, undo: &Undo) {
         let now = self.now(world);
         for node in undo.nodes.iter() {
-            let undoing = Undoing::new(now, session.ttl, undo.route, !undo.is_attempt);
-            self.undo_on(world, session, node, undoing);
+            let undoing = Undoing::new(now, session.claim(world, now).life, undo.route, !undo.is_attempt);
+            self.undo_on(world, session, node, (undoing, undo.mode.clone()));
         }
     }
 
-    pub(super) fn undo_on(&mut self, world: &mut World, session: &mut Session, node: usize, mut undoing: Undoing) {
-        let claim = world.claim(&session.token, session.ttl, session.acquisition.fence());
-        let release = Request::Release { claim, mode: ReleaseMode::Delete };
-        let (_route, limit) = undoing.ask(self.now(world), world.command_timeout);
-        self.ask(world, session, (node, release, About::Undo(undoing)), limit);
+    pub(super) fn undo_on(
+        &mut self,
+        world: &mut World,
+        session: &mut Session,
+        node: usize,
+        (mut undoing, mode): (Undoing, ReleaseMode),
+    ) {
+        let now = self.now(world);
+        let release = Request::Release { claim: session.claim(world, now), mode: mode.clone() };
+        let (_route, limit) = undoing.ask(now, world.command_timeout);
+        self.ask(world, session, (node, release, About::Undo(undoing, mode)), limit);
     }
 
     /// A node has answered an undo, or will not.
@@ -154,7 +170,7 @@ impl Client {
         &mut self,
         world: &mut World,
         session: &mut Session,
-        (node, mut undoing): (usize, Undoing),
+        (node, mut undoing, mode): (usize, Undoing, ReleaseMode),
         said: Result<Reply, Failure>,
     ) {
         let now = self.now(world);
@@ -164,7 +180,7 @@ impl Client {
             Next::Over(UndoOutcome::Refused | UndoOutcome::Unanswered) => session.nodes[node].is_given_up = true,
             Next::After(pause) => {
                 session.nodes[node].open += 1;
-                self.wake(world, now + pause, Alarm::UndoAgain(session.id, node, undoing));
+                self.wake(world, now + pause, Alarm::UndoAgain(session.id, node, undoing, mode));
             }
         }
     }

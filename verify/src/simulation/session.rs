@@ -2,19 +2,30 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{acquisition::Acquisition, attempt, time::Time, token::Token};
+use leasehold_protocol::{
+    acquisition::Acquisition,
+    attempt,
+    message::{Claim, ReleaseMode},
+    outliving::Outliving,
+    time::Time,
+    token::Token,
+};
+use uuid::Uuid;
 
 use super::{
     chance::{Real, Skewed},
     history::Violation,
     world::World,
 };
+use crate::seeded::SeededBug;
 
 /// One token, from its making until no node can have it any more.
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) token: Token,
     pub(super) ttl: Duration,
+    /// When its attempt was sent.
+    pub(super) sent: Real,
     pub(super) resent: Option<Time>,
     pub(super) acquisition: Acquisition,
     /// Its lease in the history.
@@ -49,6 +60,24 @@ impl Session {
         attempt::limit(self.nodes.len(), world.command_timeout, self.ttl)
     }
 
+    /// The lock as it wants it from now on.
+    pub(super) fn claim(&self, world: &World, now: Time) -> Claim {
+        let life = match world.bug {
+            Some(SeededBug::LifeForgotten) if self.held.is_some() => self.ttl,
+            _ => self.acquisition.outliving().life(self.ttl, now.since(self.acquisition.sent())),
+        };
+        Claim { life, ..world.claim(&self.token, self.ttl, self.acquisition.fence()) }
+    }
+
+    /// How its release leaves the key.
+    pub(super) fn mode(&self, world: &World, now: Time) -> ReleaseMode {
+        let rest = self.acquisition.outliving().interval_left(now.since(self.acquisition.sent()));
+        if rest.is_zero() || world.bug == Some(SeededBug::ReleaseFrees) {
+            return ReleaseMode::Delete;
+        }
+        ReleaseMode::Retain(rest, Token::new(Uuid::from_u128(u128::from(self.id)), "released"))
+    }
+
     /// Writes down for how long the client has believed in its lease since the last time.
     pub(super) fn witness(&mut self, clock: Skewed, world: &mut World) {
         if let Some(held) = &mut self.held {
@@ -63,7 +92,11 @@ impl Session {
         if !self.acquisition.is_over() {
             return false;
         }
-        for (node, on) in self.nodes.iter().enumerate().filter(|(_, on)| on.open == 0 && !on.is_given_up) {
+        // What a loss has left runs out.
+        let runs_out = self.acquisition.outliving() != Outliving::NOTHING && self.held.is_some();
+        for (node, on) in
+            self.nodes.iter().enumerate().take_while(|_| !runs_out).filter(|(_, on)| on.open == 0 && !on.is_given_up)
+        {
             // What has arrived since the node's last word is gone within a TTL, and cannot be helped.
             if world.owner(node).as_ref() == Some(&self.token) && world.appeared(node) <= on.heard {
                 world.note(|| format!("{} is left on node {node}", self.id));

@@ -24,10 +24,14 @@ impl Scene {
 
 /// Many seeds of one profile, over one, three and five nodes each.
 fn many(profile: FaultProfile, seeds: u64) -> [Counts; 3] {
+    many_with(profile, false, seeds)
+}
+
+fn many_with(profile: FaultProfile, outlives: bool, seeds: u64) -> [Counts; 3] {
     [1, 3, 5].map(|nodes| {
         let mut counts = Counts::default();
         for seed in 0..seeds {
-            counts += Scene { seed, nodes, profile, bug: None }.is_clean();
+            counts += Scene { seed, nodes, profile, outlives, bug: None }.is_clean();
         }
         println!("{nodes} nodes: {counts:?}");
         counts
@@ -71,6 +75,37 @@ fn a_node_that_forgot_stays_out() {
 }
 
 #[test]
+fn nobody_wins_before_a_key_that_outlives_its_lease_may_end() {
+    for counts in many_with(FaultProfile::Quiet, true, 10) {
+        assert!(counts.acquired >= 60 && counts.released >= 30 && counts.renewed >= 100, "{counts:?}");
+        assert_eq!((counts.lost, counts.recovering), (0, 0), "{counts:?}");
+    }
+    for profile in FAULTY {
+        for counts in many_with(profile, true, 12) {
+            assert!(counts.acquired >= 10, "{profile:?}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_loss_that_deletes_the_key_lets_somebody_in_too_soon() {
+    is_found_with(SeededBug::LossDeletes, (1, FaultProfile::Pausing), true, 100, too_soon);
+    is_found_with(SeededBug::LossDeletes, (3, FaultProfile::Pausing), true, 100, too_soon);
+}
+
+#[test]
+fn a_renewal_that_forgets_the_life_lets_somebody_in_too_soon() {
+    is_found_with(SeededBug::LifeForgotten, (1, FaultProfile::Mixed), true, 100, too_soon);
+    is_found_with(SeededBug::LifeForgotten, (3, FaultProfile::Pausing), true, 100, too_soon);
+}
+
+#[test]
+fn a_release_that_frees_the_lock_within_the_interval_lets_somebody_in_too_soon() {
+    is_found_with(SeededBug::ReleaseFrees, (1, FaultProfile::Quiet), true, 10, too_soon);
+    is_found_with(SeededBug::ReleaseFrees, (3, FaultProfile::Quiet), true, 10, too_soon);
+}
+
+#[test]
 fn the_worst_moments_do_no_harm() {
     for counts in many(FaultProfile::Sly, 12) {
         assert!(counts.acquired >= 15 && counts.renewed >= 100, "{counts:?}");
@@ -91,20 +126,35 @@ proptest! {
         seed: u64,
         nodes in prop::sample::select(&[1_usize, 3, 5]),
         profile in prop::sample::select(&FAULTY),
+        outlives: bool,
     ) {
-        Scene { seed, nodes, profile, bug: None }.is_clean();
+        Scene { seed, nodes, profile, outlives, bug: None }.is_clean();
     }
 }
 
 /// Asserts that a bug is found, and is the reason.
-fn is_found(bug: SeededBug, (nodes, profile): (usize, FaultProfile), seeds: u64, is_expected: fn(&Violation) -> bool) {
+fn is_found(bug: SeededBug, scene: (usize, FaultProfile), seeds: u64, is_expected: fn(&Violation) -> bool) {
+    is_found_with(bug, scene, false, seeds, is_expected);
+}
+
+fn is_found_with(
+    bug: SeededBug,
+    (nodes, profile): (usize, FaultProfile),
+    outlives: bool,
+    seeds: u64,
+    is_expected: fn(&Violation) -> bool,
+) {
     let found = (0..seeds).find_map(|seed| {
-        let scene = Scene { seed, nodes, profile, bug: Some(bug) };
+        let scene = Scene { seed, nodes, profile, outlives, bug: Some(bug) };
         scene.play(false).violations.into_iter().find(is_expected).map(|violation| (scene, violation))
     });
     let Some((scene, violation)) = found else { panic!("{bug:?} is not noticed by any of {seeds} seeds") };
     println!("{scene:?}: {violation:?}");
     Scene { bug: None, ..scene }.is_clean();
+}
+
+fn too_soon(violation: &Violation) -> bool {
+    matches!(violation, Violation::TooSoon { .. })
 }
 
 fn two_holders(violation: &Violation) -> bool {

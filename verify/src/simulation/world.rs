@@ -8,6 +8,7 @@ use leasehold_protocol::{
     holder::Holder,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Reply, Request, VoteReply},
+    outliving::Outliving,
     plurality::Plurality,
     store::{Process, Store},
     tally::majority,
@@ -20,12 +21,15 @@ use super::{
     event::Alarm,
     history::{History, Violation},
     profile::Faults,
+    session::Session,
 };
 use crate::seeded::SeededBug;
 
 mod fault;
 
 pub(super) use self::fault::Fault;
+
+const MILLI: Duration = Duration::from_millis(1);
 
 /// Who holds what, where and when.
 pub(super) struct World {
@@ -34,6 +38,9 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) bug: Option<SeededBug>,
     pub(super) ttl: Duration,
+    /// Whether keys outlive their leases, and for how long a key lives at most.
+    pub(super) outlives: bool,
+    pub(super) longest_life: Duration,
     pub(super) restart_delay: Duration,
     pub(super) command_timeout: Duration,
     pub(super) key: Key,
@@ -100,7 +107,7 @@ impl World {
     pub(super) fn new(
         clients: usize,
         nodes: usize,
-        (ttl, restart_delay): (Duration, Duration),
+        (ttl, longest_life, restart_delay): (Duration, Duration, Duration),
         faults: Faults,
         bug: Option<SeededBug>,
         mut dice: Dice,
@@ -117,11 +124,13 @@ impl World {
             faults,
             bug,
             ttl,
+            outlives: longest_life > ttl,
+            longest_life,
             restart_delay,
             command_timeout,
             key: Key::new("", "job").unwrap(),
             history: History::default(),
-            closes: nanos(ttl) * 8,
+            closes: nanos(longest_life) * 8,
             last_arrival: 0,
             events: BTreeMap::new(),
             tickets: 0,
@@ -258,7 +267,14 @@ impl World {
         if let (Request::Repair { .. }, Some(SeededBug::RepairOverwrites), Some(token)) =
             (request, self.bug, owner.clone())
         {
-            let claim = Claim { key, token, ttl: Duration::ZERO, fence: None, fence_memory: fence::MEMORY };
+            let claim = Claim {
+                key,
+                token,
+                ttl: Duration::ZERO,
+                life: Duration::ZERO,
+                fence: None,
+                fence_memory: fence::MEMORY,
+            };
             let _gone = apply(store, now, &Request::Release { claim, mode: ReleaseMode::Delete });
         }
         let Server { store, shown, .. } = &mut self.servers[node];
@@ -279,7 +295,7 @@ impl World {
     /// The lock, as a token wants it that has this fence.
     pub(super) fn claim(&self, token: &Token, ttl: Duration, fence: Option<Fence>) -> Claim {
         let (key, token) = (self.key.clone(), token.clone());
-        Claim { key, token, ttl, fence, fence_memory: fence::MEMORY }
+        Claim { key, token, ttl, life: ttl, fence, fence_memory: fence::MEMORY }
     }
 
     /// Whoever asks all nodes is certain of the fence of this lease, or of none.
@@ -296,6 +312,32 @@ impl World {
             let at = self.now;
             self.history.saw(Violation::AnotherFence { at });
         }
+    }
+
+    /// What a key is to outlive.
+    pub(super) fn outliving(&mut self) -> Outliving {
+        if !self.outlives {
+            return Outliving::NOTHING;
+        }
+        let Self { dice, ttl, longest_life, .. } = self;
+        let delay = if dice.percent(60) {
+            dice.between(Duration::ZERO, longest_life.saturating_sub(*ttl))
+        } else {
+            Duration::ZERO
+        };
+        let once_per = if dice.percent(40) { dice.between(Duration::ZERO, *longest_life) } else { Duration::ZERO };
+        // Rounded up to whole milliseconds.
+        Outliving::new(delay.saturating_sub(MILLI), once_per.saturating_sub(MILLI))
+    }
+
+    /// A lease is won: nobody else may win before its key can have ended. Two clocks take part that may be wrong.
+    pub(super) fn outlives_by(&mut self, session: &Session, lease: usize) {
+        let outliving = session.acquisition.outliving();
+        let least = |span: Duration| nanos(span) / 100 * 98;
+        let interval = least(outliving.interval_left(Duration::ZERO));
+        let until = if interval > 0 { session.sent + interval } else { 0 };
+        let delay = outliving.life(session.ttl, Duration::MAX).saturating_sub(session.ttl);
+        self.history.outlives(lease, until, least(delay).saturating_sub(nanos(MILLI)));
     }
 
     fn time_at(&self, node: usize) -> Micros {

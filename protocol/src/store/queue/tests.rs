@@ -9,6 +9,7 @@ fn poll(token: &Token) -> Poll {
             key: Key::new("", "job").unwrap(),
             token: token.clone(),
             ttl: Duration::from_secs(30),
+            life: Duration::from_secs(30),
             fence: None,
             fence_memory: fence::MEMORY,
         },

@@ -595,7 +595,7 @@ fn pack_slots(wants: &[Want], all: &mut Vec<Value>) -> usize {
         packed.put(&Argument::Whole(claim.key.lock()));
         packed.put(&Argument::Parts(claim.key.fence_parts()));
         packed.put(&Argument::Whole(claim.token.as_str()));
-        packed.put(&Argument::Number(whole_millis(claim.ttl)));
+        packed.put(&Argument::Number(whole_millis(claim.life)));
     }
     add(packed, all);
     0
@@ -615,7 +615,7 @@ fn pack(wants: &[Want], votes: Option<&(Arc<Witness>, Duration)>, all: &mut Vec<
     packed.put(&delay.unwrap_or(Argument::Whole("")));
     released().for_each(|claim| packed.put(&Argument::Value(claim)));
     acquired().for_each(|claim| packed.put(&Argument::Whole(claim.token.as_str())));
-    acquired().for_each(|claim| packed.put(&Argument::Number(whole_millis(claim.ttl))));
+    acquired().for_each(|claim| packed.put(&Argument::Number(whole_millis(claim.life))));
     if votes.is_some() {
         for AcquireRequest { voting, .. } in acquires(wants) {
             let proposal = voting.and_then(|voting| voting.proposal).map(|fence| Argument::Number(fence.into()));

@@ -195,10 +195,10 @@ impl Connections {
     ) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
-            let Claim { key, token, ttl, fence_memory, .. } = &claim;
+            let Claim { key, token, life, fence_memory, .. } = &claim;
             let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
             all.extend(packed([Argument::Whole(lock), Argument::Parts(fence), Argument::Whole(token)]));
-            all.push(millis(*ttl));
+            all.push(millis(*life));
             all.push(millis(*fence_memory));
             if let Some(voting) = voting {
                 let proposal = voting.proposal.map(|fence| fence.to_string()).unwrap_or_default();
@@ -242,10 +242,10 @@ impl Connections {
     fn repair(&self, via: Via, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
-            let Claim { key, token, ttl, fence_memory, .. } = &claim;
+            let Claim { key, token, life, fence_memory, .. } = &claim;
             let (lock, floor, token) = (key.lock(), key.fence_parts(), token.as_str());
             all.extend(packed([Argument::Whole(lock), Argument::Parts(floor), Argument::Whole(token)]));
-            all.push(millis(*ttl));
+            all.push(millis(*life));
             all.extend([number(fence), millis(*fence_memory), whole_seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
@@ -263,9 +263,9 @@ impl Connections {
         // The process has the name whether or not it hears there.
         let channel = format!("{}{}", if notified { "" } else { "~" }, self.subscription.name());
         let arguments = move |all: &mut Vec<Value>| {
-            let Claim { key, token, ttl, fence_memory, .. } = &poll.claim;
+            let Claim { key, token, life, fence_memory, .. } = &poll.claim;
             all.extend(packed(queue_keys(key)));
-            all.extend([token.as_str().into(), millis(*ttl)]);
+            all.extend([token.as_str().into(), millis(*life)]);
             all.push(poll.ticket.unwrap_or_default().to_string().into());
             all.extend([millis(poll.grant), millis(poll.window)]);
             all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
@@ -397,7 +397,7 @@ impl Connections {
 /// The keys and arguments of `renew.lua`.
 pub(super) fn renewals(batch: &[Claim], watch: bool, all: &mut Vec<Value>) {
     all.extend(batch.iter().map(|claim| claim.key.lock().into()));
-    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.ttl)]));
+    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.life)]));
     if watch {
         all.push("watch".into());
     }

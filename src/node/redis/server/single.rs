@@ -28,7 +28,7 @@ impl Connections {
         match single {
             Single::Take(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {
-                    all.extend([claim.key.lock().into(), claim.token.as_str().into(), millis(claim.ttl)]);
+                    all.extend([claim.key.lock().into(), claim.token.as_str().into(), millis(claim.life)]);
                 };
                 self.run(via, &TAKE, 1, arguments, |reply, _| reply::taken(reply))
             }
@@ -42,7 +42,7 @@ impl Connections {
             Single::Confirm(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([claim.key.lock().into(), claim.token.as_str().into()]);
-                    all.extend([number(claim.fence.unwrap_or(fence::ZERO)), millis(claim.ttl)]);
+                    all.extend([number(claim.fence.unwrap_or(fence::ZERO)), millis(claim.life)]);
                 };
                 self.run(via, &CONFIRM, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
             }

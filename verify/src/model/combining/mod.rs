@@ -125,7 +125,7 @@ impl Setup {
     fn claim(&self, session: Number, fence: Option<Fence>) -> Claim {
         let key = self.keys[self.wanted[usize::from(session)]].clone();
         let token = self.tokens[usize::from(session)].clone();
-        Claim { key, token, ttl: TTL, fence, fence_memory: fence::MEMORY }
+        Claim { key, token, ttl: TTL, life: TTL, fence, fence_memory: fence::MEMORY }
     }
 
     fn session(&self, token: &Token) -> Number {

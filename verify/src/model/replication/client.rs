@@ -6,6 +6,7 @@ use leasehold_protocol::{
     fence::Fence,
     jitter::Jitter,
     message::{Acquired, ReleaseMode, Route},
+    outliving::Outliving,
     renewal::{LeaseConfig, Phase},
     time::Time,
     undo::{Next, Undoing},
@@ -57,7 +58,7 @@ impl Run<'_> {
         self.client(me).begun += 1;
         let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: COMMAND_TIMEOUT };
         let (route, jitter) = (Route::Home, Jitter::from_seed(0));
-        let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
+        let config = Config { lease, outliving: Outliving::NOTHING, nodes: 1, route, renew_first_after: None, jitter };
         let acquisition = Acquisition::new(config, sent);
         let mut session = Session { number, acquisition, errands: Vec::new(), asked: 0, on: None };
         self.start(me, &mut session, About::Token(Ask::Acquire));

@@ -10,6 +10,7 @@ use leasehold_protocol::{
     jitter::Jitter,
     loss::LossReason,
     message::{Acquired, ReleaseMode, Route},
+    outliving::Outliving,
     release_tally::ReleaseEnd,
     renewal::{LeaseConfig, Phase},
     tally::deadline,
@@ -128,7 +129,7 @@ impl<H: Handover> Run<'_, H> {
         self.client(me).begun += 1;
         let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: COMMAND_TIMEOUT };
         let (route, jitter) = (Route::Home, Jitter::from_seed(0));
-        let config = Config { lease, nodes: 1, route, renew_first_after: None, jitter };
+        let config = Config { lease, outliving: Outliving::NOTHING, nodes: 1, route, renew_first_after: None, jitter };
         let mut session = Session {
             number,
             acquisition: Acquisition::new(config, sent),

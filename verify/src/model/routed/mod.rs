@@ -226,7 +226,7 @@ impl<H: Handover> Setup<H> {
 
     fn claim(&self, owner: Owner) -> Claim {
         let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
-        Claim { key, token, ttl: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 }
 

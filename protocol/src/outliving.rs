@@ -1,0 +1,103 @@
+//! How much longer the key of a lock lives than its lease may be believed: pure (rule 14).
+//!
+//! # Invariants
+//!
+//! 1. From each acquire and renewal on the key lives for the TTL and the delay. It lives until the interval is over in
+//!    any case. That begins with the sending of the acquire. So the key may live longer than the lease is believed, and
+//!    never shorter.
+//! 2. No deadline depends on it.
+
+use std::time::Duration;
+
+/// By how much a lock's key outlives its lease. A process may have a million leases, so it is in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Outliving {
+    lock_delay: u32,
+    once_per: u32,
+}
+
+impl Outliving {
+    /// Nothing: the key lives for the TTL.
+    pub const NOTHING: Self = Self { lock_delay: 0, once_per: 0 };
+
+    /// A holder that dies or is lost, by this delay; and each acquire, until this interval after it is over. Part of a
+    /// millisecond counts as a whole one. Zero is none.
+    pub fn new(lock_delay: Duration, once_per: Duration) -> Self {
+        Self::of_millis(millis(lock_delay), millis(once_per))
+    }
+
+    /// The same, in milliseconds.
+    pub const fn of_millis(lock_delay: u32, once_per: u32) -> Self {
+        Self { lock_delay, once_per }
+    }
+
+    /// How long the key has to live from now on, so long after the sending of the acquire.
+    pub fn life(self, ttl: Duration, elapsed: Duration) -> Duration {
+        (ttl + span(self.lock_delay)).max(self.interval_left(elapsed))
+    }
+
+    /// The rest, at that moment, of the interval in which the lock is acquired once.
+    pub fn interval_left(self, elapsed: Duration) -> Duration {
+        span(self.once_per).saturating_sub(elapsed)
+    }
+
+    /// Whether a loss leaves the key to run out then.
+    pub fn outlives_a_loss(self, elapsed: Duration) -> bool {
+        self.lock_delay > 0 || !self.interval_left(elapsed).is_zero()
+    }
+}
+
+fn span(millis: u32) -> Duration {
+    Duration::from_millis(millis.into())
+}
+
+fn millis(span: Duration) -> u32 {
+    // Mostly it is none, and a division of 128 bits costs more than all the rest.
+    if span.is_zero() { 0 } else { u32::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    #[test]
+    fn a_key_that_outlives_nothing_lives_for_the_ttl() {
+        for elapsed in [Duration::ZERO, secs(1), secs(100_000)] {
+            assert_eq!(Outliving::NOTHING.life(TTL, elapsed), TTL);
+            assert!(!Outliving::NOTHING.outlives_a_loss(elapsed));
+        }
+        assert_eq!(Outliving::default(), Outliving::new(Duration::ZERO, Duration::ZERO));
+    }
+
+    #[test]
+    fn a_delay_comes_on_top_of_each_ttl() {
+        let delayed = Outliving::new(secs(5), Duration::ZERO);
+        for elapsed in [Duration::ZERO, secs(1), secs(100_000)] {
+            assert_eq!(delayed.life(TTL, elapsed), secs(35));
+            assert!(delayed.outlives_a_loss(elapsed) && delayed.interval_left(elapsed).is_zero());
+        }
+    }
+
+    #[test]
+    fn an_interval_counts_from_the_acquire_and_never_shortens_a_life() {
+        let hourly = Outliving::new(Duration::ZERO, secs(3_600));
+        let lives = [0, 1_000, 3_570, 3_599, 3_600, 100_000].map(|elapsed| hourly.life(TTL, secs(elapsed)));
+        assert_eq!(lives, [3_600, 2_600, 30, 30, 30, 30].map(secs));
+        assert_eq!([0, 3_599, 3_600].map(|elapsed| hourly.outlives_a_loss(secs(elapsed))), [true, true, false]);
+        assert_eq!(Outliving::new(secs(60), secs(80)).life(TTL, secs(1)), secs(90), "the longer of both");
+    }
+
+    #[test]
+    fn part_of_a_millisecond_is_a_whole_one_and_too_much_is_the_most() {
+        let little = Outliving::new(Duration::from_nanos(1), Duration::from_micros(1_001));
+        assert_eq!(little.life(TTL, Duration::ZERO), TTL + Duration::from_millis(1));
+        assert_eq!(little.interval_left(Duration::ZERO), Duration::from_millis(2));
+        assert!(Outliving::new(Duration::MAX, Duration::ZERO).life(TTL, Duration::ZERO) > secs(24 * 3_600));
+    }
+}
