@@ -9,6 +9,10 @@
 //! `keep_for` also keeps the key when the work fails. To let another machine try again, acquire without it, and call
 //! `lease.release_keeping(…)` after success only.
 //!
+//! A machine that dies at work leaves the key for the TTL only, and another one does the work in its place. Where it must
+//! not even begin twice, as a mail to everybody, say `once_per` in the place of `keep_for`: the key then outlives the
+//! machine.
+//!
 //! ```text
 //! cargo run --example once_an_interval
 //! REDIS_URL=redis://127.0.0.1:6379 cargo run --example once_an_interval

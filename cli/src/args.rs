@@ -189,6 +189,13 @@ pub(crate) struct Held {
     /// --restart-delay.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) keep_for: Option<Duration>,
+    /// Acquire the lock at most once in this time, even if the work fails, or its machine dies. At most a day; with
+    /// --restart-delay at least a second less than that.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) once_per: Option<Duration>,
+    /// Keep the lock this much longer if this process dies or loses it, at most an hour.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) lock_delay: Option<Duration>,
     /// End the work by this time (at least --ttl): its --signal comes --grace before.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
@@ -209,6 +216,7 @@ impl Held {
                 written(A_DAY)
             )));
         }
+        self.check_outliving()?;
         match self.max_hold {
             Some(max_hold) if max_hold < self.ttl => Err(refused(format_args!(
                 "--max-hold {} is less than --ttl {}: give a shorter --ttl, or a longer --max-hold",
@@ -218,7 +226,27 @@ impl Held {
             _ => Ok(()),
         }
     }
+
+    fn check_outliving(&self) -> Result<(), Error> {
+        match (self.once_per, self.lock_delay) {
+            (Some(interval), _) if interval.is_zero() => Err(refused("--once-per 0s is no time: leave it out")),
+            (Some(interval), _) if interval > A_DAY => Err(refused(format_args!(
+                "--once-per {} is too long: {} is the most",
+                written(interval),
+                written(A_DAY)
+            ))),
+            (_, Some(delay)) if delay > AN_HOUR => Err(refused(format_args!(
+                "--lock-delay {} is too long: {} is the most",
+                written(delay),
+                written(AN_HOUR)
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
+
+/// The longest `--lock-delay`.
+const AN_HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// Which lock, and how it is acquired and held.
 #[derive(Debug, Clone, Part)]

@@ -11,7 +11,7 @@ use leasehold::Lease;
 use rustix::process::Signal;
 use tokio::sync::{oneshot, watch};
 
-use super::{Found, catch, keeps_for_that_long, now, release, trouble, under_a_lease};
+use super::{Found, catch, keeps_for_that_long, now, outlives_for_that_long, release, trouble, under_a_lease};
 use crate::{
     args::{Hold, LockArgs},
     connect::block_on,
@@ -23,6 +23,7 @@ use crate::{
 pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
     let options = &options.wanted;
     keeps_for_that_long(options)?;
+    outlives_for_that_long(options)?;
     say::prepare();
     trouble::is_told(options.verbose);
     let exit = block_on(async {

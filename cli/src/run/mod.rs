@@ -72,6 +72,26 @@ fn keeps_for_that_long(options: &LockArgs) -> Result<(), Ended> {
     Err(Ended::new(Exit::Usage, why))
 }
 
+/// Refuses a lock that lives longer than a server that may forget it stays out.
+fn outlives_for_that_long(options: &LockArgs) -> Result<(), Ended> {
+    let Some(delay) = options.servers.delay().filter(|delay| !delay.is_zero()) else { return Ok(()) };
+    let (lease, most) = (&options.lease, delay.saturating_sub(SECOND));
+    let together = lease.lock_delay.filter(|delay| !delay.is_zero()).map(|delay| lease.ttl + delay);
+    let too_long = [("--once-per", lease.once_per), ("--ttl and --lock-delay together,", together)];
+    match too_long.into_iter().find_map(|(what, span)| Some((what, span.filter(|&span| span > most)?))) {
+        Some((what, span)) => Err(Ended::new(
+            Exit::Usage,
+            format!(
+                "{what} {} must be at least a second less than --restart-delay, {}, after which a restarted server has \
+                 forgotten the lock: give every program a longer one",
+                written(span),
+                written(delay)
+            ),
+        )),
+        None => Ok(()),
+    }
+}
+
 /// The time by the machine's clock that counts suspend, as the deadlines are.
 fn now() -> Duration {
     SystemClock.now()
@@ -99,6 +119,7 @@ pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
 
 fn outcome(options: &Run) -> Result<Outcome, Ended> {
     keeps_for_that_long(&options.wanted)?;
+    outlives_for_that_long(&options.wanted)?;
     let plan =
         Plan::new(options.stopping.grace, options.wanted.lease.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
     find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
@@ -164,6 +185,9 @@ async fn under_a_lease<T>(
     if let Some(label) = &lease.label {
         builder = builder.label(label);
     }
+    if let Some(delay) = lease.lock_delay {
+        builder = builder.lock_delay(delay);
+    }
     if let Some(memory) = lease.fence_memory {
         builder = builder.fence_memory(memory);
     }
@@ -186,7 +210,7 @@ async fn under_a_lease<T>(
         Ok(built) => built?,
         Err(signal) => return Ok(Err(signal)),
     };
-    let lock = leases.lock(&options.name);
+    let lock = lease.once_per.into_iter().fold(leases.lock(&options.name), Lock::once_per);
     let acquired = tokio::select! {
         ended = gives_up => Ok(Err(ended)),
         acquired = unless_ended(signals, Box::pin(acquire(options, lock, waits, began))) => acquired,

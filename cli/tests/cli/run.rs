@@ -186,6 +186,16 @@ fn invalid_options_are_refused_before_anything_is_sent() {
             &["--keep-for", "31s"],
         ),
         (&["run", "--keep-for", "25h", NAME, "--", "true"], &["--keep-for", "a day"]),
+        (&["run", "--once-per", "0", NAME, "--", "true"], &["--once-per", "leave it out"]),
+        (&["run", "--once-per", "25h", NAME, "--", "true"], &["--once-per 1day1h", "1day is"]),
+        (&["run", "--lock-delay", "61m", NAME, "--", "true"], &["--lock-delay 1h1m", "1h is"]),
+        (&["hold", "--restart-delay", "31s", "--once-per", "31s", NAME], &["--once-per 31s", "--restart-delay, 31s"]),
+        (
+            &["run", "--quorum", "redis://a,redis://b,redis://c", "--lock-delay", "1s", NAME, "--", "true"],
+            &["--ttl and --lock-delay together, 31s", "--restart-delay, 31s"],
+        ),
+        (&["run", "--label", "two\nlines", NAME, "--", "true"], &["label"]),
+        (&["run", "--label", "", NAME, "--", "true"], &["label"]),
         (&["run", "--fence-memory", "25h", NAME, "--", "true"], &["--fence-memory 1day1h", "1day is"]),
         (&["run", "--signal", "LOUD", NAME, "--", "true"], &["\"LOUD\"", "TERM"]),
         (&["run", "--url", "http://x", NAME, "--", "true"], &["redis://"]),
@@ -838,6 +848,31 @@ fn a_quick_command_keeps_its_lock_for_the_given_time() {
     assert!((1..=2_000).contains(&kept), "{kept} ms");
     ends_with(&run(&server, &["-n"], "true").output().unwrap(), 1, &[]);
     eventually(HANGS, "it is free", || !is_held(&server));
+}
+
+#[test]
+fn a_command_runs_once_in_an_interval_even_if_its_machine_dies() {
+    let (server, long) = (Server::start(), Duration::from_secs(20));
+    ends_with(&run(&server, &["--once-per", "20s"], "true").output().unwrap(), 0, &[]);
+    let kept = server.wire().pttl(NAME);
+    assert!((1..=20_000).contains(&kept), "{kept} ms");
+    ends_with(&run(&server, &["-n"], "true").output().unwrap(), 1, &[]);
+    server.wire().del(NAME);
+    for (options, least) in [(["--once-per", "20s"], long / 2), (["--lock-delay", "20s"], long)] {
+        let (_directory, sign) = directory();
+        let options = [&options[..], &["--ttl", "1s"]].concat();
+        let mut runner = run(&server, &options, &format!("echo > {}; sleep 30", sign.display())).spawn().unwrap();
+        started(&server, &sign);
+        runner.kill().unwrap();
+        runner.wait().unwrap();
+        let left = Duration::from_millis(server.wire().pttl(NAME).try_into().unwrap());
+        assert!(left > least && left <= long + Duration::from_secs(1), "{options:?}: {left:?}");
+        ends_with(&run(&server, &["-n"], "true").output().unwrap(), 1, &[]);
+        server.wire().del(NAME);
+    }
+    // A command that ends frees a delayed lock at once.
+    ends_with(&run(&server, &["--lock-delay", "20s"], "exit 3").output().unwrap(), 3, &[]);
+    assert!(!is_held(&server));
 }
 
 /// In the same moment, on as many machines.
