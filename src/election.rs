@@ -98,6 +98,11 @@ impl Election {
         Self { lock: self.lock.fair(fair) }
     }
 
+    /// How much longer the others wait for a leader that has died or is cut off: [`Lock::lock_delay`].
+    pub fn lock_delay(self, delay: Duration) -> Self {
+        Self { lock: self.lock.lock_delay(delay) }
+    }
+
     /// For how long the number of the last term is kept: [`Lock::fence_memory`].
     pub fn fence_memory(self, memory: Duration) -> Self {
         Self { lock: self.lock.fence_memory(memory) }

@@ -76,12 +76,12 @@ impl Client {
             if let Some(count) = self.unconfirmed.meet(self.now(), &failure) {
                 tracing::warn!(
                     name: "release", target: "leasehold", lock, label, %failure, count,
-                    "the release is not confirmed: the key expires within its TTL"
+                    "the release is not confirmed: the key runs out by itself"
                 );
             } else {
                 tracing::debug!(
                     name: "release", target: "leasehold", lock, label, %failure,
-                    "the release is not confirmed: the key expires within its TTL"
+                    "the release is not confirmed: the key runs out by itself"
                 );
             }
             if let Some(span) = hold.span() {
