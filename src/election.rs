@@ -108,7 +108,8 @@ impl Election {
         Self { lock: self.lock.fence_memory(memory) }
     }
 
-    /// How long before the end of its term [`lead`](Self::lead) asks the work to stop: [`Lock::grace`].
+    /// How long before the end of its term [`lead`](Self::lead) asks the work to stop: [`Lock::grace`]. Work that has tidied up
+    /// then awaits `std::future::pending`: if it ends by itself, `lead` ends too.
     pub fn grace(self, grace: Duration) -> Self {
         Self { lock: self.lock.grace(grace) }
     }
@@ -189,7 +190,7 @@ impl Election {
     ///
     /// It only reads.
     pub async fn leader(&self) -> Result<Option<Holder>, Error> {
-        self.lock.holder().await
+        Ok(Leadership::of(self.lock.holder().await?).leader().cloned())
     }
 
     /// Observes who leads, from now on. Nobody needs to be a candidate for that.

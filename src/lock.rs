@@ -193,7 +193,8 @@ impl Lock {
     /// The key then lives for what is left of the interval, and at least for the TTL; the lease's deadline stays what it
     /// is. A release or a drop leaves the key until the interval is over, and others see `label (released)`. Waiters,
     /// [fair](Self::fair) ones too, are served after that. A [re-entrant](Self::reentrant) acquire is no other one.
-    /// [`force_release`](Self::force_release) frees the lock at once. An acquire that is given up is undone, and does not
+    /// [`force_release`](Self::force_release) frees the lock at once. A release that reaches the server late keeps the key for
+    /// so much longer. An acquire that is given up is undone, and does not
     /// count; one that the server executes only after that, when it is back from an outage, counts if nobody is left to
     /// undo it.
     ///

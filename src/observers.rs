@@ -1,13 +1,12 @@
 //! The observers of this process, one for each lock that somebody observes: a task on the keeper that looks, and tells all
 //! who observe it.
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     check::Check,
     hash::HashMap,
     key::Key,
-    message::Route,
     observer::{Known, Observer},
     time::Time,
 };
@@ -17,27 +16,17 @@ use crate::{
     client::Client,
     quorum::Seen,
     random,
-    sync::{Mutex, Semaphore},
-    wait::InLine,
+    sync::Mutex,
+    wait::{CheckSlot, CheckSlots, InLine},
 };
 
 /// What an observer tells; nothing before its first look.
 pub(crate) type Told = Option<Known>;
 
-/// So many look at a time: after a new connection all of them want to.
-const LOOKS_AT_ONCE: usize = 128;
-
 /// Every observer of one `Leases`, by the lock that it observes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Observers {
     all: Mutex<HashMap<Key, Arc<watch::Sender<Told>>>>,
-    looks: Semaphore,
-}
-
-impl Default for Observers {
-    fn default() -> Self {
-        Self { all: Mutex::default(), looks: Semaphore::new(LOOKS_AT_ONCE) }
-    }
 }
 
 impl Observers {
@@ -103,6 +92,8 @@ impl Run {
                     if client.observers.ends(&self.key, &telling) {
                         return;
                     }
+                    // A look that was cut off may have been about to find something.
+                    self.observer.notified();
                 }
                 () = self.step(&line) => {}
             }
@@ -129,7 +120,7 @@ impl Run {
         let client = self.client.clone();
         self.observer.begins();
         let mut asked = pin!(ask(&client, &self.key, line));
-        let Asked { sent, is_tracked, seen } = loop {
+        let Asked { sent, seen } = loop {
             // What was known may run out before the answer comes.
             let (now, until) = (client.now(), self.observer.known().until());
             tokio::select! {
@@ -144,7 +135,7 @@ impl Run {
         };
         let now = client.now();
         let is_news = match seen {
-            Some(Seen { holder, is_certain: true }) => {
+            Some(Seen { holder, is_certain: true, is_tracked }) => {
                 let holder = holder.map(|holder| client.watchdog.recognize(&self.key, holder));
                 self.observer.found(sent, now, is_tracked, holder)
             }
@@ -170,17 +161,37 @@ impl Drop for Run {
 /// What one look has come to.
 struct Asked {
     sent: Time,
-    is_tracked: bool,
     /// `None`: too few have answered.
     seen: Option<Seen>,
 }
 
 async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> Asked {
-    let connected = client.connect().await;
-    let _slot = client.observers.looks.acquire().await;
     let limit = client.options.command_timeout;
+    let is_connected = tokio::select! {
+        biased;
+        connected = client.connect() => connected.is_ok(),
+        () = client.host.sleep(limit) => false,
+    };
+    let slots = client.check_slots(key);
+    let _slot = slot(client, &slots, limit).await;
     let (sent, route) = (client.now(), client.watchdog.route());
     line.checks_by(sent + limit);
-    let seen = if connected.is_ok() { client.quorum.look(key, route, limit).await.ok() } else { None };
-    Asked { sent, is_tracked: route == Route::Tracked, seen }
+    let seen = if is_connected { client.quorum.look(key, route, limit).await.ok() } else { None };
+    Asked { sent, seen }
+}
+
+/// One of the few slots for checks, which looks share with those who wait. A shard that is silent has slots of its own.
+async fn slot<'a>(client: &Client, slots: &'a CheckSlots, limit: Duration) -> CheckSlot<'a> {
+    loop {
+        let now = client.now();
+        if let Some(slot) = slots.take(now, now + limit) {
+            return slot;
+        }
+        let lapse = slots.next_lapse().unwrap_or(now + limit);
+        tokio::select! {
+            biased;
+            () = slots.freed() => {}
+            () = client.host.sleep_until(now, lapse) => {}
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence, rounded::Rounded};
+use leasehold_protocol::{fence, holder::RELEASED, rounded::Rounded};
 
 use crate::{error::Error, metrics::Group};
 
@@ -120,6 +120,11 @@ pub(crate) fn check_label(label: &str) -> Result<(), Error> {
     if label.is_empty() || label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
         return Err(Error::config(format!(
             "label is {label:?}: it must have 1 to {LONGEST_LABEL} bytes and no control characters"
+        )));
+    }
+    if label.ends_with(RELEASED) {
+        return Err(Error::config(format!(
+            "label is {label:?}: with that end it would be taken for a lock that was released"
         )));
     }
     Ok(())

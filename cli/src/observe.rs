@@ -2,6 +2,7 @@
 
 use std::{
     future::pending,
+    io,
     process::{ExitCode, ExitStatus, Stdio},
 };
 
@@ -61,7 +62,9 @@ async fn follow(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Res
             }
         }
         if let (Some(command), None, Some(now)) = (&options.exec, &running, &news) {
-            running = Some(start(command, now)?);
+            running = start(command, now)
+                .map_err(|error| tell(format_args!("the command of --exec cannot be started: {error}")))
+                .ok();
             news = None;
         }
     }
@@ -89,18 +92,18 @@ fn how(status: ExitStatus) -> String {
 }
 
 /// Runs it in a shell, with what it is to know in its environment. It outlives a tool that is ended meanwhile.
-fn start(command: &str, now: &Leadership) -> Result<Child, Ended> {
+fn start(command: &str, now: &Leadership) -> io::Result<Child> {
     let leader = now.leader();
-    let label = leader.and_then(Holder::label).unwrap_or_default();
+    // Another program may have written anything; no environment can have a NUL.
+    let label = leader.and_then(Holder::label).unwrap_or_default().replace('\0', "\u{fffd}");
     let fence = leader.and_then(Holder::fence).map(|fence| fence.to_string()).unwrap_or_default();
-    let child = Command::new("sh")
+    Command::new("sh")
         .args(["-c", command])
         .env("LEASEHOLD_STATE", word(now))
         .env("LEASEHOLD_LEADER", label)
         .env("LEASEHOLD_FENCE", fence)
         .stdin(Stdio::null())
-        .spawn();
-    child.map_err(|error| Ended::new(Exit::Io, format!("the shell for --exec cannot be started: {error}")))
+        .spawn()
 }
 
 fn word(now: &Leadership) -> &'static str {

@@ -176,7 +176,7 @@ replies! {
     /// To [`Request::Waiters`].
     Waiters(Waiters),
     /// To [`Request::Holder`].
-    Holder(Option<Holder>),
+    Looked(Looked),
     /// To [`Request::Held`].
     Page(Page),
     /// To [`Request::ForceRelease`].
@@ -189,6 +189,15 @@ replies! {
     Identity(ServerIdentity),
     /// To [`Request::Rehearse`].
     Rehearsed(Option<Duration>),
+}
+
+/// Who holds a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Looked {
+    /// `None`: nobody.
+    pub holder: Option<Holder>,
+    /// Whether we shall be notified when that changes.
+    pub tracked: bool,
 }
 
 /// The waiters of a lock, in order: their tokens, and how long each has waited.

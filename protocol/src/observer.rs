@@ -34,7 +34,8 @@ const ROUNDING: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Leadership {
-    /// This one does, until its [`remaining`](Holder::remaining) time is over, unless it resigns before.
+    /// This one does, until its [`remaining`](Holder::remaining) time is over, unless it resigns before. That is the time of
+    /// its key, which may outlive its term by a `lock_delay`; nobody else leads until then.
     Led(Holder),
     /// Nobody does.
     Vacant,
@@ -54,7 +55,9 @@ impl Leadership {
 
     /// From what a look has found. A key that is released, and stays for a while, has no leader any more; nor has one that
     /// is no lock.
-    fn of(found: Option<Holder>) -> Self {
+    #[must_use]
+    #[doc(hidden)]
+    pub fn of(found: Option<Holder>) -> Self {
         match found {
             Some(holder) if holder.not_a_lock().is_some() => Self::Unknown,
             Some(holder) if !holder.label().is_some_and(|label| label.ends_with(RELEASED)) => Self::Led(holder),
@@ -167,7 +170,11 @@ impl Observer {
                 let half = if remaining > SOON { sent + remaining / 2 } else { until + ROUNDING };
                 (until, half.min(now + next))
             }
-            _ => (Time::NEVER, now + if is_notified { SLOW_LOOK } else { self.backoff.next(None) }),
+            // Of no leader nothing runs out. A key without a TTL ends when somebody deletes it.
+            _ => {
+                let until = if what == Leadership::Unknown { Time::NEVER } else { sent + SLOW_LOOK * 2 + self.limit };
+                (until, now + if is_notified { SLOW_LOOK } else { self.backoff.next(None) })
+            }
         };
         if is_notified && matches!(what, Leadership::Led(_)) {
             self.backoff.starts_over();
@@ -266,6 +273,15 @@ mod tests {
         assert!(observer.found(at(2), at(3), true, Some(Holder::of_type(Some("list"), -1))));
         assert_eq!(observer.known().at(at(3)), Leadership::Unknown);
         assert_eq!(observer.due(), at(3) + SLOW_LOOK);
+    }
+
+    #[test]
+    fn a_leader_whose_key_has_no_ttl_is_not_named_for_ever_either() {
+        let mut observer = observer();
+        let holder = Holder::of(Some(Token::random("one")), None, None);
+        assert!(observer.found(at(0), at(1), true, Some(holder)));
+        assert!(observer.due() <= at(1) + SLOW_LOOK);
+        assert_eq!(observer.known().at(at(20_000)), Leadership::Unknown);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
     holder::Holder,
     key::Key,
     message::{
-        AcquireRequest, Acquired, Claim, Denial, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
+        AcquireRequest, Acquired, Claim, Denial, Looked, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
         ServerIdentity, VoteReply, Voting, Waiters,
     },
     time::{Micros, micros},
@@ -123,7 +123,7 @@ impl Store {
                 return passed_on(&poll.claim.key, polled.into(), is_granted, told);
             }
             Request::Waiters { key, most } => Ok(self.waiters(now, key, *most).into()),
-            Request::Holder(key) => Ok(self.holder(now, key).into()),
+            Request::Holder(key) => Ok(Looked { holder: self.holder(now, key), tracked: true }.into()),
             Request::Held { pattern, .. } => Ok((0, self.held(now, pattern)).into()),
             Request::ForceRelease { key, by } => match self.force_release(now, key, by, reached) {
                 Ok((was_held, told)) => return passed_on(key, was_held.into(), was_held, told),

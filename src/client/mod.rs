@@ -172,7 +172,10 @@ impl Client {
 
     /// The lock was released here: its waiters here check at once. (The server notifies fair waiters.)
     pub(crate) fn freed(&self, key: &Key) {
-        self.lines.notify(key.lock(), self.now());
+        let now = self.now();
+        self.lines.notify(key.lock(), now);
+        // On the connection that has tracked it, the server keeps our own changes from us.
+        self.observed.notify(key.lock(), now);
     }
 
     /// An error once `close` was called, or the keeper's runtime has ended.

@@ -225,6 +225,7 @@ impl Client {
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             let mut releasing = Box::pin(async move {
                 undoing.await;
+                client.observed.notify(hold.claim.key.lock(), client.now());
                 client.notify_of_retained(&hold.claim.key, &mode);
                 drop(own_release);
             });

@@ -14,7 +14,7 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     key::{self, Key},
-    message::{Page, Reply, Request, Route, Shard},
+    message::{Looked, Page, Reply, Request, Route, Shard},
     node_status::NodeStatus,
     plurality::Plurality,
     tally::{Nodes, majority},
@@ -62,11 +62,12 @@ impl Quorum {
     pub(crate) async fn look(&self, key: &Key, route: Route, limit: Duration) -> Result<Seen, Failure> {
         let request = Request::Holder(key.clone());
         let ask = |(at, member): (usize, &Arc<Member>)| (at, member.ask(route, request.clone(), limit));
-        let mut answers: FanOut<Asked<Option<Holder>>> = self.members().map(ask).collect();
-        let (mut said, mut left) = (self.nobody_yet(), self.len());
+        let mut answers: FanOut<Asked<Looked>> = self.members().map(ask).collect();
+        let (mut said, mut left, mut is_tracked) = (self.nobody_yet(), self.len(), true);
         while left > 0 {
             let (node, answer) = answers.next().await;
-            said.splice(node..=node, [answer]);
+            is_tracked &= answer.as_ref().map_or(true, |looked| looked.tracked);
+            said.splice(node..=node, [answer.map(|looked| looked.holder)]);
             left -= 1;
             let heard = said.iter().filter_map(|said| said.as_ref().ok());
             let (held, free): (Vec<_>, Vec<_>) = heard.cloned().partition(Option::is_some);
@@ -80,10 +81,10 @@ impl Quorum {
                 {
                     let remaining = self.lasts(&held, &holder);
                     let holder = Some(holder.lasting(remaining));
-                    return Ok(Seen { holder, is_certain: nodes >= self.majority() });
+                    return Ok(Seen { holder, is_certain: nodes >= self.majority(), is_tracked });
                 }
                 _ if is_over || free.len() >= self.majority() => {
-                    return Ok(Seen { holder: None, is_certain: true });
+                    return Ok(Seen { holder: None, is_certain: true, is_tracked });
                 }
                 _ => {}
             }
@@ -282,6 +283,8 @@ pub(crate) struct Seen {
     pub(crate) holder: Option<Holder>,
     /// Whether a majority says so.
     pub(crate) is_certain: bool,
+    /// Whether those that said so notify us of the next change.
+    pub(crate) is_tracked: bool,
 }
 
 /// Locks that are held.

@@ -16,7 +16,7 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     key::Key,
-    message::{ReleaseMode, Reply, Request, Route, Shard},
+    message::{Looked, ReleaseMode, Reply, Request, Route, Shard},
     slot::Keys,
     token::Token,
 };
@@ -89,7 +89,7 @@ impl Wire {
     }
 
     pub(super) fn holder(&self, name: &str) -> Option<Holder> {
-        self.now(Request::Holder(Key::of_lock(name)))
+        self.now::<Looked>(Request::Holder(Key::of_lock(name))).holder
     }
 
     /// An operator takes the lock from its holder, if it has one.

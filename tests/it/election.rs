@@ -8,6 +8,7 @@ use support::{Child, HANGS, Lag, Match, Part, Proxy, Server, one_thread, scripts
 use crate::common::{COMMAND, Confirmed as _, LONG, OTHER_TYPES, SHORT, program_with, replace};
 
 const TTL: Duration = Duration::from_millis(900);
+const UUID: &str = "00000000-0000-4000-8000-000000000000";
 /// How much later than its cause news may come, besides what the machine is late.
 const PROMPT: Duration = Duration::from_millis(50);
 
@@ -139,7 +140,7 @@ async fn f76_nobody_leads_where_a_quorum_is_split() {
     until(&mut leaders, |now| *now == Leadership::Vacant).await;
     // One node has a key, one says that it is free, and the third says nothing.
     servers[1].stop();
-    let value = format!("lh1:{}:7@half", "0".repeat(36));
+    let value = format!("lh1:{UUID}:7@half");
     servers[0].wire().must(&["SET", "job", &value, "PX", "60000"]);
     let told = until(&mut leaders, |now| *now == Leadership::Unknown).await;
     assert!(!told.iter().any(is_led), "{told:?}");
@@ -202,6 +203,7 @@ async fn what_cannot_be_an_election_is_refused_before_anything_is_sent() {
         leases.election("job").candidate(""),
         leases.election("job").candidate(long),
         leases.election("job").candidate("a\nb"),
+        leases.election("job").candidate("one (released)"),
         leases.election("job").ttl(Duration::from_millis(1)),
     ] {
         let refused = election.campaign().await.unwrap_err();
@@ -234,7 +236,7 @@ async fn a_change_is_told_at_once_where_servers_notify() {
     for leaders in &mut observing {
         assert_eq!(next(leaders).await, Leadership::Vacant);
     }
-    for _ in 0..5 {
+    for is_dropped in [false, true, false, true] {
         let lag = Lag::start();
         let term = candidate.election("job").campaign().await.unwrap();
         let led = Instant::now();
@@ -242,8 +244,14 @@ async fn a_change_is_told_at_once_where_servers_notify() {
             until(leaders, is_led).await;
         }
         assert!(led.elapsed() <= PROMPT + lag.worst(), "{:?}", led.elapsed());
+        // By then each has looked again on the connection by which it is notified, which may be that of the release.
+        tokio::time::sleep(Duration::from_millis(100)).await;
         let released = Instant::now();
-        term.release().await.unwrap().confirmed();
+        if is_dropped {
+            drop(term);
+        } else {
+            term.release().await.unwrap().confirmed();
+        }
         for leaders in &mut observing {
             until(leaders, |now| *now == Leadership::Vacant).await;
         }
@@ -261,7 +269,7 @@ async fn f76_what_is_known_ends_before_the_key() {
     until(&mut leaders, |now| *now == Leadership::Vacant).await;
     proxy.delay(COMMAND / 3);
     // Of a leader that has died.
-    let value = format!("lh1:{}:7@dead", "0".repeat(36));
+    let value = format!("lh1:{UUID}:7@dead");
     server.wire().must(&["SET", "job", &value, "PX", "1200"]);
     until(&mut leaders, is_led).await;
     within(HANGS, "its end", async {
@@ -305,4 +313,21 @@ async fn a_change_that_no_notification_has_told_is_found_with_the_next_connectio
     proxy.refuse(false);
     until(&mut leaders, |now| *now == Leadership::Vacant).await;
     assert!(began.elapsed() < LONG / 3 + lag.worst(), "{:?}", began.elapsed());
+}
+
+/// A key that stays after its term, or that is no lock, makes nobody a leader.
+#[tokio::test]
+async fn a_key_that_stays_after_its_term_has_no_leader() {
+    let server = Server::start();
+    let leases = observer(&server.url()).await;
+    let election = leases.election("job");
+    let term = election.campaign().await.unwrap();
+    assert_eq!(election.leader().await.unwrap().unwrap().fence(), Some(term.fence()));
+    let mut leaders = election.observe().unwrap();
+    assert!(is_led(&next(&mut leaders).await));
+    term.release_keeping(LONG).await.unwrap().confirmed();
+    assert_eq!(next(&mut leaders).await, Leadership::Vacant);
+    assert_eq!(election.leader().await.unwrap(), None);
+    replace(&mut server.wire(), OTHER_TYPES[0], "job");
+    assert_eq!(election.leader().await.unwrap(), None);
 }

@@ -22,7 +22,7 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     jitter::Jitter,
-    message::{Acquired, Denial, Guarding, Polled, Repaired},
+    message::{Acquired, Denial, Guarding, Looked, Polled, Repaired},
     queue_position::QueuePosition,
     tally::WakeCondition,
     time::Time,
@@ -32,7 +32,7 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
     info::identity,
-    reply::{flag, guarded, guarding, holder, looked, page, polled, released, renewed, repaired, vote, waiters},
+    reply::{flag, guarded, guarding, holding, looked, page, polled, released, renewed, repaired, vote, waiters},
     transport::{Target, classify, config, is_refusal, not_extended},
 };
 
@@ -193,7 +193,7 @@ fn read_everywhere(reply: &Value) {
     if let Some(verdicts) = renewed(reply) {
         assert_eq!(verdicts.len(), parts(reply), "{reply:?}");
     }
-    if let Some(Some(holder)) = holder(reply) {
+    if let Some(Looked { holder: Some(holder), .. }) = holding(reply, true) {
         reckon_with(&Acquired::Busy { holder, tracked: true });
     }
     assert!(looked(reply).len() <= parts(reply).max(1), "{reply:?}");
@@ -261,7 +261,8 @@ proptest! {
         let value = token.value(fence);
         let held = Holder::of(Some(token), remaining, Some(fence));
         let found = |code: i64| vec![code.into(), pttl.into(), value.clone().into()];
-        prop_assert_eq!(holder(&array(found(1))), Some(Some(held.clone())));
+        let looked = Looked { holder: Some(held.clone()), tracked: true };
+        prop_assert_eq!(holding(&array(found(1)), true), Some(looked));
         match vote(&array(found(0)), true, false).map(|read| read.acquired) {
             Some(Acquired::Busy { holder, tracked: true }) => prop_assert_eq!(holder, held.clone()),
             other => prop_assert!(false, "{:?}", other),

@@ -9,7 +9,9 @@ use leasehold_protocol::{
     fence::Fence,
     forced::ForcedRelease,
     holder::Holder,
-    message::{Acquired, Denial, Guarding, Owned, Page, Polled, Repaired, Reply, ServerIdentity, VoteReply, Waiters},
+    message::{
+        Acquired, Denial, Guarding, Looked, Owned, Page, Polled, Repaired, Reply, ServerIdentity, VoteReply, Waiters,
+    },
     stepwise::SingleReply,
     token::Token,
 };
@@ -205,12 +207,13 @@ pub(super) fn released(reply: &Value) -> Option<Owned> {
     }
 }
 
-pub(super) fn holder(reply: &Value) -> Option<Option<Holder>> {
-    match array(reply) {
-        [none] if none.as_i64() == Some(0) => Some(None),
-        [some, pttl, value] if some.as_i64() == Some(1) => Some(Some(found(pttl, value)?)),
-        _ => None,
-    }
+pub(super) fn holding(reply: &Value, tracked: bool) -> Option<Looked> {
+    let holder = match array(reply) {
+        [none] if none.as_i64() == Some(0) => None,
+        [some, pttl, value] if some.as_i64() == Some(1) => Some(found(pttl, value)?),
+        _ => return None,
+    };
+    Some(Looked { holder, tracked })
 }
 
 /// Keys that are no text are nobody's locks.

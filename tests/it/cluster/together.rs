@@ -150,8 +150,7 @@ async fn scripts_that_have_to_declare_their_keys_do() {
     for script in scripts {
         let keys: usize = script[2].parse().unwrap();
         let slots: HashSet<u16> = script[3..3 + keys].iter().map(|key| cluster.slot_of(key)).collect();
-        // A server that tells of our own changes is asked about many keys at once, and refuses that: nothing is done.
-        assert!(slots.len() == 1 || keys > 0 && Server::echoes_own_changes(), "{:?}", &script[2..]);
+        assert!(slots.len() == 1, "{:?}", &script[2..]);
     }
 }
 

@@ -101,7 +101,7 @@ impl Connections {
         let votes = votes.map(|delay| (witness.clone(), delay));
         let combining = Combining::new(Packing::Keys, votes, busiest.clone(), of_busiest, runtime, host.clone(), limit);
         let sent = (Some(combining), replicas, witness);
-        let connections = Self::of(endpoint, host, &transport, (home, keeper), sent, channel());
+        let connections = Self::of(endpoint, host, &transport, (home, keeper), sent, (channel(), false));
         if !check_every.is_zero() {
             let looking = address::look_after(Arc::downgrade(&connections), check_every);
             connections.host.spawn_until_stopped_on(&transport, looking);
@@ -133,7 +133,7 @@ impl Connections {
         let combining = (packing == Packing::Keys || endpoint.limits.undeclared_keys)
             .then(|| Combining::new(packing, None, busiest, of_busiest, runtime, host.clone(), limit));
         let witness = Witness::new(endpoint.clock.clone());
-        Self::of(endpoint, host, transport, (home, keeper), (combining, replicas, witness), channel)
+        Self::of(endpoint, host, transport, (home, keeper), (combining, replicas, witness), (channel, has_slots))
     }
 
     fn of(
@@ -142,12 +142,12 @@ impl Connections {
         transport: &Handle,
         (home, keeper): (Option<(Id, Arc<Connection>)>, Arc<Connection>),
         (combining, replicas, witness): (Option<Arc<Combining>>, Option<Both>, Arc<Witness>),
-        channel: Arc<str>,
+        (channel, has_slots): (Arc<str>, bool),
     ) -> Arc<Self> {
         let command_timeout = endpoint.limits.command;
         let address = endpoint.target.to_string();
         let subscription = Subscription::new(channel, NodeMetrics::of(&address));
-        let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone());
+        let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone(), has_slots);
         host.spawn_until_stopped_on(transport, serving);
         let (whereabouts, metrics) = (Whereabouts::default(), NodeMetrics::of(&address));
         Arc::new(Self {

@@ -158,7 +158,7 @@ impl Connections {
             }
             Request::Holder(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-                self.run(via, &HOLDER, 1, arguments, |reply, _| reply::holder(reply))
+                self.run(via, &HOLDER, 1, arguments, |reply, way| reply::holding(reply, way.tracked))
             }
             Request::Held { pattern, cursor, .. } => {
                 let arguments = move |all: &mut Vec<Value>| {

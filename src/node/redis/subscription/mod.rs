@@ -190,9 +190,15 @@ impl Subscription {
     }
 
     /// One session after the other, for as long as the keeper lives.
-    pub(super) async fn serve(self: Arc<Self>, endpoint: Endpoint, keeper: Arc<Connection>, host: Host) {
-        let (closed, own_invalidations) =
-            (self.closed.clone(), OwnInvalidations::new(keeper.clone(), host, endpoint.limits.command));
+    pub(super) async fn serve(
+        self: Arc<Self>,
+        endpoint: Endpoint,
+        keeper: Arc<Connection>,
+        host: Host,
+        in_slots: bool,
+    ) {
+        let own_invalidations = OwnInvalidations::new(keeper.clone(), host, endpoint.limits.command, in_slots);
+        let closed = self.closed.clone();
         let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&endpoint, &keeper, &own_invalidations))).await;
         self.off();
     }

@@ -5,6 +5,8 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
+use leasehold_protocol::slot;
 use parking_lot::Mutex;
 
 use crate::{
@@ -29,11 +31,13 @@ pub(super) struct OwnInvalidations {
     keeper: Arc<Connection>,
     host: Host,
     limit: Duration,
+    /// Whether a script may have the keys of one slot only.
+    in_slots: bool,
 }
 
 impl OwnInvalidations {
-    pub(super) fn new(keeper: Arc<Connection>, host: Host, limit: Duration) -> Arc<Self> {
-        Arc::new(Self { keys: Mutex::default(), keeper, host, limit })
+    pub(super) fn new(keeper: Arc<Connection>, host: Host, limit: Duration, in_slots: bool) -> Arc<Self> {
+        Arc::new(Self { keys: Mutex::default(), keeper, host, limit, in_slots })
     }
 
     /// Checks this key, and those that come before the check begins; notifies the listener of keys that are not as we
@@ -47,9 +51,13 @@ impl OwnInvalidations {
     }
 
     async fn settle(self: Arc<Self>, listener: Arc<dyn NodeListener>) {
-        let suspects = mem::take(&mut *self.keys.lock());
+        let mut suspects = mem::take(&mut *self.keys.lock());
+        if self.in_slots {
+            suspects.sort_by_cached_key(|key| slot::of(key));
+        }
         for keys in suspects.chunks(AT_ONCE) {
-            self.look(keys, &*listener).await;
+            let together = |one: &String, other: &String| !self.in_slots || slot::of(one) == slot::of(other);
+            join_all(keys.chunk_by(together).map(|keys| self.look(keys, &*listener))).await;
         }
     }
 
