@@ -376,6 +376,9 @@ async fn f60_the_clock_of_the_next_primary_is_ahead() {
     eventually_async(HANGS, "the old one is a replica", || is_a_replica().as_deref() == Some("up")).await;
     cluster.primaries()[1].wire().must(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
     takes_over(&cluster.primaries()[1]).await;
+    // Until the other one hears of it there are two, and each has its own answer.
+    let is_replaced = || replica.wire().info_field("replication", "role");
+    eventually_async(HANGS, "there is one", || is_replaced().as_deref() == Some("slave")).await;
     let fence = next.fence();
     next.release().await.unwrap().confirmed();
     let last = acquire(&leases, &name, TTL).await;
