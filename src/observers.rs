@@ -1,7 +1,7 @@
 //! The observers of this process, one for each lock that somebody observes: a task on the keeper that looks, and tells all
 //! who observe it.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc};
 
 use leasehold_protocol::{
     check::Check,
@@ -12,13 +12,7 @@ use leasehold_protocol::{
 };
 use tokio::sync::watch;
 
-use crate::{
-    client::Client,
-    quorum::Seen,
-    random,
-    sync::Mutex,
-    wait::{CheckSlot, CheckSlots, InLine},
-};
+use crate::{client::Client, quorum::Seen, random, sync::Mutex, wait::InLine};
 
 /// What an observer tells; nothing before its first look.
 pub(crate) type Told = Option<Known>;
@@ -120,7 +114,7 @@ impl Run {
         let client = self.client.clone();
         self.observer.begins();
         let mut asked = pin!(ask(&client, &self.key, line));
-        let Asked { sent, seen } = loop {
+        let (sent, seen) = loop {
             // What was known may run out before the answer comes.
             let (now, until) = (client.now(), self.observer.known().until());
             tokio::select! {
@@ -158,40 +152,19 @@ impl Drop for Run {
     }
 }
 
-/// What one look has come to.
-struct Asked {
-    sent: Time,
-    /// `None`: too few have answered.
-    seen: Option<Seen>,
-}
-
-async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> Asked {
+/// One look: when it was sent, and what it has found, unless too few have answered.
+async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Option<Seen>) {
     let limit = client.options.command_timeout;
     let is_connected = tokio::select! {
         biased;
         connected = client.connect() => connected.is_ok(),
         () = client.host.sleep(limit) => false,
     };
+    // Shared with those who wait: a shard that is silent has slots of its own.
     let slots = client.check_slots(key);
-    let _slot = slot(client, &slots, limit).await;
+    let _slot = client.check_slot(&slots, client.now() + limit, |_| limit).await;
     let (sent, route) = (client.now(), client.watchdog.route());
     line.checks_by(sent + limit);
     let seen = if is_connected { client.quorum.look(key, route, limit).await.ok() } else { None };
-    Asked { sent, seen }
-}
-
-/// One of the few slots for checks, which looks share with those who wait. A shard that is silent has slots of its own.
-async fn slot<'a>(client: &Client, slots: &'a CheckSlots, limit: Duration) -> CheckSlot<'a> {
-    loop {
-        let now = client.now();
-        if let Some(slot) = slots.take(now, now + limit) {
-            return slot;
-        }
-        let lapse = slots.next_lapse().unwrap_or(now + limit);
-        tokio::select! {
-            biased;
-            () = slots.freed() => {}
-            () = client.host.sleep_until(now, lapse) => {}
-        }
-    }
+    (sent, seen)
 }

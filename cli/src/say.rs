@@ -111,7 +111,7 @@ fn is_unseen(c: char) -> bool {
 
 /// A line on standard output.
 pub(crate) fn print(line: &str) -> Result<(), Ended> {
-    write(format!("{line}\n").as_bytes())
+    print_for_a_reader(line).map(drop)
 }
 
 /// The same. False if its reader has gone.

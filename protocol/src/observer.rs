@@ -39,7 +39,8 @@ pub enum Leadership {
     Led(Holder),
     /// Nobody does.
     Vacant,
-    /// It is not known: what was known has run out, and the servers have not answered since; or too few of a quorum have.
+    /// It is not known: what was known has run out, and the servers have not answered since; or too few of a quorum have. So it
+    /// is where the key is [no lock](Holder::not_a_lock).
     Unknown,
 }
 

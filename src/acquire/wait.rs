@@ -121,35 +121,23 @@ fn facts<'a>(client: &Client, line: &InLine<'_>, checks: &'a impl Checks) -> Fac
     Facts { now: client.now(), leader_due: line.due(), queue: checks.queued(), around: checks }
 }
 
-/// Takes one of the few slots for checks. `None` if there is none within the time for a check: then this checks
-/// without one. `None` also once the acquire must end. The leader of a line tells those behind it how long that takes.
+/// Takes one of the few slots for checks, if there is one within the time for a check. The leader of a line tells those
+/// behind it how long that takes.
 async fn slot<'a>(
     client: &Client,
     slots: &'a CheckSlots,
     leads: Option<&InLine<'_>>,
     checks: &mut impl Checks,
 ) -> Option<CheckSlot<'a>> {
-    let mut now = client.now();
+    let now = client.now();
     let until = now + checks.limit(now);
-    loop {
-        if let Some(slot) = slots.take(now, now + checks.limit(now)) {
-            return Some(slot);
-        }
-        if now >= until || client.ended.is_cancelled() {
-            return None;
-        }
-        if let Some(line) = leads {
-            line.waits_until(until);
-        }
-        let again = slots.next_lapse().map_or(now, |lapse| lapse.min(until));
-        tokio::select! {
-            biased;
-            () = slots.freed() => {}
-            () = client.ended.cancelled() => {}
-            () = client.host.sleep_until(now, again) => {}
-        }
-        now = client.now();
+    if let Some(slot) = slots.take(now, until) {
+        return Some(slot);
     }
+    if let Some(line) = leads {
+        line.waits_until(until);
+    }
+    client.check_slot(slots, until, move |now| checks.limit(now)).await
 }
 
 /// Completes when something may have happened to the lock.

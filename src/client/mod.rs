@@ -28,7 +28,7 @@ use crate::{
     reentry::Owners,
     sync::OnceLock,
     troubles::Troubles,
-    wait::{CheckSlots, FairWaiters, Lines},
+    wait::{CheckSlot, CheckSlots, FairWaiters, Lines},
     watchdog::Watchdog,
 };
 
@@ -168,6 +168,33 @@ impl Client {
             let _gone = self.check_slots.retain(&self.quorum.shards());
             CheckSlots::new(CHECKS_AT_ONCE)
         })
+    }
+
+    /// Takes one of these slots, for a check that may take so long. `None` if there is none by then: then it is made without
+    /// one. `None` also once no acquire goes on.
+    pub(crate) async fn check_slot<'a>(
+        &self,
+        slots: &'a CheckSlots,
+        until: Time,
+        mut limit: impl FnMut(Time) -> Duration,
+    ) -> Option<CheckSlot<'a>> {
+        let mut now = self.now();
+        loop {
+            if let Some(slot) = slots.take(now, now + limit(now)) {
+                return Some(slot);
+            }
+            if now >= until || self.ended.is_cancelled() {
+                return None;
+            }
+            let again = slots.next_lapse().map_or(now, |lapse| lapse.min(until));
+            tokio::select! {
+                biased;
+                () = slots.freed() => {}
+                () = self.ended.cancelled() => {}
+                () = self.host.sleep_until(now, again) => {}
+            }
+            now = self.now();
+        }
     }
 
     /// The lock was released here: its waiters here check at once. (The server notifies fair waiters.)

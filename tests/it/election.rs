@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Error, Keeper, Leaders, Leadership, Leases};
-use support::{Child, HANGS, Lag, Match, Part, Proxy, Server, one_thread, scripts::HOLDER, within};
+use support::{
+    Action, Child, Cluster, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, one_thread, scripts::HOLDER,
+    within,
+};
 
-use crate::common::{COMMAND, Confirmed as _, LONG, OTHER_TYPES, SHORT, program_with, replace};
+use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, OTHER_TYPES, program_with, replace};
 
 const TTL: Duration = Duration::from_millis(900);
 const UUID: &str = "00000000-0000-4000-8000-000000000000";
@@ -151,18 +154,21 @@ async fn f76_nobody_leads_where_a_quorum_is_split() {
 async fn however_many_observe_there_is_a_look_for_each_renewal() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (candidate, observer) = (program_with(server.url(), SHORT).await, observer(&proxy.url()).await);
+    let (candidate, observer) = (program_with(server.url(), MEDIUM).await, observer(&proxy.url()).await);
     let term = candidate.election("job").campaign().await.unwrap();
     let mut observing: Vec<Leaders> = (0..1_000).map(|_| observer.election("job").observe().unwrap()).collect();
     for leaders in &mut observing {
         assert!(is_led(&next(leaders).await));
     }
+    // Before the server notifies, looks follow each other.
+    let tracked = Match::command("CLIENT").and(Match::containing("CACHING"));
+    eventually_async(HANGS, "a look that is tracked", || proxy.count(tracked.clone()) > 0).await;
     proxy.forget();
     let (began, renewals) = (Instant::now(), 6);
-    tokio::time::sleep(SHORT / 3 * renewals).await;
+    tokio::time::sleep(MEDIUM / 3 * renewals).await;
     let (looks, most) = (proxy.count(Match::script(HOLDER)), usize::try_from(renewals).unwrap() + 2);
     // On a busy machine more renewals go by.
-    let more = usize::try_from(began.elapsed().as_millis() / (SHORT / 3).as_millis()).unwrap() + 2;
+    let more = usize::try_from(began.elapsed().as_millis() / (MEDIUM / 3).as_millis()).unwrap() + 2;
     assert!((3..=most.max(more)).contains(&looks), "{looks} looks");
     term.release().await.unwrap().confirmed();
     let (released, lag) = (Instant::now(), Lag::start());
@@ -330,4 +336,49 @@ async fn a_key_that_stays_after_its_term_has_no_leader() {
     assert_eq!(election.leader().await.unwrap(), None);
     replace(&mut server.wire(), OTHER_TYPES[0], "job");
     assert_eq!(election.leader().await.unwrap(), None);
+}
+
+/// Looks that hang take no other shard's turns.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f76_a_shard_that_stands_still_hides_no_leader_of_another() {
+    let cluster = Cluster::start(3, 0);
+    let (candidate, observer) = (program_with(cluster.url(), TTL).await, observer(&cluster.url()).await);
+    let tag = cluster.name_at(2, "job");
+    // More than look at a time.
+    let _others: Vec<Leaders> =
+        (0..400).map(|n| observer.election(format!("{{{tag}}}:{n}")).observe().unwrap()).collect();
+    let election = cluster.name_at(0, "job");
+    let _term = candidate.election(&election).campaign().await.unwrap();
+    let mut leaders = observer.election(&election).observe().unwrap();
+    until(&mut leaders, is_led).await;
+    cluster.primaries()[2].stop();
+    let lag = Lag::start();
+    let began = Instant::now();
+    while began.elapsed() < TTL * 3 {
+        assert!(is_led(&leaders.now()) || lag.worst() > TTL / 2, "{:?} after {:?}", leaders.now(), began.elapsed());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    cluster.primaries()[2].cont();
+}
+
+/// While nothing is notified, a look is followed by another one soon.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_that_is_not_tracked_is_not_relied_on() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let candidate = program_with(server.url(), LONG).await;
+    let observer = Leases::builder().url(proxy.url()).command_timeout(HANGS / 2).build().await.unwrap();
+    let mut leaders = observer.election("job").observe().unwrap();
+    until(&mut leaders, |now| *now == Leadership::Vacant).await;
+    let tracked = Match::command("CLIENT").and(Match::containing("CACHING"));
+    eventually_async(HANGS, "a look that is tracked", || proxy.count(tracked.clone()) > 0).await;
+    let next_session = proxy.on(Match::command("SUBSCRIBE"), 1, Action::Hold);
+    proxy.cut();
+    within(HANGS, "the next session", next_session.hit()).await;
+    let term = candidate.election("job").campaign().await.unwrap();
+    until(&mut leaders, is_led).await;
+    let (lag, released) = (Lag::start(), Instant::now());
+    term.release().await.unwrap().confirmed();
+    until(&mut leaders, |now| *now == Leadership::Vacant).await;
+    assert!(released.elapsed() <= Duration::from_secs(2) + lag.worst(), "{:?}", released.elapsed());
 }

@@ -104,6 +104,22 @@ fn a_server_that_says_nothing_is_told_as_unknown_and_a_command_that_runs_is_wait
     server.cont();
 }
 
+/// Another program may have written anything.
+#[test]
+fn a_label_that_no_environment_can_have_ends_nothing() {
+    let server = Server::start();
+    let directory = TempDir::new("observe");
+    let said = directory.path().join("said");
+    let command = format!("printf '%s\\n' \"$LEASEHOLD_LEADER\" >> {}", said.display());
+    let mut observing = Observing::start(&server, &["--exec", &command]);
+    assert_eq!(observing.line(), "vacant");
+    let value = "lh1:00000000-0000-4000-8000-000000000000:7@a\0b";
+    server.wire().must(&["SET", NAME, value, "PX", "60000"]);
+    assert!(observing.line().starts_with("led a\\u{0}b fence 7"));
+    let heard = || std::fs::read_to_string(&said).unwrap_or_default();
+    eventually(HANGS, "the command", || heard() == "\na\u{fffd}b\n");
+}
+
 #[test]
 fn once_answers_by_its_exit_code() {
     let server = Server::start();
