@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -26,6 +26,7 @@ const TASKS: usize = 48;
 #[derive(Default)]
 struct Work {
     locks: Mutex<HashMap<String, Held>>,
+    done: AtomicUsize,
     is_over: AtomicBool,
 }
 
@@ -52,6 +53,7 @@ impl Work {
             self.ends(&name, task);
             // Its nodes may be silent.
             let _released = lease.release().await;
+            self.done.fetch_add(1, Ordering::Relaxed);
             done += 1;
         }
         done
@@ -83,6 +85,13 @@ impl Tasks {
             running.spawn(work.clone().cycles(leases.clone(), task, locks, most));
         }
         Self { work, running }
+    }
+
+    /// Waits for so many more cycles.
+    async fn go_on(&self, cycles: usize, what: &str) {
+        let done = || self.work.done.load(Ordering::Relaxed);
+        let until = done() + cycles;
+        eventually_async(HANGS, what, || done() >= until).await;
     }
 
     async fn all(mut self) -> usize {
@@ -157,13 +166,13 @@ async fn a_silent_node_holds_up_nobody_and_keeps_nothing() {
         let scene = Scene::of(3).await;
         let tasks = Tasks::start(&scene.leases, locks, usize::MAX);
         for _ in 0..3 {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            tasks.go_on(TASKS, "all three go on").await;
             scene.nodes[1].server.stop();
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            tasks.go_on(TASKS, "two of three go on").await;
             scene.nodes[1].server.cont();
             scene.nodes[2].proxy.cut();
         }
-        assert!(tasks.stop().await > TASKS, "two of three go on");
+        tasks.stop().await;
         nothing_is_left(scene.nodes.iter().map(|node| &node.server)).await;
         scene.leases.close().await;
     }
