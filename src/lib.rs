@@ -31,6 +31,7 @@ mod election;
 mod error;
 mod foreign;
 mod guarded;
+mod hand_over;
 mod held;
 #[cfg_attr(all(test, leasehold_shuttle), path = "keeper/shuttle.rs")]
 mod keeper;
@@ -77,6 +78,7 @@ pub use leasehold_protocol::{
     loss::LossReason,
     node_status::{NodeState, NodeStatus},
     observer::Leadership,
+    ticket::{ParseTicketError, Ticket},
     votes::{NodeAnswer, Vote, Votes},
 };
 

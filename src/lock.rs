@@ -51,7 +51,7 @@ pub struct Lock {
     name: Arc<str>,
     reentrant: bool,
     keep_for: Duration,
-    once_per: Millis,
+    pub(crate) once_per: Millis,
     grace: Duration,
     owner: Owner,
     on_wait: Option<OnWait>,
@@ -653,7 +653,7 @@ impl Lock {
     }
 
     /// Checks everything that can be refused without a request.
-    fn wanted(self) -> Result<Wanted, Error> {
+    pub(crate) fn wanted(self) -> Result<Wanted, Error> {
         let Scope { client, options, .. } = &self.scope;
         client.check_acquires()?;
         options.check(!client.quorum.is_one(), client.quorum.restart_delay())?;

@@ -69,6 +69,11 @@ impl Millis {
         Self(u32::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX).saturating_add(1))
     }
 
+    /// Unset for none at all.
+    pub(crate) fn some(span: Duration) -> Self {
+        if span.is_zero() { Self::UNSET } else { Self::of(span) }
+    }
+
     pub(crate) fn span(self) -> Option<Duration> {
         Some(Duration::from_millis(self.0.checked_sub(1)?.into()))
     }

@@ -19,6 +19,8 @@
 //! 6. While its key [outlives](Outliving) a lease, no loss takes it off a node: it runs out everywhere (rule 14). A
 //!    holder that wakes late would cut its own delay short. A lease that was taken by force, or has reached its
 //!    `max_hold`, ends as any other. So does a release, whose mode says what is left of the interval.
+//! 7. A lease that was handed over is over at once, and nothing takes its key off a node any more (rule 13): its heir
+//!    puts another token in the place of ours, and what nobody adopts runs out.
 
 use std::time::Duration;
 
@@ -92,6 +94,8 @@ struct Over {
     mode: ReleaseMode,
     /// Whether the lease was lost, so that its key may have to run out (invariant 6).
     was_lost: bool,
+    /// Whether its keys are there for whoever adopts it (invariant 7).
+    was_handed_over: bool,
 }
 
 impl Acquisition {
@@ -266,13 +270,25 @@ impl Acquisition {
             Phase::Over { .. } => Leaving::Nothing,
         };
         self.stage = match leaving {
-            Leaving::Nothing => Stage::Over(Over { may_be_on, mode: ReleaseMode::Delete, was_lost: runs_out }),
+            Leaving::Nothing => {
+                Stage::Over(Over { may_be_on, mode: ReleaseMode::Delete, was_lost: runs_out, was_handed_over: false })
+            }
             Leaving::Release { is_forgiven } => {
                 let valid_until = if is_forgiven { now } else { valid_until };
                 Stage::Leaving { nodes, may_be_on, valid_until, if_gone }
             }
         };
         (leaving, actions)
+    }
+
+    /// The last holder leaves it to an heir. Whether it was still held: otherwise nothing happens.
+    pub fn hand_over(&mut self) -> bool {
+        let is_held = self.is_held();
+        if is_held {
+            let (may_be_on, mode) = (Nodes::NONE, ReleaseMode::Delete);
+            self.stage = Stage::Over(Over { may_be_on, mode, was_lost: false, was_handed_over: true });
+        }
+        is_held
     }
 
     /// Releases the lease that [`let_go`](Self::let_go) has left. The outcome comes as [`News::Released`].
@@ -297,7 +313,7 @@ impl Acquisition {
             // The requests of a release that nobody waits for any more may never be sent.
             self.released_on = self.released_on.is_none().then_some(Route::Keeper);
         }
-        self.stage = Stage::Over(Over { may_be_on: nodes, mode, was_lost: false });
+        self.stage = Stage::Over(Over { may_be_on: nodes, mode, was_lost: false, was_handed_over: false });
         Actions { undo: some(undo), ..Actions::default() }
     }
 
@@ -328,7 +344,7 @@ impl Acquisition {
                 RenewalAnswer::Confirmed
             }
             Ok(Acquired::Busy { .. }) => RenewalAnswer::Denied(Denial::Taken),
-            Ok(Acquired::Recovering(_)) => RenewalAnswer::Denied(Denial::Gone),
+            Ok(Acquired::Recovering(_) | Acquired::Gone) => RenewalAnswer::Denied(Denial::Gone),
             // The next renewal finds out.
             Err(_) => return Actions::default(),
         };
@@ -417,8 +433,8 @@ impl Acquisition {
         }
         let answer = said.map(|owned| ReleaseAnswer { owned, only_sending });
         let Some(end) = releasing.tally.answer(now, node, answer) else { return Actions::default() };
-        let (nodes, over) = (releasing.unconfirmed, Over { may_be_on, mode: releasing.mode.clone(), was_lost: false });
-        self.stage = Stage::Over(over);
+        let (nodes, mode) = (releasing.unconfirmed, releasing.mode.clone());
+        self.stage = Stage::Over(Over { may_be_on, mode, was_lost: false, was_handed_over: false });
         let undo = some(Undo { nodes, ..self.undo() });
         Actions { undo, news: Some(News::Released(end)), ..Actions::default() }
     }
@@ -434,12 +450,13 @@ impl Acquisition {
         Actions { renew, reconnect, repair, undo, news: news.then_some(News::Phase), ..Actions::default() }
     }
 
-    /// Whether a loss has left its key, which is to run out (invariant 6).
+    /// Whether its key is left to run out: by a loss (invariant 6), or for an heir (invariant 7).
     fn runs_out(&self, now: Time) -> bool {
         let was_lost = match &self.stage {
             Stage::Held(lease) => {
                 matches!(lease.phase(), Phase::Over { reason, .. } if loss::is_unforeseen(reason))
             }
+            Stage::Over(Over { was_handed_over: true, .. }) => return true,
             Stage::Over(over) => over.was_lost,
             Stage::Attempting { .. } | Stage::Leaving { .. } | Stage::Releasing(_) => false,
         };

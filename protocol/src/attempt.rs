@@ -73,6 +73,8 @@ pub enum Verdict {
         /// The holder of the most nodes.
         holder: Holder,
     },
+    /// So many nodes lack the key that was to be adopted, or have another, that no majority can have it.
+    Gone,
     /// Too few nodes granted it for another reason, or they did too late. These are the nodes' answers, in order.
     Failed(Vec<Result<Acquired, Failure>>),
 }
@@ -104,6 +106,7 @@ enum VoteState {
         tracked: bool,
     },
     Recovering(Duration),
+    Gone,
     Failed(Failure),
 }
 
@@ -119,7 +122,7 @@ impl VoteState {
         match self {
             Self::Asked | Self::Granted(_) | Self::Raising(_) | Self::Raised(_) => true,
             Self::Failed(failure) => failure.may_have_happened(),
-            Self::Busy { .. } | Self::Recovering(_) => false,
+            Self::Busy { .. } | Self::Recovering(_) | Self::Gone => false,
         }
     }
 }
@@ -138,6 +141,7 @@ impl Attempt {
             Ok(Acquired::Granted(fence)) => VoteState::Granted(fence),
             Ok(Acquired::Busy { holder, tracked }) => VoteState::Busy { holder, tracked },
             Ok(Acquired::Recovering(left)) => VoteState::Recovering(left),
+            Ok(Acquired::Gone) => VoteState::Gone,
             Err(failure) => VoteState::Failed(failure),
         };
         self.decide(now)
@@ -180,6 +184,11 @@ impl Attempt {
             return Step::Wait;
         }
         let busy = self.states.iter().filter(|state| matches!(state, VoteState::Busy { .. })).count();
+        let gone = self.states.iter().filter(|state| matches!(state, VoteState::Gone)).count();
+        if gone > 0 && self.states.len() - gone - busy < majority && busy < majority {
+            // Those still asked may say that somebody else has a majority.
+            return if busy + asked < majority { Step::Lost(Verdict::Gone) } else { Step::Wait };
+        }
         if issued.len() + busy >= majority {
             if let Some(verdict) = self.held(issued.len(), asked, majority) {
                 return Step::Lost(verdict);
@@ -230,7 +239,7 @@ impl Attempt {
             match state {
                 VoteState::Granted(_) | VoteState::Raising(_) | VoteState::Raised(_) => tally.confirm(node, self.sent),
                 VoteState::Busy { .. } => tally.deny(node, self.sent, Denial::Taken),
-                VoteState::Recovering(_) => tally.deny(node, self.sent, Denial::Gone),
+                VoteState::Recovering(_) | VoteState::Gone => tally.deny(node, self.sent, Denial::Gone),
                 VoteState::Asked | VoteState::Failed(_) if state.may_hold() => tally.suspect(node),
                 VoteState::Asked | VoteState::Failed(_) => {}
             }
@@ -269,6 +278,7 @@ impl Attempt {
             }
             VoteState::Busy { holder, tracked } => Ok(Acquired::Busy { holder: holder.clone(), tracked: *tracked }),
             VoteState::Recovering(left) => Ok(Acquired::Recovering(*left)),
+            VoteState::Gone => Ok(Acquired::Gone),
             VoteState::Failed(failure) => Err(failure.clone()),
             VoteState::Asked => Err(Failure::unknown("it has not answered yet")),
         };
@@ -286,7 +296,7 @@ impl Attempt {
 pub fn late(answer: &Result<Acquired, Failure>) -> bool {
     match answer {
         Ok(Acquired::Granted(_)) => true,
-        Ok(Acquired::Busy { .. } | Acquired::Recovering(_)) => false,
+        Ok(Acquired::Busy { .. } | Acquired::Recovering(_) | Acquired::Gone) => false,
         Err(failure) => failure.may_have_happened(),
     }
 }

@@ -74,7 +74,7 @@ impl Want {
     /// Reads a request; `None` if it cannot travel with others (invariant 5).
     pub fn of(request: &Request) -> Option<Self> {
         match request {
-            Request::Acquire(request) => Some(Self::Acquire(request.clone())),
+            Request::Acquire(request) if request.heir_of.is_none() => Some(Self::Acquire(request.clone())),
             Request::Release { claim, mode: ReleaseMode::Delete } if claim.fence.is_some() => {
                 Some(Self::Release(claim.clone()))
             }
@@ -107,7 +107,7 @@ impl Want {
     /// Whether it can be in one batch with others: that has one memory for its fences, and one restart delay.
     fn goes_with(&self, terms: &mut Option<Terms>) -> bool {
         match self {
-            Self::Acquire(AcquireRequest { claim, voting }) => {
+            Self::Acquire(AcquireRequest { claim, voting, .. }) => {
                 let own = (claim.fence_memory, voting.map(|voting| voting.restart_delay));
                 *terms.get_or_insert(own) == own
             }

@@ -10,6 +10,7 @@
 //! | [`renewal`] | when a held lease is renewed, repaired or over |
 //! | [`release_tally`] | what a release came to on all nodes together |
 //! | [`outliving`] | how much longer a lock's key lives than its lease |
+//! | [`ticket`] | what a lease that is handed over leaves for its heir, as a text |
 //! | [`undo`] | how often and how long a token is taken back from a node |
 //! | [`tally`], [`plurality`] | what a majority has confirmed or denied, and who holds the most nodes |
 //! | [`fence_proposal`] | which fence is proposed, so that the nodes issue the same one |
@@ -74,6 +75,7 @@ pub mod stepwise;
 pub mod store;
 pub mod tally;
 mod text;
+pub mod ticket;
 pub mod time;
 pub mod token;
 pub mod topology;

@@ -47,6 +47,11 @@ pub enum LossReason {
     ///
     /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
     Released,
+    /// Not a loss: [`into_ticket`] was called. Whoever [adopts] the ticket has the lock next.
+    ///
+    /// [`into_ticket`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.into_ticket
+    /// [adopts]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.adopt
+    HandedOver,
     /// Not a loss yet: [`Leases::shutdown`] asks the holder to stop. The lease is still held and renewed, until its
     /// holder releases or drops it, or the time for that is over.
     ///
@@ -90,6 +95,7 @@ impl fmt::Display for LossReason {
             Self::Forced => "it was taken away by force",
             Self::MaxHold => "it reached its max_hold",
             Self::Released => "it was released",
+            Self::HandedOver => "it was handed over",
             Self::Closing => "its Leases is being shut down; it is held until it is released",
             Self::Expiring => "no renewal was confirmed so far, and its deadline is near",
             Self::Closed => "its Leases was closed",
@@ -139,7 +145,11 @@ pub fn is_unforeseen(reason: LossReason) -> bool {
 /// The label in metrics; `None` if it is no loss.
 pub fn label(reason: LossReason) -> Option<&'static str> {
     match reason {
-        LossReason::Released | LossReason::Closing | LossReason::Expiring | LossReason::Closed => None,
+        LossReason::Released
+        | LossReason::HandedOver
+        | LossReason::Closing
+        | LossReason::Expiring
+        | LossReason::Closed => None,
         loss => Some(word(loss)),
     }
 }
@@ -155,6 +165,7 @@ fn word(reason: LossReason) -> &'static str {
         LossReason::Forced => "forced",
         LossReason::MaxHold => "max_hold",
         LossReason::Released => "released",
+        LossReason::HandedOver => "handed_over",
         LossReason::Closing => "closing",
         LossReason::Expiring => "expiring",
         LossReason::Closed => "closed",
@@ -185,6 +196,7 @@ mod tests {
             (LossReason::Forced, "forced", true, "by force"),
             (LossReason::MaxHold, "max_hold", true, "max_hold"),
             (LossReason::Released, "released", false, "was released"),
+            (LossReason::HandedOver, "handed_over", false, "handed over"),
             (LossReason::Closing, "closing", false, "shut down"),
             (LossReason::Expiring, "expiring", false, "deadline is near"),
             (LossReason::Closed, "closed", false, "was closed"),

@@ -255,6 +255,9 @@ pub struct AcquireRequest {
     pub claim: Claim,
     /// The conditions of a vote. `None` where one node decides and the user set no restart delay.
     pub voting: Option<Voting>,
+    /// An adoption (rule 13): the lock is not free, but one of these tokens has it, in whose place this one is put. A node
+    /// that has the key has not forgotten it, so no restart delay is asked.
+    pub heir_of: Option<Arc<[Token]>>,
 }
 
 /// The conditions under which a node votes.
@@ -293,6 +296,8 @@ pub enum Acquired {
     },
     /// The node was started too recently to vote. It votes after this time.
     Recovering(Duration),
+    /// To an adoption: nobody has the lock, so there is nothing to adopt.
+    Gone,
 }
 
 /// A server's own account of itself.
@@ -406,7 +411,7 @@ mod tests {
             fence: None,
             fence_memory: Duration::ZERO,
         };
-        let acquire = Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None });
+        let acquire = Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None, heir_of: None });
         let raise = Request::Raise { claim: claim.clone(), fence: fence::ZERO };
         let release = Request::Release { claim: claim.clone(), mode: ReleaseMode::Delete };
         for request in [acquire, raise, release] {

@@ -140,24 +140,38 @@ impl Store {
     /// Gives the lock to a token, if nobody else has it.
     fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> VoteReply {
         let identity = request.voting.map(|_| identity(now));
-        let acquired = match request.voting.and_then(|voting| self.recovers_for(now, voting.restart_delay)) {
+        let delay = request.voting.map(|voting| voting.restart_delay).filter(|_| request.heir_of.is_none());
+        let acquired = match delay.and_then(|delay| self.recovers_for(now, delay)) {
             Some(left) => Acquired::Recovering(left),
             None => self.take(now, request),
         };
         VoteReply { acquired, identity, overtaken: false }
     }
 
-    fn take(&mut self, now: Micros, AcquireRequest { claim, voting }: &AcquireRequest) -> Acquired {
+    fn take(&mut self, now: Micros, AcquireRequest { claim, voting, heir_of }: &AcquireRequest) -> Acquired {
         let Claim { key, token, life, fence_memory, .. } = claim;
         if self.guarded.contains_key(key) {
             return busy(guarded_value());
         }
         let proposal = voting.and_then(|Voting { proposal, .. }| proposal);
         match self.lock(now, key) {
+            None if heir_of.is_some() => Acquired::Gone,
             None => Acquired::Granted(self.grant(now, key, token.clone(), *life, proposal, *fence_memory)),
             Some(lock) if lock.token == *token => {
                 lock.until = lock.until.max(now + micros(*life));
                 Acquired::Granted(lock.fence)
+            }
+            Some(lock)
+                if heir_of
+                    .as_ref()
+                    .is_some_and(|tokens| tokens.iter().any(|token| token.owns(lock.token.as_str()))) =>
+            {
+                // Its floor may be forgotten, and the clock behind: the giver's own fence is a floor too.
+                let (floor, until) = (u64::from(lock.fence) + 1, lock.until.max(now + micros(*life)));
+                let least = proposal.map_or(now, |proposal| now.max(proposal.into())).max(floor);
+                let fence = self.issue(now, key, least, *fence_memory);
+                self.locks.insert(key.clone(), StoredLock { token: token.clone(), fence, until });
+                Acquired::Granted(fence)
             }
             Some(_) => busy(self.holder(now, key).unwrap_or_default()),
         }
@@ -349,7 +363,7 @@ impl Store {
     /// Gives the lock to another holder, whoever has it, and ahead of its queue: for tests.
     pub fn take_over(&mut self, now: Micros, claim: Claim) {
         self.locks.remove(&claim.key);
-        self.take(now, &AcquireRequest { claim, voting: None });
+        self.take(now, &AcquireRequest { claim, voting: None, heir_of: None });
     }
 
     /// Its key is gone, whoever had it: for tests.

@@ -32,6 +32,13 @@ impl Token {
         Self(joined(&[MARK, uuid.as_hyphenated().encode_lower(&mut buffer), "@", label]))
     }
 
+    /// The token of an identity, without a label: to compare with others, not to hold anything. `None` for a text that is
+    /// none.
+    pub(crate) fn of_identity(identity: &str) -> Option<Self> {
+        let (identity, rest) = split(identity)?;
+        rest.is_empty().then(|| Self(joined(&[identity, "@"])))
+    }
+
     /// A new token, never seen before.
     #[cfg(test)]
     pub(crate) fn random(label: &str) -> Self {

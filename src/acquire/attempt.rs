@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    acquisition::{Acquisition, Actions, Ask, Config, News, Said, Sent},
+    acquisition::{Acquisition, Actions, Ask, Config, News, Said, Sent, Undo},
     attempt::Verdict,
     check::Check,
     failure::Failure,
@@ -13,10 +13,12 @@ use leasehold_protocol::{
     renewal::LeaseConfig,
     tally::Nodes,
     time::Time,
+    token::Token,
     votes::NodeAnswer,
 };
+use tokio_util::sync::CancellationToken;
 
-use super::Acquire;
+use super::{Acquire, adopt::Predecessors};
 use crate::{
     client::Client,
     error::Error,
@@ -62,8 +64,7 @@ impl Acquire {
     pub(super) fn conclude(&self, outcome: Result<(Arc<Hold>, Signal), Check>) -> Checked {
         let client = &self.client;
         // From here on somebody owns the hold, whatever panics or is dropped.
-        let outcome = outcome
-            .map(|(hold, signal)| Lease::new(client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace));
+        let outcome = outcome.map(|(hold, signal)| self.own(hold, signal));
         if !matches!(outcome, Err(Check::Failed(_))) {
             self.tell_answer();
         }
@@ -76,26 +77,17 @@ impl Acquire {
         }
     }
 
+    /// The lease of a hold that was won.
+    pub(super) fn own(&self, hold: Arc<Hold>, signal: Signal) -> Lease {
+        Lease::new(self.client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace)
+    }
+
     /// One token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The error
     /// is what it has seen instead of a lease.
     async fn attempt(&self, route: Route, time: Duration) -> Result<(Arc<Hold>, Signal), Check> {
         let client = &self.client;
-        let (claim, sent) = (self.claim(self.token()), client.now());
-        let request = AcquireRequest { claim, voting: client.quorum.voting(sent) };
-        let limit = client.quorum.limit(time, self.wanted.options.ttl);
-        let mut round = Round {
-            acquire: self,
-            acquisition: Some(Acquisition::new(self.config(route), sent)),
-            votes: client.quorum.vote(sent, route, &request, limit),
-            raises: FanOut::none(),
-            route,
-            request,
-            sent,
-            until: sent + limit,
-            answered: sent,
-        };
-        let verdict = round.run().await;
-        client.quorum.compare_clocks(round.answered, client.options.lock.ttl);
+        let mut round = self.round(route, time, None);
+        let (sent, verdict) = (round.sent, round.run().await);
         match verdict {
             Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
             Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
@@ -103,12 +95,35 @@ impl Acquire {
                 let (answered, took) = (round.answered.since(sent), client.now().since(sent));
                 Err(Check::Split { holder, answered, took })
             }
+            // It is no adoption.
+            Err(Verdict::Gone) => Err(Check::NotYet),
             Err(Verdict::Failed(said)) => {
                 let failure = why(&client.quorum, &said);
                 let before = self.last_failure();
                 self.note_failed(round.request.claim.token.clone(), failure.clone());
                 Err(Check::Failed(self.telling(time, failure, before)))
             }
+        }
+    }
+
+    /// Sends an attempt to every node; in an adoption, to take the place of one of these.
+    pub(super) fn round(&self, route: Route, time: Duration, heir_of: Option<&Predecessors>) -> Round<'_> {
+        let client = &self.client;
+        let (claim, sent) = (self.claim(self.token()), client.now());
+        let (tokens, undo_after) = heir_of.map(|of| (of.tokens.clone(), of.over.clone())).unzip();
+        let request = AcquireRequest { claim, voting: client.quorum.voting(sent), heir_of: tokens };
+        let limit = client.quorum.limit(time, self.wanted.options.ttl);
+        Round {
+            acquire: self,
+            acquisition: Some(Acquisition::new(self.config(route), sent)),
+            votes: client.quorum.vote(sent, route, &request, limit),
+            raises: FanOut::none(),
+            route,
+            request,
+            undo_after,
+            sent,
+            until: sent + limit,
+            answered: sent,
         }
     }
 
@@ -134,7 +149,7 @@ impl Acquire {
 }
 
 /// Why too few nodes granted it.
-fn why(quorum: &Quorum, said: &[Result<Acquired, Failure>]) -> Failure {
+pub(super) fn why(quorum: &Quorum, said: &[Result<Acquired, Failure>]) -> Failure {
     let granted = said.iter().filter(|said| matches!(said, Ok(Acquired::Granted(_)))).count();
     match (said, quorum.member(0)) {
         _ if granted >= quorum.majority() => {
@@ -145,6 +160,7 @@ fn why(quorum: &Quorum, said: &[Result<Acquired, Failure>]) -> Failure {
             Acquired::Granted(_) => NodeAnswer::Granted,
             Acquired::Busy { holder, .. } => NodeAnswer::HeldBy(holder.clone()),
             Acquired::Recovering(left) => NodeAnswer::Recovering { remaining: *left },
+            Acquired::Gone => NodeAnswer::NotOurs,
         }),
     }
 }
@@ -174,7 +190,7 @@ async fn late_vote(
 
 /// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, and
 /// undoes every grant. fred would send a queued request even when nobody waits for it any more.
-struct Round<'a> {
+pub(super) struct Round<'a> {
     acquire: &'a Acquire,
     /// `None` once it is won.
     acquisition: Option<Acquisition>,
@@ -182,6 +198,8 @@ struct Round<'a> {
     raises: FanOut<Asked<Owned>>,
     route: Route,
     request: AcquireRequest,
+    /// Nothing is undone before this: an adoption goes on from what it has left.
+    undo_after: Option<CancellationToken>,
     sent: Time,
     /// For both phases.
     until: Time,
@@ -190,7 +208,19 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    async fn run(&mut self) -> Result<(Fence, Acquisition), Verdict> {
+    /// Runs it to its end.
+    pub(super) async fn run(&mut self) -> Result<(Fence, Acquisition), Verdict> {
+        let verdict = self.decide().await;
+        let client = &self.acquire.client;
+        client.quorum.compare_clocks(self.answered, client.options.lock.ttl);
+        verdict
+    }
+
+    pub(super) fn token(&self) -> &Token {
+        &self.request.claim.token
+    }
+
+    async fn decide(&mut self) -> Result<(Fence, Acquisition), Verdict> {
         loop {
             let (node, ask, said) = tokio::select! {
                 biased;
@@ -207,7 +237,7 @@ impl Round<'_> {
                 self.raise(fence, on);
             }
             if let Some(undo) = undo {
-                self.acquire.client.watchdog.undo(&undo, &self.request.claim);
+                self.undo(undo);
             }
             match (news, &mut self.acquisition) {
                 (Some(News::Acquired(fence)), acquisition) => {
@@ -217,6 +247,20 @@ impl Round<'_> {
                 }
                 (Some(News::NotAcquired(verdict)), _) => return Err(verdict),
                 (Some(News::Phase | News::Released(_)) | None, _) => {}
+            }
+        }
+    }
+
+    fn undo(&self, undo: Undo) {
+        let client = &self.acquire.client;
+        match &self.undo_after {
+            None => client.watchdog.undo(&undo, &self.request.claim),
+            Some(over) => {
+                let (client, over, claim) = (client.clone(), over.clone(), self.request.claim.clone());
+                client.clone().host.spawn(async move {
+                    over.cancelled().await;
+                    client.watchdog.undo(&undo, &claim);
+                });
             }
         }
     }
@@ -234,7 +278,7 @@ impl Round<'_> {
     }
 
     /// From now on the watchdog looks after it.
-    fn won(mut self, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
+    pub(super) fn won(mut self, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
         let Self { acquire, route, sent, .. } = self;
         let client = &acquire.client;
         let (hold, signal) = acquire.hold(self.request.claim.clone(), fence, acquisition);
@@ -271,24 +315,27 @@ impl Drop for Round<'_> {
                 let failed = Err(Failure::unsent("nobody waits for it any more"));
                 // The last that could have made a majority: then the others are undone here.
                 if let Some(undo) = acquisition.on_reply(sent, vote, failed).undo {
-                    client.watchdog.undo(&undo, claim);
+                    self.undo(undo);
                 }
             } else {
                 coming.push((node, vote));
             }
         }
         if let Some(undo) = acquisition.abandon(ReleaseMode::Delete).undo {
-            client.watchdog.undo(&undo, claim);
+            self.undo(undo);
         }
         for (node, vote) in coming {
             let undo = UndoTask::new(acquisition.undo_of_vote(node), claim.clone());
             // Made before it is known to be needed: it takes its share of the memory for undos now.
             let undoing = client.watchdog.undoing(node, undo);
-            let mut acquisition = acquisition.clone();
+            let (mut acquisition, after) = (acquisition.clone(), self.undo_after.clone());
             client.host.spawn(async move {
                 let said = vote.await;
                 let vote = Sent { node, ask: Ask::Acquire, at: sent };
                 if acquisition.on_reply(sent, vote, said).undo.is_some() {
+                    if let Some(over) = after {
+                        over.cancelled().await;
+                    }
                     undoing.await;
                 }
             });

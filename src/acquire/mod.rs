@@ -20,6 +20,7 @@ use crate::{
     sync::Mutex,
 };
 
+mod adopt;
 mod attempt;
 mod compete;
 mod fair;

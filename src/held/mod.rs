@@ -168,13 +168,23 @@ impl Hold {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
 
+    /// Whether the key is to be kept after a release at that moment.
+    fn is_kept_after(&self, now: Time) -> bool {
+        Time::from_nanos(self.keep_until.load(Ordering::Acquire)) > now
+    }
+
+    /// What is left of the interval in which the lock is acquired once.
+    pub(crate) fn interval_left(&self, now: Time) -> Duration {
+        self.outliving.interval_left(now.since(self.acquired))
+    }
+
     /// Whether a release deletes the key or retains it: for at least `keep` from now on, and until the interval is over
     /// in which the lock is acquired once. A lost lease ignores an earlier `keep_for`: its work has not been done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
         let asked = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
         let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
-        let rest = rest.max(self.outliving.interval_left(now.since(self.acquired)));
+        let rest = rest.max(self.interval_left(now));
         if rest.is_zero() {
             return ReleaseMode::Delete;
         }

@@ -11,6 +11,7 @@ use leasehold_protocol::{
 
 use super::{Hold, Reaction, State};
 use crate::{
+    error::Error,
     lost::Lost,
     status::{Board, Signal, Status},
     sync::atomic::Ordering,
@@ -96,6 +97,43 @@ impl Hold {
             }
         };
         (signal, reaction)
+    }
+
+    /// Its only lease leaves it to an heir: from here on nobody believes in it, no renewal goes out, and the key stays (rule
+    /// 13).
+    pub(crate) fn hand_over(self: &Arc<Self>, now: Time, signal: &Signal) -> (Result<(), Error>, Reaction) {
+        let reaction = self.expire_if_due(now);
+        let over = self.lost(now, now, LossReason::HandedOver);
+        let mut state = self.state.lock();
+        if let Err(refused) = self.may_be_handed_over(now, &mut state) {
+            return (Err(refused), reaction);
+        }
+        state.end = Some(over.clone());
+        state.has_first = false;
+        state.more.clear();
+        self.valid_until.store(0, Ordering::Release);
+        let stage = self.measured.is_over();
+        drop(state);
+        signal.end(&over);
+        stage.tell_end(LossReason::HandedOver, now.since(self.acquired));
+        (Ok(()), reaction)
+    }
+
+    fn may_be_handed_over(&self, now: Time, state: &mut State) -> Result<(), Error> {
+        let others = state.holds().saturating_sub(1);
+        if others > 0 && state.end.is_none() {
+            let leases = if others == 1 { "1 other lease shares" } else { &format!("{others} other leases share") };
+            return Err(Error::config(format!("{leases} this hold: release the others before it is handed over")));
+        }
+        if self.is_kept_after(now) && state.end.is_none() {
+            return Err(Error::config(
+                "a lease with a keep_for is not handed over, for the key is to stay after its release: release it",
+            ));
+        }
+        if state.acquisition.hand_over() {
+            return Ok(());
+        }
+        Err(Error::Lost(state.end.clone().unwrap_or_else(|| self.lost(now, now, LossReason::Released))))
     }
 
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the

@@ -19,8 +19,8 @@ use crate::{
 /// It does not keep the lock held: when the lease has gone, it says so.
 #[derive(Clone)]
 pub struct LeaseHandle {
-    pub(super) client: Arc<Client>,
-    pub(super) hold: Arc<Hold>,
+    pub(crate) client: Arc<Client>,
+    pub(crate) hold: Arc<Hold>,
     /// Its own signals, unless it has the hold's.
     board: Option<Arc<Board>>,
 }
@@ -36,7 +36,7 @@ impl LeaseHandle {
     }
 
     /// The signal for users that may outlive this handle.
-    pub(super) fn signal(&self) -> Signal {
+    pub(crate) fn signal(&self) -> Signal {
         self.board.clone().map_or_else(|| Signal::First(self.hold.clone()), Signal::More)
     }
 

@@ -300,7 +300,9 @@ fn answer(said: &Result<Said, Failure>) -> RenewalAnswer {
         Ok(Said::Vote { acquired: Acquired::Busy { .. }, .. } | Said::Repaired(Repaired::Taken)) => {
             RenewalAnswer::Denied(Denial::Taken)
         }
-        Ok(Said::Vote { acquired: Acquired::Recovering(_), .. }) => RenewalAnswer::Denied(Denial::Gone),
+        Ok(Said::Vote { acquired: Acquired::Recovering(_) | Acquired::Gone, .. }) => {
+            RenewalAnswer::Denied(Denial::Gone)
+        }
         Ok(Said::Repaired(_)) => RenewalAnswer::Unclear,
         Err(failure) => RenewalAnswer::of(failure),
     }

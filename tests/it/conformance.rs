@@ -25,8 +25,15 @@ use tokio::{
 use crate::common::{Confirmed as _, ending, in_vain};
 
 mod elections;
+mod hand_overs;
 
-use self::elections::{a_leader_campaigns_again_until_its_work_is_done, who_leads_is_told_as_it_changes};
+use self::{
+    elections::{a_leader_campaigns_again_until_its_work_is_done, who_leads_is_told_as_it_changes},
+    hand_overs::{
+        a_lease_goes_on_in_another_program, a_ticket_is_adopted_once, a_ticket_may_be_kept_for_a_crash,
+        an_interval_goes_on_with_the_heir, what_cannot_be_handed_over_is_refused,
+    },
+};
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -327,6 +334,11 @@ conformance! {
     what_cannot_be_kept_is_refused
     who_leads_is_told_as_it_changes
     a_leader_campaigns_again_until_its_work_is_done
+    a_lease_goes_on_in_another_program
+    a_ticket_is_adopted_once
+    a_ticket_may_be_kept_for_a_crash
+    an_interval_goes_on_with_the_heir
+    what_cannot_be_handed_over_is_refused
     a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of
     a_key_outlives_its_lease_by_the_delay
     a_release_frees_a_lock_with_a_delay_at_once

@@ -16,6 +16,7 @@ mod fair;
 mod faults;
 mod fences;
 mod grace;
+mod hand_over;
 mod misplaced;
 mod neighbours;
 mod pages;

@@ -174,7 +174,7 @@ impl Scene {
                 (reply, told)
             }
             Op::Acquire(at) => {
-                let request = AcquireRequest { claim: self.claim(at), voting: None };
+                let request = AcquireRequest { claim: self.claim(at), voting: None, heir_of: None };
                 let (vote, told) = self.ask::<VoteReply>(at, &Request::Acquire(request));
                 let reply = match vote.acquired {
                     Acquired::Granted(_) => "granted",

@@ -133,7 +133,7 @@ impl Memory {
             Op::Confirm(token, ttl) => self.single(&Single::Confirm(self.claim(token, ttl))),
             Op::Release(token) => self.single(&Single::Release(self.claim(token, 0))),
             Op::Acquire(token, ttl) => {
-                let request = AcquireRequest { claim: self.claim(token, ttl), voting: None };
+                let request = AcquireRequest { claim: self.claim(token, ttl), voting: None, heir_of: None };
                 match VoteReply::try_from(self.ask(&Request::Acquire(request)).unwrap()).unwrap().acquired {
                     Acquired::Granted(fence) => {
                         self.issued = self.issued.max(fence);

@@ -606,3 +606,35 @@ fn who_is_in_the_way_is_told() {
     assert_eq!(needs, WakeCondition { count: 1, of: nodes(&[0]) });
     assert!(actions.undo.is_none());
 }
+
+#[test]
+fn what_is_handed_over_is_over_and_stays() {
+    for mut acquisition in [held(1), held(3), held_on_two()] {
+        assert!(acquisition.is_held() && acquisition.hand_over());
+        assert!(acquisition.is_over() && !acquisition.is_held() && acquisition.next_tick().is_none());
+        assert_eq!((acquisition.valid_until(), acquisition.fence()), (Time::ZERO, Some(fence(7))));
+        // Whatever was under way is left to the heir: votes, renewals, repairs.
+        for node in 0..3 {
+            assert!(is_idle(&voted(&mut acquisition, 20, node, granted(7))));
+            assert!(is_idle(&voted(&mut acquisition, 20, node, Err(unanswered()))));
+            assert!(is_idle(&renewed(&mut acquisition, 20, node, owned(Err(Denial::Taken)))));
+            for repaired in [Ok(Said::Repaired(Repaired::Done)), Err(unanswered())] {
+                assert!(is_idle(&acquisition.on_reply(at(20), sent(node, Ask::Repair, 10), repaired)));
+            }
+        }
+        assert!(is_idle(&acquisition.on_tick(at(9_000))) && is_idle(&acquisition.close(at(9_000))));
+        let (leaving, actions) = acquisition.let_go(at(9_000));
+        assert_eq!((leaving, is_idle(&actions)), (Leaving::Nothing, true));
+        assert!(is_idle(&acquisition.abandon(ReleaseMode::Delete)) && !acquisition.hand_over(), "once");
+    }
+}
+
+#[test]
+fn what_is_not_held_is_not_handed_over() {
+    assert!(!attempt(3).hand_over());
+    let mut lost = held(1);
+    let _lost = lost.finish(at(10), LossReason::Expired);
+    assert!(!lost.hand_over());
+    let mut released = releasing(Route::Home, ReleaseMode::Delete);
+    assert!(!released.hand_over());
+}

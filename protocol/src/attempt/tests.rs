@@ -236,3 +236,66 @@ fn one_of_several_nodes_is_waited_for_half_a_ttl_at_most() {
     assert_eq!(limit(3, millis(300), millis(1_000)), millis(300));
     assert_eq!(limit(3, millis(300), millis(10)), millis(20), "but never shorter than a link may take");
 }
+
+mod adoption {
+    use super::*;
+
+    fn gone() -> Result<Acquired, Failure> {
+        Ok(Acquired::Gone)
+    }
+
+    fn attempt(nodes: usize, answers: &[Result<Acquired, Failure>]) -> (Attempt, Step) {
+        let mut attempt = Attempt::new(at(0), TTL, nodes);
+        let mut last = Step::Wait;
+        for (node, answer) in answers.iter().enumerate() {
+            assert!(waits(&last), "it is decided before the answer of {node}: {last:?}");
+            last = attempt.answer(at(1), node, answer.clone());
+        }
+        (attempt, last)
+    }
+
+    #[test]
+    fn a_majority_that_has_the_key_is_enough_and_the_others_lack_it() {
+        let (attempt, step) = attempt(3, &[gone(), granted(5), granted(5)]);
+        let Step::Won { fence: won, tally } = step else { panic!("{step:?}") };
+        assert_eq!((won, attempt.must_undo()), (fence(5), Nodes::NONE));
+        assert_eq!(tally.denied(), None);
+        assert!(tally.lacks(0), "it is brought back there");
+    }
+
+    #[test]
+    fn what_is_gone_from_too_many_is_gone() {
+        for (nodes, answers) in [
+            (1, vec![gone()]),
+            (3, vec![granted(5), gone(), gone()]),
+            (3, vec![gone(), down(), busy(&Token::random("other:1"), 100)]),
+        ] {
+            let (attempt, step) = attempt(nodes, &answers);
+            assert!(matches!(step, Step::Lost(Verdict::Gone)), "{answers:?}: {step:?}");
+            let granted = answers.iter().position(|answer| matches!(answer, Ok(Acquired::Granted(_))));
+            assert_eq!(attempt.must_undo(), granted.into_iter().collect(), "what was adopted is taken back");
+        }
+    }
+
+    #[test]
+    fn somebody_with_a_majority_is_waited_for() {
+        let heir = Token::random("other:1");
+        let answers = [gone(), gone(), busy(&heir, 100), busy(&heir, 100), busy(&heir, 100)];
+        let (_, step) = attempt(5, &answers);
+        assert!(
+            matches!(&step, Step::Lost(Verdict::Busy { holder, .. }) if holder.label() == Some("other:1")),
+            "{step:?}"
+        );
+    }
+
+    #[test]
+    fn nodes_that_cannot_say_leave_room_for_another_attempt() {
+        let (_, step) = attempt(3, &[gone(), silence(), down()]);
+        assert!(matches!(step, Step::Lost(Verdict::Failed(_))), "{step:?}");
+    }
+
+    #[test]
+    fn a_node_that_has_nothing_needs_no_undo() {
+        assert!(!late(&gone()));
+    }
+}

@@ -15,7 +15,7 @@ fn claim(name: &str) -> Claim {
 }
 
 fn acquire(name: &str) -> Want {
-    Want::Acquire(AcquireRequest { claim: claim(name), voting: None })
+    Want::Acquire(AcquireRequest { claim: claim(name), voting: None, heir_of: None })
 }
 
 /// Callers are known by their numbers.
@@ -162,7 +162,7 @@ fn the_queue_weighs_no_more_than_it_may() {
 fn fences_of_another_memory_wait_for_the_next_batch() {
     let mut combiner = busy([1]);
     let claim_of_other = Claim { fence_memory: Duration::ZERO, ..claim("job") };
-    let other = Want::Acquire(AcquireRequest { claim: claim_of_other, voting: None });
+    let other = Want::Acquire(AcquireRequest { claim: claim_of_other, voting: None, heir_of: None });
     let _queued = combiner.enter(at(1), LIMIT, || (other, 2));
     let _queued = combiner.enter(at(1), LIMIT, || (Want::Release(claim("job")), 3));
     for expected in [vec![Some(1)], vec![Some(2), Some(3)]] {
@@ -221,7 +221,7 @@ fn whose_caller_has_gone_is_not_sent() {
 fn an_acquire_that_is_taken_back_is_not_sent() {
     let mut combiner = busy([1]);
     let (mine, release) = (claim("mine"), claim("released"));
-    let wanted = AcquireRequest { claim: mine.clone(), voting: None };
+    let wanted = AcquireRequest { claim: mine.clone(), voting: None, heir_of: None };
     let _queued = combiner.enter(at(1), LIMIT, || (Want::Acquire(wanted), 2));
     let _queued = combiner.enter(at(1), LIMIT, || (Want::Release(release.clone()), 3));
     assert_eq!(combiner.withdraw(&mine.token), Some(2));
@@ -255,7 +255,7 @@ fn what_knows_no_fence_or_keeps_the_key_goes_alone() {
     let claim = claim("job");
     let voting = Some(Voting { restart_delay: Duration::ZERO, proposal: None });
     let known = Claim { fence: Some(fence::ZERO), ..claim.clone() };
-    let acquire = |voting| Request::Acquire(AcquireRequest { claim: claim.clone(), voting });
+    let acquire = |voting| Request::Acquire(AcquireRequest { claim: claim.clone(), voting, heir_of: None });
     let release = |claim: &Claim, mode| Request::Release { claim: claim.clone(), mode };
     for voting in [None, voting] {
         assert!(matches!(Want::of(&acquire(voting)), Some(Want::Acquire(request)) if request.voting == voting));
@@ -282,7 +282,7 @@ fn votes_of_another_delay_wait_for_the_next_batch() {
     let mut combiner = busy([1]);
     let vote = |restart_delay| {
         let voting = Some(Voting { restart_delay, proposal: None });
-        Want::Acquire(AcquireRequest { claim: claim("job"), voting })
+        Want::Acquire(AcquireRequest { claim: claim("job"), voting, heir_of: None })
     };
     for (caller, delay) in [(2, LIMIT), (3, LIMIT), (4, Duration::ZERO)] {
         let _queued = combiner.enter(at(1), LIMIT, || (vote(delay), caller));

@@ -11,7 +11,7 @@ fn granted(acquired: &Acquired) -> Fence {
 }
 
 fn request(key: &Key, token: &Token, ttl: Duration) -> AcquireRequest {
-    AcquireRequest { claim: claim(key, token, ttl), voting: None }
+    AcquireRequest { claim: claim(key, token, ttl), voting: None, heir_of: None }
 }
 
 fn claim(key: &Key, token: &Token, ttl: Duration) -> Claim {
@@ -150,7 +150,7 @@ fn without_memory_a_floor_stays_until_the_clock_has_passed_it() {
     let drawn = |store: &mut Store, now, token: &Token, proposal: u64| {
         let claim = Claim { fence_memory: Duration::ZERO, ..claim(&key, token, TTL) };
         let voting = Some(Voting { restart_delay: Duration::ZERO, proposal: Fence::try_from(proposal).ok() });
-        u64::from(granted(&store.acquire(now, &AcquireRequest { claim, voting }).acquired))
+        u64::from(granted(&store.acquire(now, &AcquireRequest { claim, voting, heir_of: None }).acquired))
     };
     for (token, fence) in [(&one, 5_000), (&two, 5_001)] {
         assert_eq!(drawn(&mut store, 5_000, token, 0), fence, "the clock stands");
@@ -423,4 +423,62 @@ fn a_floor_is_lifted_and_stays_a_day_longer_than_its_fence_or_than_now() {
     assert_eq!(raise(&mut store, now, &key, &one, old), Ok(()));
     assert_eq!(store.floors.get(now + micros(DAY) - 1, &key), Some(old));
     assert_eq!(store.floors.get(now + micros(DAY), &key), None);
+}
+
+mod succession {
+    use super::*;
+
+    fn adopt(store: &mut Store, now: Micros, to: AcquireRequest, from: &[Token]) -> Acquired {
+        store.acquire(now, &AcquireRequest { heir_of: Some(from.into()), ..to }).acquired
+    }
+
+    #[test]
+    fn an_heir_takes_the_place_of_one_of_these_with_a_larger_fence() {
+        let (mut store, key, giver, heir) = scene();
+        let before = granted(&store.acquire(1_000, &request(&key, &giver, TTL * 2)).acquired);
+        let from = [Token::random("x"), giver.clone()];
+        // The clock is behind, and the floor is forgotten.
+        store.floors.take(10, &key);
+        let after = granted(&adopt(&mut store, 10, request(&key, &heir, TTL), &from));
+        assert_eq!(u64::from(after), u64::from(before) + 1);
+        let holder = store.holder(10, &key).unwrap();
+        assert_eq!((holder.whole_token(), holder.fence()), (Some(&heir), Some(after)));
+        assert_eq!(
+            holder.remaining(),
+            Some(Duration::from_micros(990) + TTL * 2),
+            "the key lives for no less than before"
+        );
+        assert_eq!(store.floors.get(10, &key), Some(after));
+        // Again: the same, and nothing for the giver.
+        assert_eq!(granted(&adopt(&mut store, 20, request(&key, &heir, TTL), &from)), after);
+        assert_eq!(release(&mut store, 20, &key, &giver), Err(Denial::Taken));
+        assert_eq!(store.renew(20, &claim(&key, &giver, TTL)), Err(Denial::Taken));
+        assert_eq!(release(&mut store, 20, &key, &heir), Ok(()));
+        assert!(
+            matches!(adopt(&mut store, 30, request(&key, &heir, TTL), &from), Acquired::Gone),
+            "nothing is created"
+        );
+        assert!(store.holder(30, &key).is_none());
+    }
+
+    #[test]
+    fn who_is_heir_of_nobody_here_finds_the_holder() {
+        let (mut store, key, holder, heir) = scene();
+        let _fence = granted(&store.acquire(1_000, &request(&key, &holder, TTL)).acquired);
+        let from = [Token::random("x")];
+        let Acquired::Busy { holder: found, .. } = adopt(&mut store, 1_000, request(&key, &heir, TTL), &from) else {
+            panic!("it is held")
+        };
+        assert_eq!(found.whole_token(), Some(&holder));
+    }
+
+    #[test]
+    fn a_node_that_has_the_key_needs_no_restart_delay_and_issues_what_is_proposed() {
+        let (_, key, giver, heir) = scene();
+        let mut store = Store::started(1_000_000);
+        let fence = Fence::try_from(5_u64).unwrap();
+        assert_eq!(store.repair(1_000_000, &claim(&key, &giver, TTL), fence, Duration::ZERO), Repaired::Done);
+        let adopted = adopt(&mut store, 1_000_010, vote(&key, &heir, 7_000_000), &[giver]);
+        assert_eq!(u64::from(granted(&adopted)), 7_000_000);
+    }
 }

@@ -62,7 +62,7 @@ fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
     let claim = Claim { key, token, ttl: limit, life: limit, fence: None, fence_memory: Duration::ZERO };
     let send = |request| drop(memory.send(Route::Home, request, limit));
     let release = |claim: &Claim| send(Request::Release { claim: claim.clone(), mode: ReleaseMode::Delete });
-    send(Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None }));
+    send(Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None, heir_of: None }));
     assert_eq!(counts(), [0, 0]);
     send(Request::Release { claim: claim.clone(), mode: ReleaseMode::Retain(limit, stays.clone()) });
     assert_eq!(counts(), [1, 1], "it expires at another time than they knew");

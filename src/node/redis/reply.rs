@@ -36,6 +36,16 @@ pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<VoteRepl
     Some(VoteReply { acquired, identity, overtaken: false })
 }
 
+/// To an adoption.
+pub(super) fn succession(reply: &Value, tracked: bool) -> Option<VoteReply> {
+    match array(reply) {
+        [gone] if gone.as_i64() == Some(3) => {
+            Some(VoteReply { acquired: Acquired::Gone, identity: None, overtaken: false })
+        }
+        _ => vote(reply, tracked, false),
+    }
+}
+
 /// To the first step of an acquire in a slot that is being moved.
 pub(super) fn taken(reply: &Value) -> Option<SingleReply> {
     match array(reply) {

@@ -51,6 +51,7 @@ scripts! {
     20 CONFIRM repeats = "value" "confirm";
     21 RELEASE_ALONE = "value" "release_alone";
     22 COMBINED_SLOTS repeats = "value" "issue" "combined_slots";
+    23 SUCCEED repeats = "value" "issue" "succeed";
 }
 
 impl Script {

@@ -3,6 +3,7 @@
 mod broken;
 mod faults;
 mod fences;
+mod hand_over;
 mod interop;
 mod keys;
 mod network;

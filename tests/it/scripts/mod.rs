@@ -2,6 +2,7 @@
 
 mod combined;
 mod queue;
+mod succession;
 mod votes;
 
 use support::Wire;

@@ -26,6 +26,7 @@ pub const TAKE: &str = script!("value" "take");
 pub const ISSUE_ALONE: &str = script!("issue" "issue_alone");
 pub const CONFIRM: &str = script!("value" "confirm");
 pub const RELEASE_ALONE: &str = script!("value" "release_alone");
+pub const SUCCEED: &str = script!("value" "issue" "succeed");
 pub const QUEUE: &str = script!("queue");
 pub const HOLDER: &str = script!("holder");
 pub const LOOK: &str = script!("look");

@@ -142,7 +142,7 @@ impl Run<'_> {
                 let proposal = (fence != fence::ZERO).then_some(fence);
                 let votes = !restart_delay.is_zero() || proposal.is_some();
                 let voting = votes.then_some(Voting { restart_delay, proposal });
-                let request = AcquireRequest { claim: claim(owner), voting };
+                let request = AcquireRequest { claim: claim(owner), voting, heir_of: None };
                 let vote: VoteReply = ask(&mut server.store, now, &Request::Acquire(request));
                 let acquired = match vote.acquired {
                     Acquired::Granted(fence) if before == Some(owner) => Acquired::Granted(self.setup.replayed(fence)),

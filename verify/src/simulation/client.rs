@@ -205,7 +205,7 @@ impl Client {
             _ => self.fence_proposal.at(session.acquisition.sent()),
         };
         let voting = Some(Voting { restart_delay, proposal });
-        AcquireRequest { claim: session.claim(world, self.now(world)), voting }
+        AcquireRequest { claim: session.claim(world, self.now(world)), voting, heir_of: None }
     }
 
     /// A seeded bug's: whoever is silent is asked again.

@@ -17,7 +17,9 @@ impl Cluster {
     /// The same in steps, if it has any.
     pub(super) async fn send_in_parts(self: &Arc<Self>, via: Via, request: Request) -> Result<Reply, Failure> {
         match request {
-            Request::Acquire(AcquireRequest { claim, voting: None }) => self.acquire_in_steps(via, claim).await,
+            Request::Acquire(AcquireRequest { claim, voting: None, heir_of: None }) => {
+                self.acquire_in_steps(via, claim).await
+            }
             // The place in the queue runs out by itself.
             Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave } => {
                 let key = claim.key.clone();

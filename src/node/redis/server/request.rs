@@ -9,6 +9,7 @@ use leasehold_protocol::{
     fence::Fence,
     key::Key,
     message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, VoteReply, Voting},
+    token::Token,
 };
 
 use super::{
@@ -25,7 +26,7 @@ use crate::{
             info, reply,
             script::{
                 ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, KEEP, LEAVE, POLL, QUEUE,
-                RAISE, REHEARSE, RELEASE, RENEW, REPAIR, Script,
+                RAISE, REHEARSE, RELEASE, RENEW, REPAIR, SUCCEED, Script,
             },
             transport::{Before, Connection, Way, is_no_right_to_a_key, left},
         },
@@ -98,7 +99,13 @@ impl Connections {
         let patience = self.replicas(via.route).and_then(|_| Patience::of(&request, via.limit, self.command_timeout));
         let via = Via { patience, ..via };
         match request {
-            Request::Acquire(request) => self.acquire(via, request, flight),
+            Request::Acquire(AcquireRequest { claim, voting, heir_of: Some(tokens) }) => {
+                let proposal = voting.and_then(|voting| voting.proposal);
+                self.succeed(via, claim, proposal, tokens)
+            }
+            Request::Acquire(AcquireRequest { claim, voting, heir_of: None }) => {
+                self.acquire(via, claim, voting, flight)
+            }
             Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     let Claim { key, fence_memory, .. } = &claim;
@@ -187,12 +194,21 @@ impl Connections {
         }
     }
 
-    fn acquire(
-        &self,
-        via: Via,
-        AcquireRequest { claim, voting }: AcquireRequest,
-        flight: Option<Flight>,
-    ) -> Answer<Reply> {
+    fn succeed(&self, via: Via, claim: Claim, proposal: Option<Fence>, tokens: Arc<[Token]>) -> Answer<Reply> {
+        let arguments = move |all: &mut Vec<Value>| {
+            let Claim { key, token, life, fence_memory, .. } = &claim;
+            let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
+            all.extend(packed([Argument::Whole(lock), Argument::Parts(fence), Argument::Whole(token)]));
+            all.extend([millis(*life), millis(*fence_memory)]);
+            all.push(proposal.map(|fence| fence.to_string()).unwrap_or_default().into());
+            all.extend(tokens.iter().map(|token| token.identity().into()));
+        };
+        self.run(via, &SUCCEED, 2, arguments, |reply, Way { tracked, overtaken, .. }| {
+            Some(VoteReply { overtaken, ..reply::succession(reply, tracked)? })
+        })
+    }
+
+    fn acquire(&self, via: Via, claim: Claim, voting: Option<Voting>, flight: Option<Flight>) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;

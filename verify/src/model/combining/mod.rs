@@ -136,7 +136,9 @@ impl Setup {
     fn request(&self, session: Number, what: What, fence: Option<Fence>) -> Request {
         let claim = self.claim(session, fence);
         match what {
-            What::Acquire => Request::Acquire(AcquireRequest { claim, voting: self.votes.then_some(VOTING) }),
+            What::Acquire => {
+                Request::Acquire(AcquireRequest { claim, voting: self.votes.then_some(VOTING), heir_of: None })
+            }
             What::Release | What::Undo => Request::Release { claim, mode: ReleaseMode::Delete },
         }
     }

@@ -69,7 +69,9 @@ fn by_model(setup: &Setup, holder: Option<Number>, batch: &[Ask]) -> Outcome {
     }
     let other = Fence::try_from(7_u64).unwrap();
     let want = |ask: &Ask| match *ask {
-        Ask::Acquire(token) => Want::Acquire(AcquireRequest { claim: setup.claim(token, None), voting: None }),
+        Ask::Acquire(token) => {
+            Want::Acquire(AcquireRequest { claim: setup.claim(token, None), voting: None, heir_of: None })
+        }
         Ask::Release(token, own) => Want::Release(setup.claim(token, Some(if own { held } else { other }))),
     };
     let wants: Vec<_> = batch.iter().map(want).collect();

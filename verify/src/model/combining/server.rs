@@ -30,7 +30,7 @@ pub(super) struct Combined {
 /// acquire.lua
 pub(super) fn acquire(setup: &Setup, store: &mut Store, claim: &Claim) -> Said {
     let before = holder_of(store, claim).map(|(token, _)| token);
-    let request = Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None });
+    let request = Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None, heir_of: None });
     match VoteReply::try_from(reply(store, &request)).unwrap().acquired {
         Acquired::Granted(fence) if before.as_ref() == Some(&claim.token) && setup.has(SeededBug::ReplayDrawsAnew) => {
             Said::Granted { fence: Fence::try_from(u64::from(fence) + 1).unwrap(), overtaken: false }

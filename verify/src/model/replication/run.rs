@@ -46,7 +46,7 @@ impl Run<'_> {
         let claim = self.setup.claim(owner);
         let said = match kind {
             Kind::Acquire => {
-                let request = AcquireRequest { claim, voting: None };
+                let request = AcquireRequest { claim, voting: None, heir_of: None };
                 let vote: VoteReply = ask(&mut server.store, now, &Request::Acquire(request));
                 Said::Vote { acquired: vote.acquired, overtaken: true }
             }

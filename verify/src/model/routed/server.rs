@@ -54,7 +54,7 @@ impl Server {
         }
         Told::Said(match kind {
             Kind::Acquire => {
-                let request = AcquireRequest { claim, voting: None };
+                let request = AcquireRequest { claim, voting: None, heir_of: None };
                 let vote: VoteReply = ask(&mut self.store, now, &Request::Acquire(request));
                 // On this network anything may overtake anything.
                 Said::Vote { acquired: vote.acquired, overtaken: true }

@@ -1,0 +1,118 @@
+//! An adoption: the lock of whoever gave a ticket, with a token of ours in the place of theirs (rule 13).
+//!
+//! # Invariants
+//!
+//! 1. Each attempt has a token of its own, and names the tokens of all that were made before it and may have been executed:
+//!    any of them may have the lock by now.
+//! 2. No attempt is undone before the adoption is over: the next one adopts what it has left.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold_protocol::{
+    attempt::Verdict, backoff::Backoff, failure::Failure, loss::LossReason, message::Route, ticket::Ticket,
+    token::Token,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Acquire, attempt::why, tell::tell_acquired};
+use crate::{
+    clock::wall, error::Error, held::Hold, lease::Lease, lost::Lost, random, reentry::Reentry, status::Signal,
+};
+
+/// The most attempts that may have been executed unheard.
+const UNHEARD: usize = 64;
+
+/// The most tries against another heir that has got to some of the nodes.
+const SPLITS: u32 = 4;
+
+/// Whose lock is adopted.
+pub(super) struct Predecessors {
+    pub(super) tokens: Arc<[Token]>,
+    /// Cancelled when the adoption is over.
+    pub(super) over: CancellationToken,
+}
+
+impl Acquire {
+    /// Adopts the lock of this ticket. The owner is whoever polls this first.
+    pub(crate) async fn adopt(&mut self, ticket: &Ticket) -> Result<Lease, Error> {
+        self.owner = self.wanted.owner.resolve();
+        if !self.client.is_connected() {
+            self.connect().await?;
+        }
+        if let Some(owner) = self.owner.filter(|_| self.wanted.reentrant) {
+            if let Reentry::Free(slot) = self.client.owners.enter(owner, &self.wanted.key, self.client.now()) {
+                self.owner_slot = Some(slot);
+            }
+        }
+        let lease = self.succeed(ticket).await?;
+        lease.keep_for(self.wanted.keep_for);
+        lease.takes_its_owner_slot();
+        tell_acquired(&lease);
+        Ok(lease)
+    }
+
+    async fn succeed(&self, ticket: &Ticket) -> Result<Lease, Error> {
+        let client = &self.client;
+        let over = CancellationToken::new();
+        let _ends = over.clone().drop_guard();
+        let mut tokens = vec![ticket.token().clone()];
+        let (mut backoff, mut splits) = (Backoff::new(random::jitter()), 0);
+        loop {
+            let route = client.quorum.route();
+            let predecessors = Predecessors { tokens: tokens.as_slice().into(), over: over.clone() };
+            // `close` waits for what is under way.
+            let under_way = client.host.token();
+            self.may_begin()?;
+            let outcome = tokio::select! {
+                biased;
+                outcome = self.succeed_once(route, &predecessors) => outcome,
+                () = client.ended.cancelled() => return Err(client.end()),
+            };
+            let failure = match outcome {
+                Ok((hold, signal)) => {
+                    let lease = self.own(hold, signal);
+                    self.may_begin()?;
+                    return Ok(lease);
+                }
+                Err((Verdict::Gone, _)) => return Err(self.too_late(ticket, LossReason::Deleted)),
+                Err((Verdict::Busy { .. }, _)) => return Err(self.too_late(ticket, LossReason::Taken)),
+                Err((Verdict::Split { .. }, _)) if splits == SPLITS => {
+                    return Err(self.too_late(ticket, LossReason::Taken));
+                }
+                Err((Verdict::Split { .. }, token)) => {
+                    splits += 1;
+                    tokens.push(token);
+                    Failure::unavailable("another process adopts the same ticket")
+                }
+                Err((Verdict::Failed(said), token)) => {
+                    tokens.push(token);
+                    why(&client.quorum, &said)
+                }
+            };
+            drop(under_way);
+            if failure.is_refusal() || self.is_over() || tokens.len() > UNHEARD {
+                return Err(Error::of(failure));
+            }
+            self.pause(backoff.next(None)).await?;
+        }
+    }
+
+    /// One attempt. The error is what it has found instead, and its token.
+    async fn succeed_once(
+        &self,
+        route: Route,
+        predecessors: &Predecessors,
+    ) -> Result<(Arc<Hold>, Signal), (Verdict, Token)> {
+        let mut round = self.round(route, self.limit(self.client.now()), Some(predecessors));
+        match round.run().await {
+            Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
+            Err(verdict) => Err((verdict, round.token().clone())),
+        }
+    }
+
+    /// What became of the lease that the ticket was made from.
+    fn too_late(&self, ticket: &Ticket, reason: LossReason) -> Error {
+        let lost = Lost::new(self.wanted.key.name(), ticket.fence(), reason.into(), wall(), Duration::ZERO);
+        Error::Lost(lost)
+    }
+}

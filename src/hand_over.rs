@@ -1,0 +1,135 @@
+//! Hand-over: a lease goes on in another process, and the lock is never free in between (rule 13).
+
+use std::future::Future;
+
+use leasehold_protocol::ticket::{ParseTicketError, Ticket};
+use tracing::Instrument as _;
+
+use crate::{
+    acquire::{Acquire, Patience},
+    error::Error,
+    foreign::{Relay, relayed},
+    lease::{Lease, LeaseHandle},
+    lock::Lock,
+    metrics::Acquiring,
+    options::Millis,
+};
+
+impl Lease {
+    /// Ends the lease here, and gives the ticket with which another process [adopts](Lock::adopt) the lock. Its key stays, so
+    /// nobody else has the lock in between.
+    ///
+    /// Nothing is sent and nothing is awaited: it serves right before an `exec` too. The belief in this lease ends before
+    /// the ticket is there: [`check`](Self::check) of every handle is an error from then on, and [`lost`](Self::lost)
+    /// completes with [`HandedOver`](crate::LossReason::HandedOver). So at most one believes in the lock at any time.
+    ///
+    /// The key is not renewed until it is adopted: if nobody does that within what [`remaining`](Self::remaining) says
+    /// before the call, the lock becomes free. [`renew`](Self::renew) before it for all of the TTL.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let lock = leases.lock("scheduler");
+    /// let lease = lock.acquire().await?;
+    /// lease.renew().await?; // a full TTL for the successor
+    /// let (fence, ticket) = (lease.fence(), lease.into_ticket()?.expose());
+    /// // The successor has it from its environment, or from a pipe:
+    /// let lease = lock.adopt(ticket.parse()?).await?;
+    /// assert!(lease.fence() > fence);
+    /// # lease.release().await?; Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The lease is dropped then, as at the end of its scope.
+    ///
+    /// - [`Error::Lost`]: it has ended before.
+    /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; or it has a
+    ///   [`keep_for`](Lock::keep_for), which is of its release.
+    pub fn into_ticket(self) -> Result<Ticket, Error> {
+        let view = self.as_handle();
+        let LeaseHandle { client, hold, .. } = view;
+        let ticket = self.ticket();
+        let (handed_over, reaction) = hold.hand_over(client.now(), &view.signal());
+        client.watchdog.execute(hold, reaction);
+        handed_over?;
+        let (lock, label, fence) = (self.name(), self.label(), u64::from(self.fence()));
+        if let Some(span) = hold.end_span() {
+            span.ends("handed_over");
+        }
+        tracing::debug!(name: "handed_over", target: "leasehold", lock, label, fence, "handed over");
+        Ok(ticket)
+    }
+
+    /// A ticket for whoever takes over when this process has died. The lease stays ours until somebody
+    /// [adopts](Lock::adopt) it.
+    ///
+    /// Then two believe in the lock until this lease hears of it: at once where the server notifies, at its next renewal
+    /// elsewhere, and by its deadline in any case. The larger [`fence`](Self::fence) of the heir tells them apart. So adopt
+    /// it only when the process that made it is known to be dead, and use [`into_ticket`](Self::into_ticket) for
+    /// everything else.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        let LeaseHandle { client, hold, .. } = self.as_handle();
+        let (claim, rest) = (&hold.claim, hold.interval_left(client.now()));
+        Ticket::new(claim.key.lock(), &claim.token, hold.fence, rest)
+    }
+}
+
+impl Lock {
+    /// Goes on with the lock of whoever gave the ticket: puts a token of its own in the place of theirs, in one atomic step
+    /// and with a larger fence ([rule 13](crate::docs::safety#rule-13)). It waits for nobody, and nobody in a queue is
+    /// overtaken.
+    ///
+    /// The lease has the options of this lock: its TTL, its label, its [`lock_delay`](Self::lock_delay). Only the interval of
+    /// a [`once_per`](Self::once_per) comes with the ticket, since an adoption is no new acquire: what was left of it when the
+    /// ticket was made counts on from here, so a slow hand-over lengthens it.
+    ///
+    /// An attempt without an answer is repeated, until an outage has lasted for a TTL. Over a quorum a majority of the
+    /// nodes must still have the key; the others get it back later.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`] with [`Deleted`](crate::LossReason::Deleted): nobody has the lock any more, for it was released or
+    ///   has run out. With [`Taken`](crate::LossReason::Taken): somebody else has it, who adopted the ticket before or
+    ///   acquired the lock since.
+    /// - [`Error::Config`]: a ticket of another lock, a bad name or option.
+    /// - [`Error::Unavailable`]: no answer for a TTL. The ticket may still be good.
+    /// - [`Error::Refused`], [`Error::Closed`] as [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future undoes what it may have adopted, in the background: then the lock is free.
+    pub fn adopt(&self, ticket: Ticket) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
+        self.clone().adopt_of(ticket)
+    }
+
+    async fn adopt_of(mut self, ticket: Ticket) -> Result<Lease, Error> {
+        let span = tracing::debug_span!(target: "leasehold", "adopt", lock = self.name());
+        let (client, began) = (self.scope.client.clone(), self.scope.client.now());
+        let acquiring = Acquiring::begins(self.scope.options.metrics_group);
+        self.once_per = Millis::some(ticket.rest());
+        let ttl = self.scope.options.ttl;
+        let outcome = match self.wanted() {
+            Ok(wanted) if wanted.key.lock() != ticket.name() => Err(Error::config(format!(
+                "a ticket of the lock {:?} cannot be adopted as {:?}",
+                ticket.name(),
+                wanted.key.lock(),
+            ))),
+            Ok(wanted) => {
+                let mut acquire = Acquire::new(client.clone(), wanted, Patience::Within(ttl));
+                relayed!(Relay::of_answers(), acquire.adopt(&ticket).instrument(span))
+            }
+            Err(refused) => Err(refused),
+        };
+        acquiring.ended(&outcome, false, client.now().since(began));
+        outcome
+    }
+}
+
+/// For `adopt(text.parse()?)`.
+impl From<ParseTicketError> for Error {
+    fn from(error: ParseTicketError) -> Self {
+        Self::config(error.to_string())
+    }
+}

@@ -1,0 +1,230 @@
+//! Hand-overs under faults: the rows F74 and F75 of the fault table. Those over a quorum are in `quorum/hand_over.rs`.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, Lease, Leases, LossReason, Ticket};
+use support::{
+    Action, Child, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, one_thread,
+    scripts::{RENEW, SUCCEED},
+    within,
+};
+
+use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, NAME, ending, is_ours, program_with, requests};
+
+const TTL: Duration = Duration::from_millis(900);
+
+async fn built(url: &str, label: &str) -> Leases {
+    Leases::builder().url(url).ttl(LONG).command_timeout(COMMAND).label(label).build().await.unwrap()
+}
+
+async fn adopt(leases: &Leases, ticket: &Ticket) -> Result<Lease, Error> {
+    within(HANGS, "an adoption", leases.lock(NAME).adopt(ticket.clone())).await
+}
+
+/// Polls the key until it is stopped: that it was there every time, and whose it was in turn.
+struct Watch {
+    stop: tokio::sync::oneshot::Sender<()>,
+    watching: tokio::task::JoinHandle<Vec<String>>,
+}
+
+impl Watch {
+    fn of(server: &Server) -> Self {
+        let mut wire = server.wire();
+        let (stop, mut stopped) = tokio::sync::oneshot::channel();
+        let watching = tokio::task::spawn_blocking(move || {
+            let mut seen = Vec::new();
+            while stopped.try_recv().is_err() {
+                let token = wire.token(NAME).expect("the key is there all the time");
+                if seen.last() != Some(&token) {
+                    seen.push(token);
+                }
+            }
+            seen
+        });
+        Self { stop, watching }
+    }
+
+    async fn ends(self) -> Vec<String> {
+        self.stop.send(()).unwrap();
+        within(HANGS, "the watch", self.watching).await.unwrap()
+    }
+}
+
+/// Whatever becomes of the answer, or of the request: the next attempt adopts what the one before has left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_the_answer_to_an_adoption_is_lost() {
+    for action in [Action::SwallowReply, Action::CutAfter, Action::CutBefore, Action::DropRequest] {
+        let server = Server::start();
+        let proxy = Proxy::to(&server);
+        let (giver, heir) = (built(&server.url(), "giver").await, built(&proxy.url(), "heir").await);
+        let ticket = giver.lock(NAME).acquire().await.unwrap().into_ticket().unwrap();
+        let watch = Watch::of(&server);
+        let lost = proxy.on(Match::script(SUCCEED), 1, action);
+        let lease = adopt(&heir, &ticket).await.unwrap();
+        assert!(lost.hits() == 1 && lease.fence() > ticket.fence(), "{action:?}");
+        is_ours(&lease).await;
+        // What the attempts before it have left is undone by now, or was this one's to adopt.
+        let undone = || proxy.count(Match::containing(":lh:queue"));
+        eventually_async(HANGS, "the undo of the first", || undone() > 0 || action == Action::CutBefore).await;
+        is_ours(&lease).await;
+        let seen = watch.ends().await;
+        assert!(seen.len() <= 3, "{action:?}: {seen:?}");
+        assert_eq!(server.wire().token(NAME).as_ref(), seen.last());
+        assert!(giver.lock(NAME).try_acquire().await.unwrap().is_none());
+        lease.release().await.unwrap().confirmed();
+        assert!(!server.wire().exists(NAME));
+    }
+}
+
+/// An outage of many attempts: they adopt from one another in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_the_server_stands_still_during_an_adoption() {
+    let server = Server::start();
+    let (giver, heir) = (built(&server.url(), "giver").await, built(&server.url(), "heir").await);
+    heir.lock("warm").acquire().await.unwrap().release().await.unwrap().confirmed();
+    let ticket = giver.lock(NAME).acquire().await.unwrap().into_ticket().unwrap();
+    server.stop();
+    let adopting = tokio::spawn({
+        let (heir, ticket) = (heir.clone(), ticket.clone());
+        async move { heir.lock(NAME).adopt(ticket).await }
+    });
+    tokio::time::sleep(4 * COMMAND).await;
+    server.cont();
+    let watch = Watch::of(&server);
+    let lease = within(HANGS, "an adoption", adopting).await.unwrap().unwrap();
+    is_ours(&lease).await;
+    heir.lock("warm").acquire().await.unwrap().release().await.unwrap().confirmed();
+    is_ours(&lease).await;
+    watch.ends().await;
+    lease.release().await.unwrap().confirmed();
+    assert!(!server.wire().exists(NAME));
+}
+
+/// Dropped at any moment, an adoption leaves nothing, or the giver's key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_an_adoption_that_is_dropped_is_undone() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (giver, heir) = (built(&server.url(), "giver").await, built(&proxy.url(), "heir").await);
+    let lease = giver.lock(NAME).acquire().await.unwrap();
+    let ticket = lease.into_ticket().unwrap();
+    let swallowed = proxy.on(Match::script(SUCCEED), 1, Action::SwallowReply);
+    let adopting = tokio::spawn({
+        let (heir, ticket) = (heir.clone(), ticket.clone());
+        async move { heir.lock(NAME).adopt(ticket).await.map(drop) }
+    });
+    within(HANGS, "the swap", swallowed.hit()).await;
+    adopting.abort();
+    assert!(within(HANGS, "its end", adopting).await.is_err_and(|error| error.is_cancelled()));
+    let mut wire = server.wire();
+    eventually_async(HANGS, "it is undone", || !wire.exists(NAME)).await;
+}
+
+#[test]
+fn f74_the_heir_dies() {
+    if let Some(part) = Part::mine() {
+        return one_thread().block_on(async {
+            let ticket: Ticket = part.hear().parse().unwrap();
+            let lease = program_with(&*part.url, TTL).await.lock(NAME).adopt(ticket).await.unwrap();
+            part.say(format!("adopted {}", lease.fence()));
+            part.hear();
+        });
+    }
+    let server = Server::start();
+    let mut heir = Child::start(f74_the_heir_dies, "heir", &server.url());
+    one_thread().block_on(async {
+        let (lag, giver) = (Lag::start(), program_with(server.url(), TTL).await);
+        let lock = giver.lock(NAME);
+        let ticket = lock.acquire().await.unwrap().into_ticket().unwrap();
+        heir.tell(&ticket.expose());
+        let fence: u64 = heir.says("adopted").parse().unwrap();
+        assert!(fence > ticket.fence().into());
+        tokio::time::sleep(2 * TTL).await;
+        assert!(lock.try_acquire().await.unwrap().is_none(), "it is renewed");
+        heir.kill();
+        let killed = Instant::now();
+        let next = within(HANGS, "the lock is free", lock.acquire()).await.unwrap();
+        let took = killed.elapsed();
+        assert!(took <= TTL + Duration::from_millis(250) + lag.worst(), "{took:?}");
+        assert!(u64::from(next.fence()) > fence);
+    });
+}
+
+/// Two programs, one ticket, 300 times: one of them has it each time, and the other is told so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_two_adopt_one_ticket() {
+    let server = Server::start();
+    let heirs = [built(&server.url(), "one").await, built(&server.url(), "two").await];
+    let mut wins = [0, 0];
+    let mut lease = heirs[0].lock(NAME).acquire().await.unwrap();
+    for _ in 0..300 {
+        let ticket = lease.into_ticket().unwrap();
+        let [one, two] = [0, 1].map(|at| {
+            let (lock, ticket) = (heirs[at].lock(NAME), ticket.clone());
+            tokio::spawn(async move { lock.adopt(ticket).await })
+        });
+        let outcomes = [one.await.unwrap(), two.await.unwrap()];
+        let winner = outcomes.iter().position(Result::is_ok).expect("one has it");
+        wins[winner] += 1;
+        let [one, two] = outcomes;
+        let (won, lost) = if winner == 0 { (one, two) } else { (two, one) };
+        assert_eq!(ending(lost).reason(), LossReason::Taken);
+        lease = won.unwrap();
+        assert!(lease.fence() > ticket.fence());
+    }
+    assert!(wins.iter().all(|wins| *wins > 0), "both race: {wins:?}");
+    lease.release().await.unwrap().confirmed();
+}
+
+/// A renewal that was under way when the lease was handed over comes after the heir.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_the_givers_renewal_comes_late() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (giver, heir) = (built(&proxy.url(), "giver").await, built(&server.url(), "heir").await);
+    let lease = giver.lock(NAME).acquire().await.unwrap();
+    let late = proxy.on(requests(RENEW, &lease), 1, Action::Hold);
+    let handle = lease.handle();
+    let renewing = tokio::spawn(async move { handle.renew().await });
+    within(HANGS, "the renewal", late.hit()).await;
+    let ticket = lease.into_ticket().unwrap();
+    // Its key lives for less than what the renewal would give it.
+    server.wire().must(&["PEXPIRE", NAME, "5000"]);
+    let theirs = heir.lock(NAME).ttl(MEDIUM).adopt(ticket).await.unwrap();
+    let token = server.wire().token(NAME);
+    late.release();
+    assert_eq!(ending(within(HANGS, "the late one", renewing).await.unwrap()).reason(), LossReason::HandedOver);
+    let mut wire = server.wire();
+    assert_eq!((wire.token(NAME), wire.pttl(NAME) <= 5_000), (token, true));
+    is_ours(&theirs).await;
+    giver.close().await;
+    is_ours(&theirs).await;
+}
+
+/// The holder that is cut off believes until its deadline and no longer; what it writes with its fence is refused from the
+/// heir's first write on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f75_a_ticket_is_adopted_while_its_holder_is_cut_off() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (cut_off, heir) = (built(&proxy.url(), "cut off").await, built(&server.url(), "heir").await);
+    let lease = cut_off.lock(NAME).ttl(MEDIUM).acquire().await.unwrap();
+    let (ticket, lag) = (lease.ticket(), Lag::start());
+    proxy.black_hole(true);
+    let left = lease.remaining();
+    let since = Instant::now();
+    let theirs = adopt(&heir, &ticket).await.unwrap();
+    assert!(lease.is_held(), "it hears nothing");
+    let account = heir.guarded("account");
+    account.set("the heir's", theirs.fence()).await.unwrap();
+    let lost = within(HANGS, "the loss", lease.lost()).await;
+    let took = since.elapsed();
+    assert_eq!(lost.reason(), LossReason::Expired);
+    assert!(took <= left + Duration::from_millis(50) + lag.worst(), "{took:?} of {left:?}");
+    proxy.black_hole(false);
+    let stale = account.set("from the past", lease.fence()).await.unwrap_err();
+    assert!(matches!(stale, Error::Stale { .. }), "{stale}");
+    drop(lease);
+    is_ours(&theirs).await;
+    theirs.release().await.unwrap().confirmed();
+}
