@@ -66,6 +66,8 @@ impl Acquiring {
             Ok(_) => "acquired",
             Err(Error::TimedOut { holder, .. }) if holder.not_a_lock().is_some() => "misplaced",
             Err(Error::TimedOut { .. }) if is_try => "busy",
+            // A ticket that came too late.
+            Err(Error::Lost(_)) => "busy",
             Err(Error::TimedOut { .. }) => "timed_out",
             Err(Error::Closed) => "closed",
             Err(Error::Unavailable(_)) => "unavailable",

@@ -26,6 +26,8 @@
 //! - (g) Memory has a bound: a process at rest has not grown by more than [`GROWTH`] since its work began, whatever its
 //!   servers, its links and its log did meanwhile.
 //! - (h) Everybody hears of a new primary within two seconds, and nobody goes back to the old one.
+//! - (i) Who observes a lock is never told a holder with a smaller fence than that of the one before, unless two servers
+//!   may have had the lock.
 //!
 //! # What is forgiven
 //!
@@ -43,7 +45,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::failovers::Failovers;
 use crate::{
-    history::{Cause, Found, History, Lease, Look, Loss, Mark, Memory, Whom, Write},
+    history::{Cause, Fall, Found, History, Lease, Look, Loss, Mark, Memory, Whom, Write},
     record::{Ending, LeaseId, MILLI, Nanos, Process, Written},
 };
 
@@ -57,7 +59,7 @@ const GROWTH: u64 = 24 * 1024;
 /// A check that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// `a` to `h`.
+    /// `a` to `i`.
     pub check: char,
     pub name: usize,
     pub at: Nanos,
@@ -78,6 +80,7 @@ pub fn check(history: &History) -> Vec<Violation> {
         judge.nothing_outlives_its_key(&mut found);
         judge.no_false_alarm(&mut found);
         judge.everything_ends(&mut found);
+        judge.observed_fences_grow(&mut found);
     }
     found.extend(history.memories.iter().filter(|memory| memory.after > memory.before + GROWTH).map(|memory| {
         let Memory { process, at, before, after } = memory;
@@ -254,6 +257,19 @@ impl<'a> Judge<'a> {
     fn falling(&self, earlier: &Lease, later: &Lease) -> Violation {
         let what = format!("{} has fence {}, and {} after it {}", earlier.id, earlier.fence, later.id, later.fence);
         self.violation('b', later.start, &[earlier, later], what)
+    }
+
+    fn observed_fences_grow(&self, found: &mut Vec<Violation>) {
+        let longest = self.leases.iter().map(|lease| lease.ttl).max().unwrap_or(0);
+        for fall in self.history.falls.iter().filter(|fall| fall.name == self.name) {
+            let had_two = |loss: &&&Loss| matches!(loss.cause, Cause::Move | Cause::Failover(_));
+            let mut losses = self.losses.iter().filter(had_two);
+            if !losses.any(|loss| loss.from <= fall.to && fall.from <= loss.to.saturating_add(longest)) {
+                let Fall { process, before, after, .. } = fall;
+                let what = format!("an observer in {process} is told {after} after {before}");
+                found.push(self.violation('i', fall.to, &[], what));
+            }
+        }
     }
 
     fn by_id(&self) -> HashMap<LeaseId, &'a Lease> {

@@ -129,6 +129,18 @@ pub struct Timed {
     pub to: Nanos,
 }
 
+/// An observer's leader with a smaller fence than that of the one before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fall {
+    pub process: Process,
+    pub name: usize,
+    /// When the one before was told, and this one.
+    pub from: Nanos,
+    pub to: Nanos,
+    pub before: u64,
+    pub after: u64,
+}
+
 /// A key that is there when everybody has gone.
 #[derive(Debug, Clone)]
 pub struct Remnant {
@@ -188,6 +200,7 @@ pub struct History {
     pub marks: Vec<Mark>,
     /// Those that were late, and the last ones.
     pub calls: Vec<Timed>,
+    pub falls: Vec<Fall>,
     pub remnants: Vec<Remnant>,
     pub memories: Vec<Memory>,
     /// By how much the machine was late to wake a thread.
@@ -237,6 +250,9 @@ impl Recorder {
             }
             Line::Late { process, name, call, within, from, to } => {
                 self.history.calls.push(Timed { process, name, call, within, from, to });
+            }
+            Line::Fell { process, name, from, to, before, after } => {
+                self.history.falls.push(Fall { process, name, from, to, before, after });
             }
             Line::Rested { process, before, after } => {
                 self.history.memories.push(Memory { process, at: now(), before, after });

@@ -95,6 +95,7 @@ words! {
     Ending {
         Release = "release",
         Drop = "drop",
+        HandOver = "hand-over",
         Expired = "expired",
         NoQuorum = "no-quorum",
         Deleted = "deleted",
@@ -147,6 +148,11 @@ words! {
         Unavailable = "acquire-unavailable",
         Failed = "acquire-failed",
         Abandoned = "acquire-abandoned",
+        Adopted = "adopted",
+        AdoptedTooLate = "adopted-too-late",
+        NotAdopted = "adoption-unavailable",
+        // A hundred of them.
+        Observed = "hundreds-of-leaders-observed",
     }
 }
 
@@ -211,6 +217,15 @@ pub enum Line {
         from: Nanos,
         to: Nanos,
     },
+    /// An observer was told a leader with a smaller fence than that of the one before, which it had been told at `from`.
+    Fell {
+        process: Process,
+        name: usize,
+        from: Nanos,
+        to: Nanos,
+        before: u64,
+        after: u64,
+    },
     /// At this moment these were the primaries to the process, and others before.
     Named {
         process: Process,
@@ -238,6 +253,9 @@ impl fmt::Display for Line {
             Self::ReleaseLost { lease, at } => write!(f, "L {lease} {at}"),
             Self::Late { process, name, call, within, from, to } => {
                 write!(f, "T {process} {name} {call} {within} {from} {to}")
+            }
+            Self::Fell { process, name, from, to, before, after } => {
+                write!(f, "O {process} {name} {from} {to} {before} {after}")
             }
             Self::Named { process, at, ports } => {
                 let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
@@ -283,6 +301,14 @@ impl FromStr for Line {
                 from: number(word()?)?,
                 to: number(word()?)?,
             },
+            "O" => Self::Fell {
+                process: word()?.parse()?,
+                name: number(word()?)?,
+                from: number(word()?)?,
+                to: number(word()?)?,
+                before: number(word()?)?,
+                after: number(word()?)?,
+            },
             "N" => Self::Named {
                 process: word()?.parse()?,
                 at: number(word()?)?,
@@ -312,6 +338,7 @@ mod tests {
             Line::Ended { lease, at: 3, how: Ending::NoQuorum },
             Line::ReleaseLost { lease, at: 4 },
             Line::Late { process, name: 3, call: Call::Release, within: 4, from: 5, to: 6 },
+            Line::Fell { process, name: 3, from: 4, to: 5, before: 7, after: 6 },
             Line::Named { process, at: 5, ports: [7_001, 7_002].into() },
             Line::Rested { process, before: 1, after: 2 },
             Line::Counted(Outcome::Released),

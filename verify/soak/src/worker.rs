@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Guarded, Lease, Lock, Released};
+use leasehold::{Election, Error, Fence, Guarded, Lease, Lock, Released, Ticket};
 
 use crate::{
     chance::Chance,
@@ -94,10 +94,11 @@ pub async fn run(part: Part) {
 
     let memory_before = memory();
     let numbers = Arc::new(AtomicU32::new(0));
-    let mut tasks = Vec::new();
+    let (mut tasks, mut observing) = (Vec::new(), Vec::new());
     for (name, kind) in part.stage.kinds().iter().enumerate().filter(|(name, _)| part.kinds & (1 << name) != 0) {
+        let leases = quorum.as_ref().filter(|_| kind.quorum).unwrap_or(&lone);
+        observing.push(tokio::spawn(observe(part.process, name, leases.election(kind.name))));
         for task in 0..kind.tasks {
-            let leases = quorum.as_ref().filter(|_| kind.quorum).unwrap_or(&lone);
             let place = [part.process.slot.into(), part.process.life.into(), name as u64, task as u64];
             let job = Job {
                 name,
@@ -105,6 +106,8 @@ pub async fn run(part: Part) {
                 stage: part.stage,
                 lock: leases.lock(kind.name).fair(kind.fair).reentrant(part.stage != Stage::Servers),
                 guarded: resource.guarded(format!("resource:{}", kind.name)),
+                tickets: resource.guarded(format!("ticket:{}", kind.name)),
+                last_ticket: None,
                 chance: Chance::new(part.seed, &place),
                 process: part.process,
                 numbers: numbers.clone(),
@@ -117,11 +120,30 @@ pub async fn run(part: Part) {
     }
     say([Line::Rested { process: part.process, before: memory_before, after: memory() }]);
     ends.await.ok();
-    if let Some(naming) = naming {
-        naming.abort();
+    for task in naming.into_iter().chain(observing) {
+        task.abort();
     }
     for leases in quorum.into_iter().chain([lone, resource]) {
         leases.close().await;
+    }
+}
+
+/// Observes a lock, and says when a leader has a smaller fence than the one before.
+async fn observe(process: Process, name: usize, election: Election) {
+    let Ok(mut leaders) = election.observe() else { return };
+    let (mut last, mut told) = (None::<(Fence, Nanos)>, 0_u32);
+    while let Some(state) = leaders.next().await {
+        let Some(fence) = state.leader().and_then(leasehold::Holder::fence) else { continue };
+        let to = now();
+        if let Some((before, from)) = last.filter(|(before, _)| fence < *before) {
+            let (before, after) = (before.into(), fence.into());
+            say([Line::Fell { process, name, from, to, before, after }]);
+        }
+        last = Some((fence, to));
+        told += 1;
+        if told % 100 == 0 {
+            say([Line::Counted(Outcome::Observed)]);
+        }
     }
 }
 
@@ -151,6 +173,9 @@ struct Job {
     stage: Stage,
     lock: Lock,
     guarded: Guarded,
+    /// Where the last ticket is that somebody has handed over, and the fence of the one that was last looked at.
+    tickets: Guarded,
+    last_ticket: Option<Fence>,
     chance: Chance,
     process: Process,
     numbers: Arc<AtomicU32>,
@@ -173,6 +198,43 @@ impl Job {
     }
 
     async fn cycle(&mut self) {
+        let mut handed_over = if self.chance.one_in(4) { self.found().await } else { self.acquire().await };
+        while let Some(ticket) = handed_over {
+            handed_over = self.adopt(ticket).await;
+        }
+    }
+
+    /// A ticket that somebody has left, if it is another one than the last. One that was used is worth a try, too.
+    async fn found(&mut self) -> Option<Ticket> {
+        let (text, fence) = self.tickets.get().await.ok()??;
+        let is_new = self.last_ticket.replace(fence).is_none_or(|last| last < fence);
+        (is_new || self.chance.one_in(16)).then(|| String::from_utf8_lossy(&text).parse().expect("it is a ticket"))
+    }
+
+    /// Goes on with the lock of whoever gave the ticket. A ticket, if this hands it over in turn, to us.
+    async fn adopt(&mut self, ticket: Ticket) -> Option<Ticket> {
+        let ttl = *self.chance.pick(&self.stage.ttls(self.kind.pace));
+        let adopting = self.lock.clone().ttl(ttl).adopt(ticket);
+        let invoked = now();
+        let adopted = self.in_time(Call::Acquire, ttl, adopting).await?;
+        let start = now();
+        let outcome = match adopted {
+            Ok(lease) => {
+                say([Line::Counted(Outcome::Adopted)]);
+                return self.hold(lease, ttl, invoked, start).await;
+            }
+            Err(Error::Lost(_)) => Outcome::AdoptedTooLate,
+            Err(Error::Unavailable(_)) => Outcome::NotAdopted,
+            Err(error) => {
+                eprintln!("{} adopts {}: {error}", self.process, self.kind.name);
+                Outcome::Failed
+            }
+        };
+        say([Line::Counted(outcome)]);
+        None
+    }
+
+    async fn acquire(&mut self) -> Option<Ticket> {
         let ttl = *self.chance.pick(&self.stage.ttls(self.kind.pace));
         let lock = self.lock.clone().ttl(ttl);
         let invoked = now();
@@ -181,16 +243,16 @@ impl Job {
         let acquired = if self.chance.one_in(100) {
             let dropped_after = self.chance.millis(0, 20);
             let Ok(acquired) = tokio::time::timeout(dropped_after, acquire).await else {
-                return say([Line::Counted(Outcome::Abandoned)]);
+                say([Line::Counted(Outcome::Abandoned)]);
+                return None;
             };
             acquired
         } else {
-            let Some(acquired) = self.in_time(Call::Acquire, within, acquire).await else { return };
-            acquired
+            self.in_time(Call::Acquire, within, acquire).await?
         };
         let start = now();
         match acquired {
-            Ok(lease) => self.hold(lease, ttl, invoked, start).await,
+            Ok(lease) => return self.hold(lease, ttl, invoked, start).await,
             Err(Error::TimedOut { .. }) => say([Line::Counted(Outcome::TimedOut)]),
             Err(Error::Unavailable(_)) => {
                 say([Line::Counted(Outcome::Unavailable)]);
@@ -202,6 +264,7 @@ impl Job {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
+        None
     }
 
     /// What a call comes to that is to end within a time; nothing if it does not end.
@@ -215,7 +278,7 @@ impl Job {
         outcome
     }
 
-    async fn hold(&mut self, lease: Lease, ttl: Duration, invoked: Nanos, start: Nanos) {
+    async fn hold(&mut self, lease: Lease, ttl: Duration, invoked: Nanos, start: Nanos) -> Option<Ticket> {
         let id = self.next_id();
         let mut held = Held::new(id, lease);
         let kept = match self.say_acquired(&mut held, ttl, invoked, start) {
@@ -226,9 +289,25 @@ impl Job {
             let at = now();
             // A job that does not look before it writes.
             self.write(&held).await;
-            return say([Line::Ended { lease: id, at, how }]);
+            say([Line::Ended { lease: id, at, how }]);
+            return None;
+        }
+        if self.chance.one_in(20) {
+            return self.hand_over(held).await;
         }
         self.let_go(held).await;
+        None
+    }
+
+    /// Leaves it to this task's next lease, or to whichever task of whichever process finds the ticket.
+    async fn hand_over(&mut self, held: Held) -> Option<Ticket> {
+        Self::say_let_go(&held, Ending::HandOver);
+        let ticket = held.lease.into_ticket().ok()?;
+        if self.chance.one_in(2) {
+            return Some(ticket);
+        }
+        self.tickets.set(ticket.expose(), ticket.fence()).await.ok();
+        None
     }
 
     /// Holds the lease for as long as this cycle wants to, and checks it to the last.

@@ -414,3 +414,20 @@ fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
     assert_eq!(end_of(vec![believed.clone()], true), Some(600), "a killed holder is none until its deadline");
     assert_eq!(end_of(vec![believed, ended(Ending::Drop)], true), Some(20), "it had let go before");
 }
+
+#[test]
+fn an_observer_never_goes_back_but_where_two_servers_may_have_had_the_lock() {
+    let process = id(1).process;
+    let fall = |name| Fall { process, name, from: 100 * MILLI, to: 200 * MILLI, before: 8, after: 7 };
+    let with = |loss: Option<Loss>| {
+        found(&History {
+            falls: vec![fall(0)],
+            losses: loss.into_iter().collect(),
+            ..with_leases([lease(1, 7, 90, 95)])
+        })
+    };
+    assert_eq!(with(None), "i");
+    assert_eq!(with(Some(Loss { cause: Cause::EmptyRestart, ..loss(0, None, 110, 120) })), "i");
+    assert_eq!(with(Some(Loss { cause: Cause::Move, ..loss(0, None, 110, 120) })), "");
+    assert_eq!(with(Some(Loss { cause: Cause::Move, ..loss(0, None, 210, 220) })), "i", "after it");
+}
