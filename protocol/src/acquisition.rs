@@ -92,10 +92,17 @@ struct Releasing {
 struct Over {
     may_be_on: Nodes,
     mode: ReleaseMode,
-    /// Whether the lease was lost, so that its key may have to run out (invariant 6).
-    was_lost: bool,
-    /// Whether its keys are there for whoever adopts it (invariant 7).
-    was_handed_over: bool,
+    left: Left,
+}
+
+/// Whether the key is left on the nodes when a token is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Left {
+    No,
+    /// The lease was lost: it runs out, if it outlives the lease (invariant 6).
+    ByLoss,
+    /// Somebody adopts it, or it runs out (invariant 7).
+    ToHeir,
 }
 
 impl Acquisition {
@@ -270,9 +277,11 @@ impl Acquisition {
             Phase::Over { .. } => Leaving::Nothing,
         };
         self.stage = match leaving {
-            Leaving::Nothing => {
-                Stage::Over(Over { may_be_on, mode: ReleaseMode::Delete, was_lost: runs_out, was_handed_over: false })
-            }
+            Leaving::Nothing => Stage::Over(Over {
+                may_be_on,
+                mode: ReleaseMode::Delete,
+                left: if runs_out { Left::ByLoss } else { Left::No },
+            }),
             Leaving::Release { is_forgiven } => {
                 let valid_until = if is_forgiven { now } else { valid_until };
                 Stage::Leaving { nodes, may_be_on, valid_until, if_gone }
@@ -286,7 +295,7 @@ impl Acquisition {
         let is_held = self.is_held();
         if is_held {
             let (may_be_on, mode) = (Nodes::NONE, ReleaseMode::Delete);
-            self.stage = Stage::Over(Over { may_be_on, mode, was_lost: false, was_handed_over: true });
+            self.stage = Stage::Over(Over { may_be_on, mode, left: Left::ToHeir });
         }
         is_held
     }
@@ -313,7 +322,7 @@ impl Acquisition {
             // The requests of a release that nobody waits for any more may never be sent.
             self.released_on = self.released_on.is_none().then_some(Route::Keeper);
         }
-        self.stage = Stage::Over(Over { may_be_on: nodes, mode, was_lost: false, was_handed_over: false });
+        self.stage = Stage::Over(Over { may_be_on: nodes, mode, left: Left::No });
         Actions { undo: some(undo), ..Actions::default() }
     }
 
@@ -434,7 +443,7 @@ impl Acquisition {
         let answer = said.map(|owned| ReleaseAnswer { owned, only_sending });
         let Some(end) = releasing.tally.answer(now, node, answer) else { return Actions::default() };
         let (nodes, mode) = (releasing.unconfirmed, releasing.mode.clone());
-        self.stage = Stage::Over(Over { may_be_on, mode, was_lost: false, was_handed_over: false });
+        self.stage = Stage::Over(Over { may_be_on, mode, left: Left::No });
         let undo = some(Undo { nodes, ..self.undo() });
         Actions { undo, news: Some(News::Released(end)), ..Actions::default() }
     }
@@ -456,8 +465,8 @@ impl Acquisition {
             Stage::Held(lease) => {
                 matches!(lease.phase(), Phase::Over { reason, .. } if loss::is_unforeseen(reason))
             }
-            Stage::Over(Over { was_handed_over: true, .. }) => return true,
-            Stage::Over(over) => over.was_lost,
+            Stage::Over(Over { left: Left::ToHeir, .. }) => return true,
+            Stage::Over(over) => over.left == Left::ByLoss,
             Stage::Attempting { .. } | Stage::Leaving { .. } | Stage::Releasing(_) => false,
         };
         was_lost && self.outliving.outlives_a_loss(now.since(self.sent))

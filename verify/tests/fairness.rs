@@ -180,6 +180,7 @@ impl Scene {
                     Acquired::Granted(_) => "granted",
                     Acquired::Busy { .. } => "busy",
                     Acquired::Recovering(_) => "recovers",
+                    Acquired::Gone => "gone",
                 };
                 (reply.into(), told)
             }

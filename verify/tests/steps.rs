@@ -141,6 +141,7 @@ impl Memory {
                     }
                     Acquired::Busy { holder, .. } => format!("busy: {}", shown(&holder, self.issued)),
                     Acquired::Recovering(_) => "recovers".into(),
+                    Acquired::Gone => "gone".into(),
                 }
             }
             Op::ForceRelease => {

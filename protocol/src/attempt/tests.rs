@@ -240,6 +240,7 @@ fn one_of_several_nodes_is_waited_for_half_a_ttl_at_most() {
 mod adoption {
     use super::*;
 
+    #[allow(clippy::unnecessary_wraps, reason = "as above")]
     fn gone() -> Result<Acquired, Failure> {
         Ok(Acquired::Gone)
     }

@@ -32,7 +32,9 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::{
     info::identity,
-    reply::{flag, guarded, guarding, holding, looked, page, polled, released, renewed, repaired, vote, waiters},
+    reply::{
+        flag, guarded, guarding, holding, looked, page, polled, released, renewed, repaired, succession, vote, waiters,
+    },
     transport::{Target, classify, config, is_refusal, not_extended},
 };
 
@@ -168,6 +170,9 @@ fn read_everywhere(reply: &Value) {
             reckon_with(&read.acquired);
         }
     }
+    if let Some(read) = succession(reply, true) {
+        reckon_with(&read.acquired);
+    }
     if let Some(Repaired::Recovering(left)) = repaired(reply) {
         reckon_with(&Acquired::Recovering(left));
     }
@@ -225,6 +230,7 @@ fn reckon_with(acquired: &Acquired) {
             assert!(Time::NEVER + *left == Time::NEVER);
             assert!(!Failure::recovering("h:1", *left).may_have_happened());
         }
+        Acquired::Gone => {}
     }
     for nodes in [1, 3] {
         let mut attempt = Attempt::new(Time::ZERO, Duration::from_secs(1), nodes);

@@ -196,7 +196,7 @@ impl fmt::Display for Totals {
         writeln!(f, "| per second | {rate:.0} |")?;
         for (how, count) in &self.endings {
             let what = match how {
-                Ending::Release | Ending::Drop => "let go of by",
+                Ending::Release | Ending::Drop | Ending::HandOver => "let go of by",
                 Ending::Killed => "held by a process that was",
                 _ => "lost, and said so:",
             };

@@ -246,7 +246,7 @@ impl Client {
                 }
                 self.recovers_until[node] = match &acquired {
                     Acquired::Recovering(left) => now + *left,
-                    Acquired::Granted(_) | Acquired::Busy { .. } => Time::ZERO,
+                    Acquired::Granted(_) | Acquired::Busy { .. } | Acquired::Gone => Time::ZERO,
                 };
                 counts.recovering += usize::from(matches!(acquired, Acquired::Recovering(_)));
                 // On this network anything may overtake anything.
@@ -326,7 +326,7 @@ impl Client {
                 let took = self.now(world).since(session.acquisition.sent());
                 Check::Split { holder, answered: took, took }
             }
-            Verdict::Failed(_) => Check::Failed(Failure::unavailable("too few votes")),
+            Verdict::Gone | Verdict::Failed(_) => Check::Failed(Failure::unavailable("too few votes")),
         };
         self.try_again(world, session, &check);
     }

@@ -36,7 +36,7 @@ pub(super) fn acquire(setup: &Setup, store: &mut Store, claim: &Claim) -> Said {
             Said::Granted { fence: Fence::try_from(u64::from(fence) + 1).unwrap(), overtaken: false }
         }
         Acquired::Granted(fence) => Said::Granted { fence, overtaken: false },
-        Acquired::Busy { .. } | Acquired::Recovering(_) => Said::Busy,
+        Acquired::Busy { .. } | Acquired::Recovering(_) | Acquired::Gone => Said::Busy,
     }
 }
 
