@@ -105,13 +105,19 @@ pub enum SeededBug {
     LifeForgotten,
     /// A release deletes the key before the interval is over in which the lock is acquired once.
     ReleaseFrees,
+    /// An adoption takes the lock from whoever has it.
+    AdoptionUnchecked,
+    /// An heir has the fence of its giver.
+    HeirKeepsFence,
+    /// The giver goes on believing once its ticket is there.
+    GiverBelieves,
     /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
     ReplayWritesNothing,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 51] = [
+    pub const ALL: [Self; 54] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -162,6 +168,9 @@ impl SeededBug {
         Self::LossDeletes,
         Self::LifeForgotten,
         Self::ReleaseFrees,
+        Self::AdoptionUnchecked,
+        Self::HeirKeepsFence,
+        Self::GiverBelieves,
         Self::ReplayWritesNothing,
     ];
 
@@ -219,6 +228,9 @@ impl SeededBug {
             Self::LossDeletes => "loss-deletes",
             Self::LifeForgotten => "life-forgotten",
             Self::ReleaseFrees => "release-frees",
+            Self::AdoptionUnchecked => "adoption-unchecked",
+            Self::HeirKeepsFence => "heir-keeps-fence",
+            Self::GiverBelieves => "giver-believes",
             Self::ReplayWritesNothing => "replay-writes-nothing",
         }
     }
@@ -277,6 +289,9 @@ impl SeededBug {
             | Self::LossDeletes
             | Self::LifeForgotten
             | Self::ReleaseFrees
+            | Self::AdoptionUnchecked
+            | Self::HeirKeepsFence
+            | Self::GiverBelieves
             | Self::ReplayWritesNothing => None,
         }
     }

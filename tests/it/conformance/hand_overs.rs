@@ -22,8 +22,9 @@ pub(super) async fn a_lease_goes_on_in_another_program(place: Place) {
         let (handle, lost, fence) = (before.handle(), before.lost(), before.fence());
         is_ours(&before).await;
         let ticket = before.into_ticket().unwrap();
-        assert_eq!(ending(handle.check()).reason(), LossReason::HandedOver, "before it is adopted");
+        // Before anybody looks: a look would find it out.
         assert_eq!(within(HANGS, "the signal", lost).await.reason(), LossReason::HandedOver);
+        assert_eq!(ending(handle.check()).reason(), LossReason::HandedOver, "before it is adopted");
         assert!(handle.remaining().is_zero() && ending(handle.renew().await).reason() == LossReason::HandedOver);
         assert!(other.try_acquire().await.unwrap().is_none(), "it is not free in between");
         assert_eq!((ticket.name(), ticket.fence()), ("job", fence));

@@ -14,6 +14,9 @@ pub(super) enum Action {
     Pass,
     Begin(usize),
     LetGo(usize, Number),
+    /// A lease becomes a ticket, and somebody adopts it.
+    HandOver(usize, Number),
+    Adopt(usize, Owner),
     /// The clock says that a lease is to be looked at.
     Check(usize, Number),
     /// An answer was waited for long enough.
@@ -105,6 +108,9 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
                 is_urgent |= is_closing;
                 if !state.is_sending(me) {
                     actions.push(Action::LetGo(me, number));
+                    if setup.hands_over && state.ticket.is_none() {
+                        actions.push(Action::HandOver(me, number));
+                    }
                 }
             }
         }
@@ -112,6 +118,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
         let may_be_first = me == 0 || state.clients.iter().any(|client| client.begun > 0);
         if !is_closing && client.is_idle() && client.begun < setup.attempts[me] && may_be_first {
             actions.push(Action::Begin(me));
+            actions.extend(state.ticket.map(|ticket| Action::Adopt(me, ticket)));
         }
     }
     // In the end nothing goes wrong, and in which order it goes right is of no interest.
@@ -178,7 +185,9 @@ impl Action {
     pub(super) fn take(self, run: &mut Run<'_>) -> Option<()> {
         match self {
             Self::Pass => run.pass()?,
-            Self::Begin(me) => run.begin(me),
+            Self::Begin(me) => run.begin(me, None),
+            Self::HandOver(me, number) => run.hand_over(me, number),
+            Self::Adopt(me, ticket) => run.begin(me, Some(ticket)),
             Self::LetGo(me, number) => run.let_go(me, number),
             Self::Check(me, number) => run.look(me, number),
             Self::Expire(me, number) => run.expire(me, number),

@@ -18,7 +18,7 @@ use leasehold_protocol::{
 
 use super::{
     TTL,
-    state::{About, Client, Content, KINDS, Message, Number, Request, Session},
+    state::{About, Client, Content, KINDS, Message, Number, Owner, Request, Session},
     world::{Run, recovery},
 };
 use crate::seeded::SeededBug;
@@ -72,14 +72,14 @@ impl Run<'_> {
         session.requests.push(Request { node, about, nth, at, until: at + limit });
         let owner = (u8::try_from(me).unwrap_or_default(), session.number);
         if !self.client(me).cut.contains(node) {
-            let content = Content::Request { fence, is_late: false };
+            let content = Content::Request { fence, heir_of: session.heir_of, is_late: false };
             self.state.net.push(Message { owner, node, kind, nth, content });
         }
     }
 
-    /// Tries once to get the lock.
-    pub(super) fn begin(&mut self, me: usize) {
-        let is_clear = self.is_clear();
+    /// Tries once to get the lock; from whom that is, if it was handed over.
+    pub(super) fn begin(&mut self, me: usize, heir_of: Option<Owner>) {
+        let is_clear = self.is_clear() && heir_of.is_none();
         self.disturb();
         let (sent, nodes) = (self.now(), self.nodes());
         let number = self.client(me).begun;
@@ -93,6 +93,7 @@ impl Run<'_> {
             acquisition: Acquisition::new(config, sent),
             requests: Vec::new(),
             sendings: vec![[0; KINDS]; nodes],
+            heir_of,
             after: self.state.largest,
             is_clear,
         };
@@ -250,6 +251,17 @@ impl Run<'_> {
     /// The job is done.
     pub(super) fn let_go(&mut self, me: usize, number: Number) {
         self.with(me, number, Self::leave);
+    }
+
+    /// It becomes a ticket. No more is done about it.
+    pub(super) fn hand_over(&mut self, me: usize, number: Number) {
+        let owner = (u8::try_from(me).unwrap_or_default(), number);
+        self.with(me, number, |run, _, session| {
+            let keeps_on = run.setup.bug == Some(SeededBug::GiverBelieves);
+            if keeps_on || session.acquisition.hand_over() {
+                run.state.ticket = Some(owner);
+            }
+        });
     }
 
     fn leave(&mut self, me: usize, session: &mut Session) {

@@ -79,6 +79,7 @@ const NOTHING_STAYS: &str = "what nobody uses is taken off";
 const SHOWN: &str = "who looks sees the lease's fence";
 const OUTLIVES: &str = "a lease outlives its TTL";
 const BROUGHT_BACK: &str = "a key is brought back";
+const ADOPTED: &str = "a lease that was handed over is adopted";
 const INHERITED: &str = "the second has it though the first died";
 
 /// A world to search: who is there, and what may go wrong.
@@ -102,6 +103,8 @@ struct Setup {
     is_one_new: bool,
     /// When a lease is renewed for the first time, if not after a third of its TTL.
     tracks_after: Option<Duration>,
+    /// Whether a lease may be handed over, once.
+    hands_over: bool,
     /// Whether clients propose a fence, as far ahead of the highest clock.
     proposes: Option<Duration>,
     /// What the clients do wrong.
@@ -169,6 +172,7 @@ impl Model for Setup {
             net: Vec::new(),
             left: self.faults,
             largest: None,
+            ticket: None,
             broken: state::Broken::default(),
         }]
     }
@@ -200,6 +204,9 @@ impl Model for Setup {
             Property::sometimes(INHERITED, State::is_inherited),
             Property::sometimes(OUTLIVES, |setup, state: &State| state.is_renewed(setup)),
             Property::sometimes(BROUGHT_BACK, State::is_brought_back),
+            Property::sometimes(ADOPTED, |_, state: &State| {
+                state.holders().any(|(_, session)| session.heir_of.is_some())
+            }),
             Property::sometimes("the end", |setup, state: &State| state.is_end(setup)),
         ]
     }
@@ -229,9 +236,10 @@ impl State {
     /// A node has a key that nobody cares about any more, though it could have been taken off.
     fn leaves_a_key(&self) -> bool {
         self.servers.iter().enumerate().any(|(node, server)| {
-            let Some(((client, number), _)) = server.key else { return false };
-            let client = &self.clients[usize::from(client)];
-            let is_cared_for = client.sessions.iter().any(|session| session.number == number);
+            let Some(((key_of, number), _)) = server.key else { return false };
+            let client = &self.clients[usize::from(key_of)];
+            let is_left = self.ticket == Some((key_of, number));
+            let is_cared_for = is_left || client.sessions.iter().any(|session| session.number == number);
             let is_out_of_reach = client.born > number || client.cut.iter().any(|cut| cut == node);
             !is_cared_for && !server.is_belated && !is_out_of_reach
         })

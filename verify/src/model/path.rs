@@ -81,6 +81,8 @@ impl fmt::Display for Action {
         match self {
             Self::Pass => f.write_str("time passes"),
             Self::Begin(me) => write!(f, "client {me} begins an attempt"),
+            Self::HandOver(me, number) => write!(f, "client {me} hands {me}.{number} over"),
+            Self::Adopt(me, (of, number)) => write!(f, "client {me} begins to adopt {of}.{number}"),
             Self::LetGo(me, number) => write!(f, "client {me} lets go of {me}.{number}"),
             Self::Check(me, number) => write!(f, "client {me} looks at {me}.{number}"),
             Self::Expire(me, number) => write!(f, "client {me} waits no longer for an answer about {me}.{number}"),

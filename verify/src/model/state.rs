@@ -55,6 +55,8 @@ pub(super) struct State {
     pub(super) left: Faults,
     /// The largest fence of any lease so far.
     pub(super) largest: Option<Fence>,
+    /// The lease that was handed over last. Its ticket may be used by anybody, at any time.
+    pub(super) ticket: Option<Owner>,
     /// Rules that were broken on the way.
     pub(super) broken: Broken,
 }
@@ -136,6 +138,8 @@ pub(super) struct Session {
     pub(super) requests: Vec<Request>,
     /// How many requests of each kind went to each node.
     pub(super) sendings: Vec<[u8; KINDS]>,
+    /// Whose lock it adopts.
+    pub(super) heir_of: Option<Owner>,
     /// The largest fence of any lease when it began.
     pub(super) after: Option<Fence>,
     /// Nobody and nothing has stood in its way so far.
@@ -196,8 +200,9 @@ pub(super) struct Message {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Content {
-    /// A request; that of a raise and a repair has a fence. It arrives before any time passes unless it is late.
-    Request { fence: Option<Fence>, is_late: bool },
+    /// A request; that of a raise and a repair has a fence, and that of an adoption whom it follows. It arrives before any
+    /// time passes unless it is late.
+    Request { fence: Option<Fence>, heir_of: Option<Owner>, is_late: bool },
     /// A reply that is late.
     Reply(Said),
 }

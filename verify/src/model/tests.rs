@@ -23,6 +23,7 @@ impl World for Setup {
             INHERITED => self.faults.deaths > 0,
             OUTLIVES => self.closes > TTL,
             BROUGHT_BACK => self.is_one_new,
+            ADOPTED => self.hands_over,
             _ => true,
         }
     }
@@ -71,6 +72,38 @@ fn one_node_that_forgets() {
 #[test]
 fn one_node_that_remembers() {
     within("one node, a restart with its data, its clock set back");
+}
+
+#[test]
+fn one_node_and_a_hand_over_with_a_late_message() {
+    within("one node, a hand-over, a late message");
+}
+
+#[test]
+fn one_node_and_a_hand_over_with_a_pause_and_a_death() {
+    within("one node, a hand-over, a pause, a death");
+}
+
+#[test]
+fn three_nodes_and_a_hand_over() {
+    within("three nodes, a hand-over");
+}
+
+#[test]
+fn an_adoption_that_does_not_compare_gives_two_holders() {
+    let setup = one("an unchecked adoption", NO_FAULTS).handing_over().attempts(2, 2);
+    breaks(&setup.with(SeededBug::AdoptionUnchecked), ONE_HOLDER);
+}
+
+#[test]
+fn a_giver_that_goes_on_believing_gives_two_holders() {
+    breaks(&one("a giver that believes", NO_FAULTS).handing_over().with(SeededBug::GiverBelieves), ONE_HOLDER);
+}
+
+#[test]
+fn an_heir_with_the_fence_of_its_giver_has_no_larger_one() {
+    let setup = one("an heir with an old fence", NO_FAULTS).handing_over().with(SeededBug::HeirKeepsFence);
+    breaks(&setup, LATER_IS_LARGER);
 }
 
 #[test]

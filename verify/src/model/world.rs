@@ -117,7 +117,7 @@ impl Run<'_> {
     }
 
     /// A node does what it is asked.
-    pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>) -> Said {
+    pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>, heir_of: Option<Owner>) -> Said {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
         let claim = |owner| {
@@ -142,10 +142,18 @@ impl Run<'_> {
                 let proposal = (fence != fence::ZERO).then_some(fence);
                 let votes = !restart_delay.is_zero() || proposal.is_some();
                 let voting = votes.then_some(Voting { restart_delay, proposal });
-                let request = AcquireRequest { claim: claim(owner), voting, heir_of: None };
+                let is_unchecked = self.setup.bug == Some(SeededBug::AdoptionUnchecked);
+                let giver = heir_of.map(|giver| before.filter(|_| is_unchecked).unwrap_or(giver));
+                let heir_of = giver.map(|giver| [self.setup.tokens.of(giver).clone()].into());
+                let request = AcquireRequest { claim: claim(owner), voting, heir_of };
+                let shown = server.shown;
                 let vote: VoteReply = ask(&mut server.store, now, &Request::Acquire(request));
                 let acquired = match vote.acquired {
                     Acquired::Granted(fence) if before == Some(owner) => Acquired::Granted(self.setup.replayed(fence)),
+                    Acquired::Granted(fence) if giver.is_some() => {
+                        let keeps = self.setup.bug == Some(SeededBug::HeirKeepsFence);
+                        Acquired::Granted(shown.filter(|_| keeps).unwrap_or(fence))
+                    }
                     acquired => acquired,
                 };
                 // On this network anything may overtake anything.
@@ -204,7 +212,7 @@ impl Run<'_> {
         let message = self.state.net.remove(at);
         let reply = match &message.content {
             Content::Reply(reply) => reply.clone(),
-            Content::Request { fence, .. } => self.execute(&message, *fence),
+            Content::Request { fence, heir_of, .. } => self.execute(&message, *fence, *heir_of),
         };
         let client = &self.state.clients[usize::from(message.owner.0)];
         if is_late || client.is_paused {

@@ -43,6 +43,7 @@ fn world(name: &'static str, nodes: &[Clock], faults: Faults) -> Setup {
         restart_delay: Duration::ZERO,
         is_one_new: false,
         tracks_after: None,
+        hands_over: false,
         proposes: None,
         bug: None,
         key: Key::new("", "job").unwrap(),
@@ -58,6 +59,11 @@ impl Setup {
     /// Things happen for so many milliseconds.
     pub(super) fn for_millis(self, millis: u64) -> Self {
         Self { closes: Duration::from_millis(millis), ..self }
+    }
+
+    /// One lease may be handed over.
+    pub(super) fn handing_over(self) -> Self {
+        Self { hands_over: true, ..self }
     }
 
     /// Nodes that were started lately give no vote: for the longest TTL, rounded up to seconds, and one second more.
@@ -87,6 +93,11 @@ pub(super) fn quick() -> Vec<Setup> {
         one("one node, amnesia", Faults { amnesias: 1, ..NO_FAULTS }).delayed().for_millis(2_500),
         one("one node, a restart with its data, its clock set back", Faults { restarts: 1, steps: 1, ..NO_FAULTS }),
         Setup { tracks_after: Some(TTL / 4), ..one("one node, an early renewal", NO_FAULTS) },
+        one("one node, a hand-over, a late message", Faults { late: 1, ..NO_FAULTS }).handing_over().for_millis(1_050),
+        one("one node, a hand-over, a pause, a death", Faults { pauses: 1, deaths: 1, ..NO_FAULTS })
+            .handing_over()
+            .attempts(2, 1),
+        three("three nodes, a hand-over", NO_FAULTS).handing_over().for_millis(600),
         three("three nodes, no faults", NO_FAULTS),
         Setup { proposes: Some(TTL / 2), ..three("three nodes, fences proposed", NO_FAULTS) },
         Setup { is_one_new: true, ..three("three nodes, one of them new", NO_FAULTS).delayed().for_millis(1_750) },
@@ -111,6 +122,11 @@ pub(super) fn deep() -> Vec<Setup> {
         one("one node, amnesia, a late message", Faults { amnesias: 1, late: 1, ..NO_FAULTS })
             .delayed()
             .for_millis(2_500),
+        one("one node, a hand-over, two late messages", Faults { late: 2, ..NO_FAULTS }).handing_over(),
+        three("three nodes, a hand-over, a late message", Faults { late: 1, ..NO_FAULTS })
+            .handing_over()
+            .for_millis(300),
+        three("three nodes, a hand-over, a cut", Faults { cuts: 1, ..NO_FAULTS }).handing_over().for_millis(300),
         three("three nodes, a late message", Faults { late: 1, ..NO_FAULTS }),
         three("three nodes, two late messages, short", Faults { late: 2, ..NO_FAULTS }).for_millis(300),
         three("three nodes, a pause", Faults { pauses: 1, ..NO_FAULTS }),
