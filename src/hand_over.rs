@@ -77,13 +77,13 @@ impl Lease {
 }
 
 impl Lock {
-    /// Goes on with the lock of whoever gave the ticket: puts a token of its own in the place of theirs, in one atomic step
-    /// and with a larger fence ([rule 13](crate::docs::safety#rule-13)). It waits for nobody, and nobody in a queue is
-    /// overtaken.
+    /// Goes on with the lock of the lease that the ticket was made from. One atomic step puts a token of its own in the
+    /// place of that one's, with a larger fence ([rule 13](crate::docs::safety#rule-13)). It waits for nobody, and nobody
+    /// in a queue is overtaken.
     ///
     /// The lease has the options of this lock: its TTL, its label, its [`lock_delay`](Self::lock_delay). Only the interval of
-    /// a [`once_per`](Self::once_per) comes with the ticket, since an adoption is no new acquire: what was left of it when the
-    /// ticket was made counts on from here, so a slow hand-over lengthens it.
+    /// a [`once_per`](Self::once_per) comes with the ticket, since an adoption is no new acquire. The rest of it that there
+    /// was at the making of the ticket counts from here, so a slow hand-over lengthens it.
     ///
     /// An attempt without an answer is repeated, until an outage has lasted for a TTL. Over a quorum a majority of the
     /// nodes must still have the key; the others get it back later.

@@ -19,8 +19,8 @@
 //! 6. While its key [outlives](Outliving) a lease, no loss takes it off a node: it runs out everywhere (rule 14). A
 //!    holder that wakes late would cut its own delay short. A lease that was taken by force, or has reached its
 //!    `max_hold`, ends as any other. So does a release, whose mode says what is left of the interval.
-//! 7. A lease that was handed over is over at once, and nothing takes its key off a node any more (rule 13): its heir
-//!    puts another token in the place of ours, and what nobody adopts runs out.
+//! 7. A lease that was handed over is over at once, and nothing takes its key off a node any more (rule 13). Its heir
+//!    puts another token in the place of ours. A key that nobody adopts runs out.
 
 use std::time::Duration;
 

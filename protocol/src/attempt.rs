@@ -73,7 +73,7 @@ pub enum Verdict {
         /// The holder of the most nodes.
         holder: Holder,
     },
-    /// So many nodes lack the key that was to be adopted, or have another, that no majority can have it.
+    /// Too many nodes lack the key that was to be adopted, or have another's: no majority can have it.
     Gone,
     /// Too few nodes granted it for another reason, or they did too late. These are the nodes' answers, in order.
     Failed(Vec<Result<Acquired, Failure>>),

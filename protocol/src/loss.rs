@@ -47,7 +47,7 @@ pub enum LossReason {
     ///
     /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
     Released,
-    /// Not a loss: [`into_ticket`] was called. Whoever [adopts] the ticket has the lock next.
+    /// Not a loss: [`into_ticket`] was called. The one who [adopts] the ticket has the lock next.
     ///
     /// [`into_ticket`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.into_ticket
     /// [adopts]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.adopt

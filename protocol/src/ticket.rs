@@ -1,4 +1,4 @@
-//! What a lease that is handed over leaves for its heir (rule 13).
+//! The ticket that a lease leaves for its heir when it is handed over (rule 13).
 //!
 //! The text is `lh-ticket:1?lock=…&token=…&fence=…&rest=…&sum=…`, of which the lock's key is percent-encoded. The sum is
 //! for tickets that were cut short or mistyped: it keeps nobody from making one.
@@ -12,7 +12,7 @@ use crate::{fence::Fence, token::Token};
 /// With the version of the form.
 const BEGIN: &str = "lh-ticket:1?lock=";
 
-/// Whatever could end a field, or a word of a shell. It leaves names readable.
+/// Escapes all that could end a field, or a word of a shell, and leaves names readable.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b':').remove(b'.').remove(b'-').remove(b'_').remove(b'/');
 
 /// More than any ticket has, in bytes: a name has at most 1024, and a prefix 256.
@@ -20,7 +20,7 @@ const LONGEST: usize = 8 * 1024;
 
 /// A lease that can be adopted: [`Lease::into_ticket`] or [`Lease::ticket`] made it, and [`Lock::adopt`] takes it.
 ///
-/// **It is a secret.** Whoever has it can take the lock from its holder. `Debug` shows the lock and the fence only;
+/// **It is a secret.** With it anybody can take the lock from its holder. `Debug` shows the lock and the fence only;
 /// [`expose`](Self::expose) gives all of it as a text, for the environment of a successor, or a pipe to it.
 ///
 /// It is no proof that anybody holds the lock: the key runs out by itself, and somebody else may have the lock by then.
@@ -43,8 +43,8 @@ pub struct Ticket {
 pub struct ParseTicketError(&'static str);
 
 impl Ticket {
-    /// Of the lock with this key, which the token has with this fence. `rest` is what is left of the interval in which the
-    /// lock is acquired once; part of a millisecond counts as a whole one.
+    /// Of the lock with this key, which the token has with this fence. `rest` is the rest of the interval in which the lock is
+    /// acquired once; part of a millisecond counts as a whole one.
     pub fn new(lock: &str, token: &Token, fence: Fence, rest: Duration) -> Self {
         let token = Token::of_identity(token.identity()).unwrap_or_else(|| token.clone());
         let rest = u64::try_from(rest.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
@@ -69,7 +69,7 @@ impl Ticket {
         &self.token
     }
 
-    /// What was left, when it was made, of the interval in which the lock is acquired once.
+    /// The rest, when it was made, of the interval in which the lock is acquired once.
     #[doc(hidden)]
     pub fn rest(&self) -> Duration {
         Duration::from_millis(self.rest)

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. Each attempt has a token of its own, and names the tokens of all that were made before it and may have been executed:
-//!    any of them may have the lock by now.
+//! 1. Each attempt has a token of its own. It names the tokens of those before it that may have been executed, since one
+//!    of them may have the lock by now.
 //! 2. No attempt is undone before the adoption is over: the next one adopts what it has left.
 
 use std::{sync::Arc, time::Duration};
@@ -25,7 +25,7 @@ const UNHEARD: usize = 64;
 /// The most tries against another heir that has got to some of the nodes.
 const SPLITS: u32 = 4;
 
-/// Whose lock is adopted.
+/// The tokens of which one has the lock that is adopted.
 pub(super) struct Predecessors {
     pub(super) tokens: Arc<[Token]>,
     /// Cancelled when the adoption is over.
@@ -110,7 +110,7 @@ impl Acquire {
         }
     }
 
-    /// What became of the lease that the ticket was made from.
+    /// The end of the lease that the ticket was made from.
     fn too_late(&self, ticket: &Ticket, reason: LossReason) -> Error {
         let lost = Lost::new(self.wanted.key.name(), ticket.fence(), reason.into(), wall(), Duration::ZERO);
         Error::Lost(lost)

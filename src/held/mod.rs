@@ -173,7 +173,7 @@ impl Hold {
         Time::from_nanos(self.keep_until.load(Ordering::Acquire)) > now
     }
 
-    /// What is left of the interval in which the lock is acquired once.
+    /// The rest of the interval in which the lock is acquired once.
     pub(crate) fn interval_left(&self, now: Time) -> Duration {
         self.outliving.interval_left(now.since(self.acquired))
     }

@@ -613,7 +613,7 @@ fn what_is_handed_over_is_over_and_stays() {
         assert!(acquisition.is_held() && acquisition.hand_over());
         assert!(acquisition.is_over() && !acquisition.is_held() && acquisition.next_tick().is_none());
         assert_eq!((acquisition.valid_until(), acquisition.fence()), (Time::ZERO, Some(fence(7))));
-        // Whatever was under way is left to the heir: votes, renewals, repairs.
+        // Votes, renewals and repairs that were under way are left to the heir.
         for node in 0..3 {
             assert!(is_idle(&voted(&mut acquisition, 20, node, granted(7))));
             assert!(is_idle(&voted(&mut acquisition, 20, node, Err(unanswered()))));
