@@ -1,14 +1,13 @@
 //! Two locks at once, without deadlock: a transfer needs both accounts.
 //!
-//! Three traps. Two programs that lock `a, b` and `b, a` wait for each other for ever: sort the names. A limit for each
-//! lock adds up: give all of them one budget. And the loss of *either* lock must stop the work: nested `run`s do that,
-//! and release in reverse order. (The same name twice would wait for itself: that is no transfer.)
+//! Three traps, and a multi-lock has none of them. Two programs that lock `a, b` and `b, a` wait for each other for ever: it
+//! has one order. A limit for each lock adds up: its limit is for both. And the loss of *either* lock must stop the work:
+//! it does. (The same name twice would wait for itself: that is refused.)
 //!
 //! ```text
 //! cargo run --example two_locks
 //! REDIS_URL=redis://127.0.0.1:6379 cargo run --example two_locks
 //! ```
-#![allow(clippy::disallowed_methods, reason = "an example may look at the clock; the library has one door for it")]
 
 use std::{
     env,
@@ -17,31 +16,17 @@ use std::{
         Arc,
         atomic::{AtomicI64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use leasehold::{Error, LeaseHandle, Leases, LossReason};
+use leasehold::{Error, Leases, LossReason, MultiLeaseHandle, MultiLock};
 use tokio::{task::JoinSet, time::sleep};
 
 const ALICE: &str = "examples:account:alice";
 const BOB: &str = "examples:account:bob";
 
-/// Runs `work` while both locks are held. `budget` is for the wait for both. The result is the work's own, and its
-/// error any type that is `From<leasehold::Error>`. A release without an answer does not turn it into a failure.
-async fn with_both<T, E: From<Error>, Fut: Future<Output = Result<T, E>>>(
-    leases: &Leases,
-    mut names: [&str; 2],
-    budget: Duration,
-    work: impl FnOnce([LeaseHandle; 2]) -> Fut,
-) -> Result<T, E> {
-    names.sort_unstable();
-    let [first, second] = names.map(|name| leases.lock(name));
-    let began = Instant::now();
-    let first = first.acquire_within(budget).await?;
-    // If this fails, `?` drops the first lease, which releases it.
-    let second = second.acquire_within(budget.saturating_sub(began.elapsed())).await?;
-    // The loss of the first drops the inner `run`, and the work with it; the loss of the second ends both.
-    first.run(|first| second.run(|second| work([first, second]))).await
+fn both(leases: &Leases, names: [&str; 2]) -> MultiLock {
+    leases.multi_lock(names.map(|name| leases.lock(name)))
 }
 
 /// What a transfer fails with: an error of its own, or one of the locks.
@@ -65,7 +50,7 @@ async fn main() -> Result<(), TransferError> {
         let (leases, balances) = (leases.clone(), balances.clone());
         transfers.spawn(async move {
             let (names, by) = if transfer % 2 == 0 { ([ALICE, BOB], 7) } else { ([BOB, ALICE], -2) };
-            let work = async |_: [LeaseHandle; 2]| {
+            let work = async |_: MultiLeaseHandle| {
                 let [alice, bob] = &*balances;
                 let (from, to) = (alice.load(Relaxed), bob.load(Relaxed));
                 if from < by || to < -by {
@@ -76,7 +61,7 @@ async fn main() -> Result<(), TransferError> {
                 bob.store(to + by, Relaxed);
                 Ok(())
             };
-            with_both(&leases, names, Duration::from_secs(30), work).await
+            both(&leases, names).run_within(Duration::from_secs(30), work).await
         });
     }
     for outcome in transfers.join_all().await {
@@ -88,7 +73,8 @@ async fn main() -> Result<(), TransferError> {
 
     // The second lock is busy: the budget ends, and the first is free again.
     let busy = leases.lock(BOB).acquire().await?;
-    let outcome = with_both(&leases, [BOB, ALICE], Duration::from_millis(200), async |_| Ok::<_, Error>(())).await;
+    let outcome =
+        both(&leases, [BOB, ALICE]).run_within(Duration::from_millis(200), async |_| Ok::<_, Error>(())).await;
     println!("budget: {outcome:?}");
     assert!(matches!(outcome, Err(Error::TimedOut { ref name, .. }) if name == BOB));
     let free = leases.lock(ALICE).try_acquire().await?;
@@ -98,11 +84,11 @@ async fn main() -> Result<(), TransferError> {
     // An operator deletes one of the two keys: the work stops, and the other lock is released.
     for taken in [ALICE, BOB] {
         let operator = leases.lock(taken);
-        let work = async |_: [LeaseHandle; 2]| {
+        let work = async |_: MultiLeaseHandle| {
             assert_eq!(operator.force_release().await, Ok(true));
             pending::<Result<(), Error>>().await
         };
-        let outcome = with_both(&leases, [ALICE, BOB], Duration::from_secs(5), work).await;
+        let outcome = both(&leases, [ALICE, BOB]).run_within(Duration::from_secs(5), work).await;
         println!("loss: {outcome:?}");
         let lost = outcome.as_ref().err().and_then(Error::lost).map(|lost| (lost.name(), lost.reason()));
         assert_eq!(lost, Some((taken, LossReason::Forced)));

@@ -214,7 +214,7 @@ impl Error {
 }
 
 impl Details {
-    fn new(text: impl Into<Box<str>>) -> Self {
+    pub(crate) fn new(text: impl Into<Box<str>>) -> Self {
         Self(Arc::new(ErrorText { text: text.into(), before: "", votes: None, retry_after: None }))
     }
 

@@ -150,12 +150,17 @@ impl Lease {
     ///
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_keeping(self, keep: Duration) -> Result<Released, Error> {
-        check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())?;
+        self.may_keep(keep)?;
         relayed!(Relay::of_answers(), self.let_go(keep))
     }
 
+    /// Whether its key may be kept for so long.
+    pub(crate) fn may_keep(&self, keep: Duration) -> Result<(), Error> {
+        check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())
+    }
+
     /// Releases the lease; the key stays for at least `keep` from now on.
-    async fn let_go(self, keep: Duration) -> Result<Released, Error> {
+    pub(crate) async fn let_go(self, keep: Duration) -> Result<Released, Error> {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
@@ -177,6 +182,17 @@ impl Lease {
         if !keep.is_zero() {
             hold.keep_for(client.now(), keep);
         }
+    }
+
+    /// The work under a lease that was on trial begins.
+    pub(crate) fn begin(&self, keep: Duration) {
+        self.view.hold.begin();
+        self.keep_for(keep);
+    }
+
+    /// Completes when work under it must have stopped, after its grace.
+    pub(crate) fn stop(&self) -> impl Future<Output = Lost> + use<> {
+        self.handle().out_of_grace(Duration::from_millis(self.grace.into()))
     }
 
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then
@@ -235,8 +251,8 @@ impl Lease {
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
-        let (stop, grace) = (self.handle(), Duration::from_millis(self.grace.into()));
-        self.run_until(work, async move { relayed!(Relay::of_signals(), stop.out_of_grace(grace)) }).await
+        let stop = self.stop();
+        self.run_until(work, async move { relayed!(Relay::of_signals(), stop) }).await
     }
 
     async fn run_until<F, Fut, T, E>(self, work: F, stop: impl Future<Output = Lost>) -> Result<T, E>

@@ -15,6 +15,7 @@ use crate::{
     keeper::{Host, Keeper},
     lock::Lock,
     metrics,
+    multi_lock::MultiLock,
     node::memory::{self, Memory},
     quorum::Quorum,
     scope::Scope,
@@ -111,6 +112,13 @@ impl Leases {
     /// The election of this name, which is the lock of this name. Nothing is sent yet.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         self.scope().election(name)
+    }
+
+    /// These locks, acquired together: all of them or none. Nothing is sent yet.
+    ///
+    /// They may come from a [`Scope`], and each has its own options. See [`MultiLock`].
+    pub fn multi_lock(&self, locks: impl IntoIterator<Item = Lock>) -> MultiLock {
+        MultiLock::new(&self.client, locks)
     }
 
     /// A value that refuses writers from the past, by their fence.

@@ -40,6 +40,7 @@ mod leases;
 mod lock;
 mod lost;
 mod metrics;
+mod multi_lock;
 mod node;
 mod observers;
 mod options;
@@ -95,6 +96,7 @@ pub use crate::{
     leases::{Builder, Leases},
     lock::Lock,
     lost::Lost,
+    multi_lock::{MultiLease, MultiLeaseHandle, MultiLock},
     owner::Owner,
     released::Released,
     scope::Scope,

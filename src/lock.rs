@@ -638,18 +638,34 @@ impl Lock {
     }
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, Error> {
+        relayed!(Relay::of_answers(), self.acquire_here(patience, false))
+    }
+
+    /// The same as a part of a future that is relayed. On trial nobody works under the lease yet: until [`begin`](Self::begin)
+    /// it is given back without a trace.
+    pub(crate) async fn acquire_here(self, patience: Patience, is_on_trial: bool) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (client, began) = (self.scope.client.clone(), self.scope.client.now());
         let acquiring = Acquiring::begins(self.scope.options.metrics_group);
         let outcome = match self.wanted() {
             Ok(wanted) => {
-                let mut acquire = Acquire::new(client.clone(), wanted, patience);
-                relayed!(Relay::of_answers(), acquire.run().instrument(span))
+                let mut acquire = Acquire::new(client.clone(), Wanted { is_on_trial, ..wanted }, patience);
+                acquire.run().instrument(span).await
             }
             Err(refused) => Err(refused),
         };
         acquiring.ended(&outcome, patience.is_one_try(), client.now().since(began));
         outcome
+    }
+
+    /// The work under a lease that was on trial begins.
+    pub(crate) fn begin(&self, lease: &Lease) {
+        lease.begin(self.keep_for);
+    }
+
+    /// The same lock, which tells nobody whom it finds there.
+    pub(crate) fn quiet(&self) -> Self {
+        Self { on_wait: None, ..self.clone() }
     }
 
     /// Checks everything that can be refused without a request.
@@ -663,7 +679,8 @@ impl Lock {
         let key = self.key()?;
         let Self { scope, owner, reentrant, keep_for, once_per, grace, on_wait, .. } = self;
         let (options, names) = (scope.options, scope.into_names());
-        Ok(Wanted { key, names, options, owner, reentrant, keep_for, once_per, grace, on_wait })
+        let is_on_trial = false;
+        Ok(Wanted { key, names, options, owner, reentrant, keep_for, once_per, grace, on_wait, is_on_trial })
     }
 }
 

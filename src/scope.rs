@@ -11,6 +11,7 @@ use crate::{
     foreign::{Relay, relayed},
     guarded::Guarded,
     lock::Lock,
+    multi_lock::MultiLock,
     options::{LockOptions, Names, check_label, check_prefix},
 };
 
@@ -74,6 +75,11 @@ impl Scope {
     /// The election of this name; see [`Leases::election`](crate::Leases::election).
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(self.lock(name))
+    }
+
+    /// These locks, acquired together; see [`Leases::multi_lock`](crate::Leases::multi_lock).
+    pub fn multi_lock(&self, locks: impl IntoIterator<Item = Lock>) -> MultiLock {
+        MultiLock::new(&self.client, locks)
     }
 
     /// A value that refuses writers from the past; see [`Leases::guarded`](crate::Leases::guarded).

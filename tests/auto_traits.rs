@@ -10,7 +10,8 @@ use std::{
 
 use leasehold::{
     Builder, Capabilities, Credentials, Details, Error, Fence, Guarded, Holder, Lease, LeaseHandle, Leases, Lock, Lost,
-    NodeStatus, Owner, Released, Scope, Server, Status, StatusChanges, Tls, Votes, Waiter,
+    MultiLease, MultiLeaseHandle, MultiLock, NodeStatus, Owner, Released, Scope, Server, Status, StatusChanges, Tls,
+    Votes, Waiter,
 };
 
 fn may_go_everywhere<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe + 'static>() {}
@@ -23,6 +24,7 @@ fn may_be_spawned<F: Future + Send + 'static>(future: F) {
 fn every_type_may_go_to_another_thread_and_through_a_panic() {
     may_go_everywhere::<(Leases, Builder, Server, Credentials, Tls, Scope, Lock, Guarded)>();
     may_go_everywhere::<(Lease, LeaseHandle, StatusChanges, Status, Lost, Released)>();
+    may_go_everywhere::<(MultiLock, MultiLease, MultiLeaseHandle)>();
     may_go_everywhere::<(Error, Details, Votes, Holder, Waiter, Fence, Owner, Capabilities, NodeStatus)>();
 }
 
@@ -41,6 +43,17 @@ async fn every_call_may_run_in_a_task_of_its_own() {
     let lease = lock.acquire().await.unwrap();
     may_be_spawned(lease.lost());
     may_be_spawned(lease.release());
+    let several = leases.multi_lock([leases.lock("one"), leases.lock("other")]);
+    let work = |held: MultiLeaseHandle| async move { held.check() };
+    may_be_spawned(several.acquire());
+    may_be_spawned(several.acquire_within(SECOND));
+    may_be_spawned(several.try_acquire());
+    may_be_spawned(several.run(work));
+    may_be_spawned(several.run_within(SECOND, work));
+    may_be_spawned(several.try_run(work));
+    let held = several.acquire().await.unwrap();
+    may_be_spawned(held.lost());
+    may_be_spawned(held.release());
 }
 
 #[tokio::test]

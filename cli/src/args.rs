@@ -55,7 +55,11 @@ impl Parser for Args {
         // What is wrong, or asked of all commands, is found and told as for any other.
         let read = is_run.then(|| matches(RunLine::command, &words).ok()).flatten();
         let mut read = read.map_or_else(|| matches(Line::command, &words), Ok)?;
-        Self::from_arg_matches_mut(&mut read)
+        let mut args = Self::from_arg_matches_mut(&mut read)?;
+        if let Task::Run(run) = &mut args.task {
+            run.settle(&words)?;
+        }
+        Ok(args)
     }
 }
 
@@ -253,6 +257,9 @@ const AN_HOUR: Duration = Duration::from_secs(60 * 60);
 pub(crate) struct LockArgs {
     /// The lock's name.
     pub(crate) name: String,
+    /// Those of several locks; their names together are `name` then.
+    #[arg(skip)]
+    several: Vec<String>,
     /// Report what happens on standard error.
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -264,11 +271,22 @@ pub(crate) struct LockArgs {
     pub(crate) lease: Held,
 }
 
+impl LockArgs {
+    /// The name of each lock.
+    pub(crate) fn names(&self) -> &[String] {
+        if self.several.is_empty() { std::slice::from_ref(&self.name) } else { &self.several }
+    }
+}
+
 #[derive(Debug, Clone, Part)]
-#[command(override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]...")]
+#[command(override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARGS]...\n       \
+                      leasehold run [OPTIONS] --lock <NAME>... -- <COMMAND> [ARGS]...")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) wanted: LockArgs,
+    /// One of several locks, all of which the command needs, in the place of NAME.
+    #[arg(short, long = "lock", value_name = "NAME")]
+    locks: Vec<String>,
     #[command(flatten)]
     pub(crate) stopping: Stopping,
     /// Serve metrics for Prometheus under http://IP:PORT/metrics.
@@ -278,8 +296,31 @@ pub(crate) struct Run {
     #[arg(long, value_name = "FILE", help_heading = "Metrics")]
     pub(crate) metrics_file: Option<PathBuf>,
     /// The command and its arguments. Options of leasehold come before it.
-    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND", help_heading = None)]
+    #[arg(trailing_var_arg = true, required_unless_present = "locks", value_name = "COMMAND", help_heading = None)]
     pub(crate) command: Vec<OsString>,
+}
+
+impl Run {
+    /// With `--lock` there is no NAME, and what was read as such is the first word of the command.
+    fn settle(&mut self, words: &[OsString]) -> Result<(), Error> {
+        if self.locks.is_empty() {
+            return Ok(());
+        }
+        let behind_dashes = words.iter().skip_while(|word| *word != "--").skip(1).count();
+        if behind_dashes != self.command.len() + 1 {
+            return Err(refused(
+                "with --lock there is no NAME, and the command comes after --: leasehold run --lock a --lock b -- COMMAND",
+            ));
+        }
+        // They are told to the command in lines.
+        if let Some(name) = self.locks.iter().find(|name| name.contains('\n')) {
+            return Err(refused(format_args!("--lock {name:?} has a line break: give it another name")));
+        }
+        let program = std::mem::replace(&mut self.wanted.name, self.locks.join(","));
+        self.command.insert(0, program.into());
+        self.wanted.several = std::mem::take(&mut self.locks);
+        Ok(())
+    }
 }
 
 #[derive(Debug, Clone, Part)]

@@ -97,8 +97,9 @@ const RUN: &[Section] = &[
     section(
         "Environment of the command",
         Terms(&[
-            ("LEASEHOLD_NAME", "The lock's name."),
-            ("LEASEHOLD_FENCE", "The fencing token."),
+            ("LEASEHOLD_NAME", "The lock's name. Not set if there are several."),
+            ("LEASEHOLD_FENCE", "The fencing token. Not set if there are several."),
+            ("LEASEHOLD_FENCES", "A line `FENCE NAME` for each lock."),
             ("LEASEHOLD_LABEL", "The holder name."),
         ]),
     ),
@@ -109,6 +110,7 @@ const RUN: &[Section] = &[
             "leasehold run -n backup pg_dump app           # skip if it runs elsewhere",
             "leasehold run -n --keep-for 50s hourly ./job  # each cron turn on one machine",
             "leasehold run --wait 10m migrate -- ./migrate up",
+            "leasehold run -l db:users -l db:orders -- ./copy     # both, or neither",
         ]),
     ),
 ];

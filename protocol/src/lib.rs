@@ -16,6 +16,7 @@
 //! | [`fence_proposal`] | which fence is proposed, so that the nodes issue the same one |
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
 //! | [`observer`] | who leads, as an observer knows it, and when it looks again |
+//! | [`multi_lock`] | which of several locks are tried, kept and waited for |
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
 //! | [`addressees`] | which of a process's fair waiters a server's notification is for |
@@ -58,6 +59,7 @@ pub mod jitter;
 pub mod key;
 pub mod loss;
 pub mod message;
+pub mod multi_lock;
 pub mod node_health;
 pub mod node_status;
 pub mod observer;

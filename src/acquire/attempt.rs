@@ -143,6 +143,9 @@ impl Acquire {
     /// An acquisition that was won: from now on the watchdog looks after it.
     pub(super) fn hold(&self, claim: Claim, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
         let (hold, signal) = Hold::new(claim, fence, self.owner, acquisition, self.wanted.options.metrics_group);
+        if self.wanted.is_on_trial {
+            hold.try_out();
+        }
         self.client.watchdog.guard(&hold);
         (hold, signal)
     }

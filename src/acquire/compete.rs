@@ -34,11 +34,12 @@ impl Acquire {
         Ok(lease)
     }
 
-    /// Asks at once, unless others of this process wait already; then waits for as long as it may.
+    /// Asks at once, unless others of this process wait already, or it was just tried as one of several; then waits for as
+    /// long as it may.
     async fn try_or_wait(&self) -> Result<Lease, Error> {
         let client = &self.client;
         let mut seen = Check::NotYet;
-        if self.is_one_try() || !client.lines.has(&self.wanted.key) {
+        if self.is_one_try() || !self.wanted.is_on_trial && !client.lines.has(&self.wanted.key) {
             seen = match self.try_once(client.quorum.route()).await? {
                 Ok(lease) => return Ok(lease),
                 Err(look) => look,

@@ -66,6 +66,8 @@ pub(crate) struct Wanted {
     pub(crate) once_per: Millis,
     pub(crate) grace: Duration,
     pub(crate) on_wait: Option<OnWait>,
+    /// Whether nobody works under the lease before others are acquired too.
+    pub(crate) is_on_trial: bool,
 }
 
 /// One acquire under way.
@@ -100,7 +102,9 @@ impl Acquire {
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(&mut self) -> Result<Lease, Error> {
         let lease = self.compete_or_share().await?;
-        lease.keep_for(self.wanted.keep_for);
+        if !self.wanted.is_on_trial {
+            lease.keep_for(self.wanted.keep_for);
+        }
         Ok(lease)
     }
 

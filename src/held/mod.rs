@@ -63,6 +63,8 @@ pub(crate) struct Hold {
     span: Mutex<Option<LeaseSpan>>,
     /// Whether there ever was one: most have none, and need not ask for the lock.
     had_span: AtomicBool,
+    /// Whether nobody works under it yet: a release then leaves nothing.
+    is_on_trial: AtomicBool,
 }
 
 struct State {
@@ -124,9 +126,20 @@ impl Hold {
             noted: Noted::default(),
             span: Mutex::new(None),
             had_span: AtomicBool::new(false),
+            is_on_trial: AtomicBool::new(false),
         };
         let hold = Arc::new(hold);
         (hold.clone(), Signal::First(hold))
+    }
+
+    /// Nobody works under it before it [begins](Self::begin).
+    pub(crate) fn try_out(&self) {
+        self.is_on_trial.store(true, Ordering::Release);
+    }
+
+    /// From now on somebody may work under it.
+    pub(crate) fn begin(&self) {
+        self.is_on_trial.store(false, Ordering::Release);
     }
 
     /// Its events belong to this span from now on.
@@ -181,6 +194,9 @@ impl Hold {
     /// Whether a release deletes the key or retains it: for at least `keep` from now on, and until the interval is over
     /// in which the lock is acquired once. A lost lease ignores an earlier `keep_for`: its work has not been done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
+        if self.is_on_trial.load(Ordering::Acquire) {
+            return ReleaseMode::Delete;
+        }
         let asked = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
         let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };

@@ -50,8 +50,9 @@ impl Hold {
         first.into_iter().chain(state.more.iter().cloned().map(Signal::More)).collect()
     }
 
-    /// One more lease.
+    /// One more lease, whose holder may begin to work at once.
     fn join(&self, state: &mut State) -> Signal {
+        self.begin();
         let board = Arc::new(Board::beside(self.boards(state).next()));
         state.more.push(board.clone());
         Signal::More(board)

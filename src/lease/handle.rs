@@ -40,6 +40,16 @@ impl LeaseHandle {
         self.board.clone().map_or_else(|| Signal::First(self.hold.clone()), Signal::More)
     }
 
+    /// Completes as [`lost`](Self::lost) does, as a part of a future that is relayed.
+    pub(crate) fn lost_here(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
+        self.signal().lost()
+    }
+
+    /// Runs this beside the keeper's own tasks.
+    pub(crate) fn spawn_beside(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.client.host.spawn_beside(task);
+    }
+
     fn view(&self) -> &Self {
         self
     }

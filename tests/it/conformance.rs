@@ -26,12 +26,19 @@ use crate::common::{Confirmed as _, ending, in_vain};
 
 mod elections;
 mod hand_overs;
+mod multi_locks;
 
 use self::{
     elections::{a_leader_campaigns_again_until_its_work_is_done, who_leads_is_told_as_it_changes},
     hand_overs::{
         a_lease_goes_on_in_another_program, a_ticket_is_adopted_once, a_ticket_may_be_kept_for_a_crash,
         an_interval_goes_on_with_the_heir, what_cannot_be_handed_over_is_refused,
+    },
+    multi_locks::{
+        a_lost_one_of_several_is_told_and_the_others_stay_held,
+        a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for, each_lock_of_several_has_its_own_options,
+        programs_that_want_the_same_locks_in_another_order_take_turns,
+        several_locks_are_acquired_and_released_together,
     },
 };
 
@@ -339,6 +346,11 @@ conformance! {
     a_ticket_may_be_kept_for_a_crash
     an_interval_goes_on_with_the_heir
     what_cannot_be_handed_over_is_refused
+    several_locks_are_acquired_and_released_together
+    a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for
+    programs_that_want_the_same_locks_in_another_order_take_turns
+    a_lost_one_of_several_is_told_and_the_others_stay_held
+    each_lock_of_several_has_its_own_options
     a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of
     a_key_outlives_its_lease_by_the_delay
     a_release_frees_a_lock_with_a_delay_at_once

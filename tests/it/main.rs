@@ -18,6 +18,7 @@ mod fences;
 mod grace;
 mod hand_over;
 mod misplaced;
+mod multi_lock;
 mod neighbours;
 mod pages;
 mod push;

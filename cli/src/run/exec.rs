@@ -85,7 +85,12 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode, Ended> {
         return Err(Ended::new(Exit::Usage, "no command"));
     };
     let mut command = Command::new(program);
-    command.args(arguments).env("LEASEHOLD_FENCE", go.fence).env("LEASEHOLD_LABEL", go.label);
+    command.args(arguments).env("LEASEHOLD_FENCES", go.fences).env("LEASEHOLD_LABEL", go.label);
+    if go.fence.is_empty() {
+        command.env_remove("LEASEHOLD_FENCE");
+    } else {
+        command.env("LEASEHOLD_FENCE", go.fence);
+    }
     let error = command.exec();
     let exit = if error.kind() == io::ErrorKind::NotFound { Exit::NotFound } else { Exit::NotExecutable };
     Err(Ended::new(exit, format!("{}: {error}", program.to_string_lossy())))

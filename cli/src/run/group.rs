@@ -37,7 +37,10 @@ pub(super) struct Group {
 /// The message for which the ready command waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Go {
+    /// Empty, if there are several locks.
     pub(super) fence: String,
+    /// A line with fence and name for each lock.
+    pub(super) fences: String,
     pub(super) label: String,
     /// Whether the command stops first, until it has the terminal.
     pub(super) stopped: bool,
@@ -45,14 +48,15 @@ pub(super) struct Go {
 
 impl Go {
     fn write(&self) -> String {
-        format!("{} {} {}", u8::from(self.stopped), self.fence, self.label)
+        // No name and no label has a zero byte: they come from the command line.
+        [if self.stopped { "1" } else { "0" }, &self.fence, &self.fences, &self.label].join("\0")
     }
 
     /// `None`: the runner has gone or needs no command.
     pub(super) fn read(text: &str) -> Option<Self> {
-        let (stopped, rest) = text.split_once(' ')?;
-        let (fence, label) = rest.split_once(' ')?;
-        Some(Self { fence: fence.into(), label: label.into(), stopped: stopped == "1" })
+        let mut parts = text.splitn(4, '\0').map(str::to_owned);
+        let (stopped, fence, fences, label) = (parts.next()? == "1", parts.next()?, parts.next()?, parts.next()?);
+        Some(Self { fence, fences, label, stopped })
     }
 }
 
@@ -77,11 +81,14 @@ impl Ready {
         fcntl_setfd(&go, FdFlags::CLOEXEC)?;
         let exec =
             Exec { parent: getpid().as_raw_nonzero().get(), go: hears.as_raw_fd(), command: options.command.clone() };
-        let child = Command::new(own_program()?)
-            .args(exec.words())
-            .env("LEASEHOLD_NAME", &options.wanted.name)
-            .process_group(0)
-            .spawn()?;
+        let mut command = Command::new(own_program()?);
+        command.args(exec.words()).process_group(0);
+        // Under several locks none is the name: nor is that of a run around this one.
+        match options.wanted.names() {
+            [name] => command.env("LEASEHOLD_NAME", name),
+            _ => command.env_remove("LEASEHOLD_NAME"),
+        };
+        let child = command.spawn()?;
         Ok(Self { leader: Pid::from_child(&child), child: Some(child), go: go.into(), others })
     }
 
@@ -182,8 +189,10 @@ mod tests {
     #[test]
     fn what_a_command_is_told_is_read_as_it_was_written() {
         for (label, stopped) in [("", false), ("two words", true), ("two\nlines ", false)] {
-            let go = Go { fence: "17".into(), label: label.into(), stopped };
-            assert_eq!(Go::read(&go.write()), Some(go));
+            for (fence, fences) in [("17", "17 job"), ("", "17 job\n18 two words")] {
+                let go = Go { fence: fence.into(), fences: fences.into(), label: label.into(), stopped };
+                assert_eq!(Go::read(&go.write()), Some(go));
+            }
         }
         assert_eq!(Go::read(""), None, "nobody says it any more");
     }

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use leasehold::Lease;
+use leasehold::{Lease, MultiLease};
 use rustix::process::Signal;
 use tokio::sync::{oneshot, watch};
 
@@ -42,9 +42,15 @@ pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
     Ok(exit.into())
 }
 
-async fn until_closed(options: &LockArgs, lease: Lease, input: &Input, signals: &mut Signals) -> Result<Exit, Ended> {
+async fn until_closed(
+    options: &LockArgs,
+    lease: MultiLease,
+    input: &Input,
+    signals: &mut Signals,
+) -> Result<Exit, Ended> {
     let acquired = now();
-    let (mut told, mut is_told) = (pin!(tell_the_script(format!("held {}", lease.fence()))), false);
+    let fences = lease.leases().iter().map(Lease::fence).map(|fence| format!("held {fence}"));
+    let (mut told, mut is_told) = (pin!(tell_the_script(fences.collect())), false);
     let exit = loop {
         tokio::select! {
             biased;

@@ -2,11 +2,14 @@
 
 use std::{
     collections::HashSet,
+    future::{Future, poll_fn},
     io::{self, IsTerminal},
+    pin::pin,
+    task::Poll,
     time::Duration,
 };
 
-use leasehold::{Lease, Status};
+use leasehold::{MultiLease, Status, StatusChanges};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
@@ -112,11 +115,65 @@ fn not_started(error: &io::Error) -> Ended {
     Ended::new(exit, format!("the command cannot be started: {error}"))
 }
 
+/// The message for the command.
+fn go(held: &MultiLease, stopped: bool) -> Go {
+    let label = held.leases().first().map(|lease| lease.label().to_owned()).unwrap_or_default();
+    let fences = held.leases().iter().map(|lease| format!("{} {}", lease.fence(), lease.name())).collect::<Vec<_>>();
+    let fence = match held.leases() {
+        [lease] => lease.fence().to_string(),
+        _ => String::new(),
+    };
+    Go { fence, fences: fences.join("\n"), label, stopped }
+}
+
+/// The changes of each lease, by the name of its lock.
+struct Changes(Vec<(String, StatusChanges)>);
+
+impl Changes {
+    fn of(held: &MultiLease) -> Self {
+        Self(held.leases().iter().map(|lease| (lease.name().to_owned(), lease.status_changes())).collect())
+    }
+
+    /// The next change of one of them; `None` once all have ended. A dropped call loses no change.
+    async fn next(&mut self) -> Option<(String, Status)> {
+        poll_fn(|context| {
+            let mut change = None;
+            self.0.retain_mut(|(name, changes)| {
+                if change.is_some() {
+                    return true;
+                }
+                let next = pin!(changes.next()).poll(context);
+                change = match &next {
+                    Poll::Ready(Some(status)) => Some((name.clone(), status.clone())),
+                    _ => None,
+                };
+                next != Poll::Ready(None)
+            });
+            if change.is_some() || self.0.is_empty() { Poll::Ready(change) } else { Poll::Pending }
+        })
+        .await
+    }
+}
+
+/// Prints that a lease is at risk, or safe again after that. The end of a lease is printed elsewhere.
+fn tell_change(name: String, status: &Status, at_risk: &mut HashSet<String>) {
+    match status {
+        Status::AtRisk => {
+            tell(format_args!("{name:?} is at risk: no renewal is confirmed{}", trouble::of_renewals()));
+            at_risk.insert(name);
+        }
+        Status::Held if at_risk.remove(&name) => {
+            tell(format_args!("{name:?} is safe again: a renewal is confirmed"));
+        }
+        _ => {}
+    }
+}
+
 impl<'a> Job<'a> {
     pub(super) fn start(
         options: &'a Run,
         plan: Plan,
-        lease: &Lease,
+        lease: &MultiLease,
         acquired: Duration,
         ready: Option<Ready>,
         before: Before,
@@ -133,8 +190,7 @@ impl<'a> Job<'a> {
         // In front of a pager, the command gets the terminal when it asks for it: the pager may want it too.
         let shares_terminal =
             io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.as_ref().is_some_and(Terminal::is_ours);
-        let (fence, label) = (lease.fence().to_string(), lease.label().to_owned());
-        let go = Go { fence, label, stopped: shares_terminal };
+        let go = go(lease, shares_terminal);
         let group = match ready.map(|ready| ready.start(&go)) {
             Some(Ok(group)) => group,
             // It was dropped during a wait, or somebody has killed it.
@@ -161,10 +217,10 @@ impl<'a> Job<'a> {
     }
 
     /// Runs until the command and everything that it started have ended.
-    pub(super) async fn watch(mut self, lease: &Lease, signals: &mut Signals) -> Outcome {
-        let mut changes = lease.status_changes();
+    pub(super) async fn watch(mut self, lease: &MultiLease, signals: &mut Signals) -> Outcome {
+        let mut changes = Changes::of(lease);
         let mut lost = Box::pin(lease.lost());
-        let (mut news, mut held, mut at_risk) = (true, true, false);
+        let (mut news, mut held, mut at_risk) = (true, true, HashSet::new());
         let ended = loop {
             if let Some(exit) = self.exit.filter(|_| !self.is_anybody_there(lease)) {
                 break exit;
@@ -174,10 +230,10 @@ impl<'a> Job<'a> {
                 biased;
                 signal = signals.next() => self.signalled(signal, lease),
                 _ = &mut lost, if held => held = false,
-                status = changes.next(), if news => {
-                    news = status.is_some();
-                    if self.options.wanted.verbose {
-                        self.tell_change(status.as_ref(), &mut at_risk);
+                change = changes.next(), if news => {
+                    news = change.is_some();
+                    if let Some((name, status)) = change.filter(|_| self.options.wanted.verbose) {
+                        tell_change(name, &status, &mut at_risk);
                     }
                 }
                 () = tokio::time::sleep(rest) => {}
@@ -210,23 +266,8 @@ impl<'a> Job<'a> {
         Outcome { exit: if self.lost { Exit::Lost } else { ended }, ran: Duration::ZERO, lost: self.lost, interrupted }
     }
 
-    /// Prints that the lease is at risk, or safe again after that. The end of a lease is printed elsewhere.
-    fn tell_change(&self, status: Option<&Status>, at_risk: &mut bool) {
-        let name = &self.options.wanted.name;
-        match status {
-            Some(Status::AtRisk) => {
-                *at_risk = true;
-                tell(format_args!("{name:?} is at risk: no renewal is confirmed{}", trouble::of_renewals()));
-            }
-            Some(Status::Held) if std::mem::take(at_risk) => {
-                tell(format_args!("{name:?} is safe again: a renewal is confirmed"));
-            }
-            _ => {}
-        }
-    }
-
     /// Once the command has ended: whether its survivors still need the lock.
-    fn is_anybody_there(&mut self, lease: &Lease) -> bool {
+    fn is_anybody_there(&mut self, lease: &MultiLease) -> bool {
         let is_dead_for = match self.stage {
             Stage::Killed { at } => now().saturating_sub(at),
             _ => Duration::ZERO,
@@ -257,7 +298,7 @@ impl<'a> Job<'a> {
     }
 
     /// Does what the lease makes due, and returns how long nothing is due.
-    fn look(&mut self, lease: &Lease) -> Duration {
+    fn look(&mut self, lease: &MultiLease) -> Duration {
         let now = now();
         let definite = lease.check().err();
         if definite.is_none() {
@@ -350,7 +391,7 @@ impl<'a> Job<'a> {
     }
 
     /// Passes a signal on, or handles a change of the command's state.
-    fn signalled(&mut self, signal: Signal, lease: &Lease) {
+    fn signalled(&mut self, signal: Signal, lease: &MultiLease) {
         if signal != Signal::CHILD {
             if signal == Signal::CONT {
                 // Check before anything goes on: the lease may have run out while we stood still.
@@ -377,7 +418,7 @@ impl<'a> Job<'a> {
     }
 
     /// The command has stopped: it waits for the terminal, or the terminal's user or another process stopped it.
-    fn stopped(&mut self, signal: i32, lease: &Lease) {
+    fn stopped(&mut self, signal: i32, lease: &MultiLease) {
         let Some(terminal) = &self.terminal else { return };
         if terminal.is_ours() {
             let wants_it = [Signal::TTIN, Signal::TTOU].iter().any(|wants| wants.as_raw() == signal);

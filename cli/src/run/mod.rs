@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Lease, Lock, LossReason, Released, SystemClock};
+use leasehold::{Error, Leases, Lock, LossReason, MultiLease, Released, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::{task::yield_now, time::timeout};
 
@@ -166,7 +166,7 @@ fn catch() -> Result<Signals, Ended> {
     Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))
 }
 
-/// Acquires the lock and does the work, or returns the signal that came first. Calls `meanwhile` once while it connects,
+/// Acquires the lock, or all of them, and does the work, or returns the signal that came first. Calls `meanwhile` once while it connects,
 /// and `waits` when somebody else has the lock. Stops waiting when `gives_up` completes.
 async fn under_a_lease<T>(
     options: &LockArgs,
@@ -174,7 +174,7 @@ async fn under_a_lease<T>(
     gives_up: impl Future<Output = Ended>,
     meanwhile: impl FnOnce() -> Result<(), Ended>,
     waits: impl Fn() + Send + Sync + 'static,
-    work: impl AsyncFnOnce(Lease, &mut Signals) -> Result<T, Ended>,
+    work: impl AsyncFnOnce(MultiLease, &mut Signals) -> Result<T, Ended>,
 ) -> Result<Result<T, Signal>, Ended> {
     let began = now();
     let lease = &options.lease;
@@ -210,10 +210,9 @@ async fn under_a_lease<T>(
         Ok(built) => built?,
         Err(signal) => return Ok(Err(signal)),
     };
-    let lock = lease.once_per.into_iter().fold(leases.lock(&options.name), Lock::once_per);
     let acquired = tokio::select! {
         ended = gives_up => Ok(Err(ended)),
-        acquired = unless_ended(signals, Box::pin(acquire(options, lock, waits, began))) => acquired,
+        acquired = unless_ended(signals, Box::pin(acquire(options, &leases, waits, began))) => acquired,
     };
     let has_waited_in_vain = matches!(acquired, Ok(Err(_)));
     let outcome = match acquired {
@@ -261,7 +260,7 @@ async fn unless_ended<F: Future>(signals: &mut Signals, mut future: Pin<Box<F>>)
 async fn hold(
     options: &Run,
     plan: Plan,
-    lease: Lease,
+    lease: MultiLease,
     ready: Option<Ready>,
     signals: &mut Signals,
 ) -> Result<Outcome, Ended> {
@@ -291,7 +290,7 @@ enum Found {
 }
 
 /// Releases a lock that was `held` for this long, or keeps it until `keep_for` is over.
-async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_was_told: bool) -> Found {
+async fn release(lease: MultiLease, keep_for: Option<Duration>, held: Duration, loss_was_told: bool) -> Found {
     let rest = keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
         Some(rest) => lease.release_keeping(rest).await,
@@ -319,54 +318,52 @@ async fn release(lease: Lease, keep_for: Option<Duration>, held: Duration, loss_
     Found::OursAsFarAsIsKnown
 }
 
-/// A message that a lock is held, with its holder if that can still be read.
-async fn held(lock: &Lock) -> String {
-    match lock.holder().await {
-        Ok(Some(holder)) => format!("the lock {:?} is held by {holder}", lock.name()),
-        _ => format!("the lock {:?} is held", lock.name()),
-    }
-}
-
-/// Acquires the lock within `--wait`, which counts from `began`.
+/// Acquires the lock, or all of them, within `--wait`, which counts from `began`.
 async fn acquire(
     options: &LockArgs,
-    lock: Lock,
+    leases: &Leases,
     waits: impl Fn() + Send + Sync + 'static,
     began: Duration,
-) -> Result<Lease, Ended> {
+) -> Result<MultiLease, Ended> {
     let conflict = options.waiting.conflict_exit_code;
-    let (name, verbose, nonblock) = (options.name.clone(), options.verbose, options.waiting.nonblock);
-    let lock = lock.on_wait(move |holder| {
-        if !nonblock {
-            waits();
-        }
-        if holder.not_a_lock().is_some() {
-            // Nobody will release it.
-            tell(format_args!("{name:?} is held by {holder}"));
-        } else if verbose && !nonblock {
-            tell(format_args!("{name:?} is held by {holder}; waiting"));
-        }
-    });
-    let asked = now();
-    let acquired = if options.waiting.nonblock {
-        match lock.try_acquire().await {
-            Ok(Some(lease)) => Ok(lease),
-            // No message: cron would mail it every hour.
-            Ok(None) => {
-                let exit = Exit::Conflict(conflict);
-                return Err(if options.verbose { Ended::new(exit, held(&lock).await) } else { Ended::silently(exit) });
+    let (verbose, nonblock, waits) = (options.verbose, options.waiting.nonblock, Arc::new(waits));
+    let lock = |name: &String| {
+        let (name, waits) = (name.clone(), waits.clone());
+        let lock = leases.lock(&name).on_wait(move |holder| {
+            if !nonblock {
+                waits();
             }
-            Err(error) => Err(error),
-        }
-    } else if let Some(limit) = options.waiting.wait {
-        lock.acquire_within(limit.saturating_sub(asked.saturating_sub(began))).await
-    } else {
-        lock.acquire().await
+            if holder.not_a_lock().is_some() {
+                // Nobody will release it.
+                tell(format_args!("{name:?} is held by {holder}"));
+            } else if verbose && !nonblock {
+                tell(format_args!("{name:?} is held by {holder}; waiting"));
+            }
+        });
+        options.lease.once_per.into_iter().fold(lock, Lock::once_per)
     };
-    let lease = acquired.map_err(|error: Error| Ended::waiting(&error, conflict))?;
-    if options.verbose {
+    let asked = now();
+    let rest = options.waiting.wait.map(|limit| limit.saturating_sub(asked.saturating_sub(began)));
+    let limit = if nonblock { Some(Duration::ZERO) } else { rest };
+    let acquired = match (options.names(), limit) {
+        ([name], None) => lock(name).acquire().await.map(MultiLease::from),
+        ([name], Some(limit)) => lock(name).acquire_within(limit).await.map(MultiLease::from),
+        (names, None) => leases.multi_lock(names.iter().map(lock)).acquire().await,
+        (names, Some(limit)) => leases.multi_lock(names.iter().map(lock)).acquire_within(limit).await,
+    };
+    let held = acquired.map_err(|error| match error {
+        // No message: cron would mail it every hour.
+        Error::TimedOut { .. } if nonblock && !verbose => Ended::silently(Exit::Conflict(conflict)),
+        Error::TimedOut { name, holder, .. } if nonblock => {
+            Ended::new(Exit::Conflict(conflict), format!("the lock {name:?} is held by {holder}"))
+        }
+        error => Ended::waiting(&error, conflict),
+    })?;
+    if verbose {
         let waited = now().saturating_sub(asked);
-        tell(format_args!("acquired {:?} after {waited:.1?}, with fence {}", options.name, lease.fence()));
+        for lease in held.leases() {
+            tell(format_args!("acquired {:?} after {waited:.1?}, with fence {}", lease.name(), lease.fence()));
+        }
     }
-    Ok(lease)
+    Ok(held)
 }

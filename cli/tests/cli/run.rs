@@ -876,6 +876,92 @@ fn a_command_runs_once_in_an_interval_even_if_its_machine_dies() {
 }
 
 /// In the same moment, on as many machines.
+/// `leasehold run` under these locks.
+fn run_under(server: &Server, locks: &[&str], options: &[&str], script: &str) -> Command {
+    let mut command = tool(server, &["run"]);
+    command.args(locks.iter().flat_map(|name| ["--lock", name])).args(options).args(["--", "sh", "-c", script]);
+    command
+}
+
+#[test]
+fn a_command_under_several_locks_has_all_of_them() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let script = format!("env; echo > {}; read end", sign.display());
+    let mut command = run_under(&server, &["b c", "a"], &["--keep-for", "0", "--label", "me"], &script);
+    // Of a run around this one.
+    command.env("LEASEHOLD_NAME", "outer").env("LEASEHOLD_FENCE", "7").stdin(Stdio::piped());
+    let mut runner = command.spawn().unwrap();
+    eventually(HANGS, "the command runs", || sign.exists());
+    assert!(["a", "b c"].iter().all(|name| server.wire().exists(name)));
+    drop(runner.stdin.take());
+    let output = runner.wait_with_output().unwrap();
+    ends_with(&output, 1, &[]);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!["LEASEHOLD_NAME=", "LEASEHOLD_FENCE="].iter().any(|name| printed.contains(name)), "{printed}");
+    let (_, fences) = printed.split_once("LEASEHOLD_FENCES=").unwrap();
+    let read = |line: &str| line.split_once(' ').map(|(fence, name)| (fence.parse::<u64>().is_ok(), name.to_owned()));
+    let fences: Vec<_> = fences.lines().take(2).map(|line| read(line).unwrap()).collect();
+    assert_eq!(fences, [(true, "a".to_owned()), (true, "b c".to_owned())]);
+    assert!(printed.contains("LEASEHOLD_LABEL=me"), "{printed}");
+    assert!(!["a", "b c"].iter().any(|name| server.wire().exists(name)));
+    // One is like a NAME, and that has its line too.
+    let script = "[ \"$LEASEHOLD_FENCES\" = \"$LEASEHOLD_FENCE $LEASEHOLD_NAME\" ]";
+    ends_with(&run_under(&server, &["a"], &[], script).output().unwrap(), 0, &[]);
+    ends_with(&run(&server, &[], script).output().unwrap(), 0, &[]);
+    // All are kept.
+    ends_with(&run_under(&server, &["a", "b"], &["--keep-for", "1m"], "true").output().unwrap(), 0, &[]);
+    assert!(["a", "b"].iter().all(|name| server.wire().get(name).unwrap().ends_with("(released)")));
+}
+
+#[test]
+fn of_several_locks_one_that_is_held_is_a_conflict() {
+    let server = Server::start();
+    server.wire().must(&["SET", "b", "somebody's", "PX", "60000"]);
+    let ran = |options: &[&str]| run_under(&server, &["c", "b", "a"], options, "echo runs").output().unwrap();
+    let silent = ran(&["-n", "-E", "9"]);
+    ends_with(&silent, 9, &[]);
+    assert_eq!((said(&silent).as_str(), silent.stdout.len()), ("", 0));
+    ends_with(&ran(&["-nv"]), 1, &["the lock \"b\" is held by"]);
+    ends_with(&ran(&["-w", "300ms"]), 1, &["waited", "for the lock \"b\", which is held by"]);
+    ends_with(&ran(&["-vw", "300ms"]), 1, &["\"b\" is held by", "waiting"]);
+    assert!(!["a", "c"].iter().any(|name| server.wire().exists(name)));
+}
+
+#[test]
+fn the_loss_of_one_of_several_locks_ends_the_command() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let script = format!("echo > {}; exec sleep 60", sign.display());
+    let mut command = run_under(&server, &["a", "b"], &["--ttl", "3s"], &script);
+    let runner = command.spawn().unwrap();
+    eventually(HANGS, "the command runs", || sign.exists());
+    server.wire().del("b");
+    let (output, _) = ended(runner);
+    ends_with(&output, 75, &["the lease on \"b\"", "the command is stopped"]);
+    assert!(!server.wire().exists("a"), "the other is released");
+}
+
+#[test]
+fn several_locks_that_do_not_fit_are_refused() {
+    let server = Server::start();
+    let refused = |args: &[&str], says: &str| {
+        let output = tool(&server, &[&["run"], args].concat()).output().unwrap();
+        ends_with(&output, 64, &[says]);
+    };
+    let usage = "the command comes after --";
+    refused(&["-l", "a", "-l", "b", "echo", "c"], usage);
+    refused(&["-l", "a", "job", "--", "echo", "c"], usage);
+    refused(&["-l", "a", "-l", "a", "--", "echo"], "\"a\" is there twice");
+    refused(&["-l", "a", "-l", "b\nc", "--", "echo"], "line break");
+    refused(&["-l", "a", "-l", "", "--", "echo"], "the name is empty");
+    refused(&["-l", "a", "-l", "b", "--"], "required");
+    refused(&["-l", "a", "-l", "b"], "required");
+    let output = tool(&server, &["run", "-l", "a", "-l", "b", "--", "no-such-command"]).output().unwrap();
+    ends_with(&output, 127, &["no-such-command"]);
+    assert_eq!(server.wire().keys("*"), [""; 0]);
+}
+
 fn of_fifty_crons_one_runs(servers: &Server, options: &[&str]) {
     let (_directory, sign) = directory();
     let (options, script) =

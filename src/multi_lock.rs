@@ -1,0 +1,302 @@
+//! Several locks as one: acquired together, in an order in which nobody waits for each other.
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use leasehold_protocol::{
+    multi_lock::{self, MOST, Next, in_order},
+    time::Time,
+    wait_loop::SHORTEST_CHECK,
+};
+
+pub use self::lease::{MultiLease, MultiLeaseHandle};
+use crate::{
+    acquire::Patience,
+    client::Client,
+    error::Error,
+    foreign::{Relay, relayed},
+    lease::Lease,
+    lock::Lock,
+};
+
+mod lease;
+
+/// Several locks, 1 to 1,000, that are acquired together: all of them or none. It holds nothing yet.
+///
+/// Others may want the same locks in another order, and nobody ever waits in a circle. All locks are tried at the same time,
+/// so free ones take one round trip. If some are held, it keeps those that come before the first held one in the order of
+/// their keys, gives the rest back, and waits for that one. All processes have the same order, whatever prefixes and
+/// [scopes](crate::Scope) they use. Only what you hold *beside* it can still make a circle, so acquire together what you hold
+/// together.
+///
+/// Each lock has its own options: `ttl`, `fair`, `max_hold`, `grace`, `owner`, `reentrant`, `lock_delay`, `label`.
+/// [`keep_for`](Lock::keep_for) counts from the moment when all are held. A lock that is given back before that leaves
+/// nothing, and does not count for its [`once_per`](Lock::once_per), unless it was lost. [`on_wait`](Lock::on_wait) is called
+/// for the locks that it really waits for, and by one that does not wait for all that it finds held.
+///
+/// It is no transaction: others may see the first lock taken before the last, and two tries at the same moment may both find
+/// a lock of the other. A lease that is lost is told at once, and the others stay held until they are released.
+///
+/// ```
+/// # use leasehold::{Error, Leases};
+/// # async fn transfer(_: leasehold::Fence, _: leasehold::Fence) -> Result<(), Error> { Ok(()) }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # let leases = Leases::in_memory();
+/// let both = leases.multi_lock(["account:9", "account:7"].map(|name| leases.lock(name)));
+/// both.run(async |held| {
+///     let fence = |name| held.fence(name).expect("it is one of them");
+///     transfer(fence("account:7"), fence("account:9")).await
+/// })
+/// .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a multi-lock holds nothing until it is acquired"]
+pub struct MultiLock {
+    client: Arc<Client>,
+    /// In the order in which they are waited for; or why they do not fit together.
+    locks: Result<Arc<[Lock]>, Error>,
+}
+
+impl MultiLock {
+    pub(crate) fn new(client: &Arc<Client>, locks: impl IntoIterator<Item = Lock>) -> Self {
+        let with_key = |lock: Lock| {
+            if Arc::ptr_eq(&lock.scope.client, client) {
+                return Ok((lock.key()?, lock));
+            }
+            let name = lock.name();
+            Err(Error::config(format!("all locks of a multi-lock are of one Leases: {name:?} is of another")))
+        };
+        // There may be no end of them.
+        let keyed: Result<Vec<_>, Error> = locks.into_iter().take(MOST + 1).map(with_key).collect();
+        let ordered = keyed.and_then(|keyed| in_order(keyed).map_err(|unfit| Error::config(unfit.to_string())));
+        Self { client: client.clone(), locks: ordered.map(Arc::from) }
+    }
+
+    /// Acquires all of them, waiting for as long as it takes.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let held = leases.multi_lock([leases.lock("a"), leases.lock("b")]).acquire().await?;
+    /// println!("ours, for {:?} at least", held.remaining());
+    /// held.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::acquire`] of each of them: then none is held. [`Error::Config`], and nothing was sent, if there are none or
+    /// more than 1,000, if one is there twice, or one is of another [`Leases`](crate::Leases).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::acquire`] of each of them: dropping the future gives back what it has.
+    pub fn acquire(&self) -> impl Future<Output = Result<MultiLease, Error>> + Send + use<> {
+        self.clone().acquire_or_wait(Patience::Unlimited)
+    }
+
+    /// Acquires all of them, waiting for at most `limit` in all, as exact as [`Lock::acquire_within`]. Zero is one try.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire). [`Error::TimedOut`] with the lock that it waited for last, and its holder;
+    /// [`Error::Unavailable`] if a server gave no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Result<MultiLease, Error>> + Send + use<> {
+        self.clone().acquire_or_wait(Patience::Within(limit))
+    }
+
+    /// Acquires all of them if all are free; `None`, and none is held, if somebody holds one. Never waits for longer than the
+    /// command time-out.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), and [`Error::Unavailable`] if a server gives no answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub fn try_acquire(&self) -> impl Future<Output = Result<Option<MultiLease>, Error>> + Send + use<> {
+        let acquire = self.clone().acquire_or_wait(Patience::None);
+        async move {
+            match acquire.await {
+                Err(Error::TimedOut { .. }) => Ok(None),
+                outcome => outcome.map(Some),
+            }
+        }
+    }
+
+    /// Acquires all of them, runs `work`, releases them; stops and drops the work the moment one of the leases is lost. As
+    /// [`Lock::run`].
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), and then the work never started. Otherwise as [`MultiLease::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work, then releases in the background.
+    pub fn run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
+    where
+        F: FnOnce(MultiLeaseHandle) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        let acquire = self.acquire();
+        async move { acquire.await?.run(work).await }
+    }
+
+    /// As [`run`](Self::run), but waits for at most `limit` for all of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_within`](Self::acquire_within), and then the work never started. Otherwise as [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub fn run_within<F, Fut, T, E>(
+        &self,
+        limit: Duration,
+        work: F,
+    ) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
+    where
+        F: FnOnce(MultiLeaseHandle) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        let acquire = self.acquire_within(limit);
+        async move { acquire.await?.run(work).await }
+    }
+
+    /// As [`run`](Self::run), but skips the work if one of the locks is held: `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](Self::try_acquire), and then the work never started. Otherwise as [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    pub fn try_run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<Option<T>, E>> + use<F, Fut, T, E>
+    where
+        F: FnOnce(MultiLeaseHandle) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        let acquire = self.try_acquire();
+        async move {
+            match acquire.await? {
+                Some(held) => held.run(work).await.map(Some),
+                None => Ok(None),
+            }
+        }
+    }
+
+    async fn acquire_or_wait(self, patience: Patience) -> Result<MultiLease, Error> {
+        let locks = self.locks?;
+        // Nothing is sent for the others if one of them is refused.
+        for lock in &*locks {
+            lock.clone().wanted()?;
+        }
+        let acquiring = Acquiring::new(&self.client, &locks, patience);
+        let leases = relayed!(Relay::of_answers(), Box::pin(acquiring.run()))?;
+        for (lock, lease) in locks.iter().zip(&leases) {
+            lock.begin(lease);
+        }
+        Ok(MultiLease::of(leases))
+    }
+}
+
+impl fmt::Debug for MultiLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.locks.as_ref().map(|locks| locks.iter().map(Lock::name).collect::<Vec<_>>());
+        f.debug_tuple("MultiLock").field(&names).finish()
+    }
+}
+
+/// One acquire of all of them: does what [`multi_lock::MultiLock`] orders.
+struct Acquiring<'a> {
+    client: &'a Client,
+    locks: &'a [Lock],
+    patience: Patience,
+    started: Time,
+    until: Time,
+    multi: multi_lock::MultiLock<Lease>,
+}
+
+impl<'a> Acquiring<'a> {
+    fn new(client: &'a Client, locks: &'a [Lock], patience: Patience) -> Self {
+        let started = client.now();
+        let until = match patience {
+            Patience::Unlimited => Time::NEVER,
+            Patience::Within(limit) => started + limit,
+            Patience::None => started,
+        };
+        Self { client, locks, patience, started, until, multi: multi_lock::MultiLock::new(locks.len()) }
+    }
+
+    async fn run(mut self) -> Result<Vec<Lease>, Error> {
+        let mut busy = None;
+        loop {
+            match self.multi.next(Lease::is_held) {
+                Next::Done => return Ok(self.multi.into_held()),
+                Next::Try(missing) => busy = self.try_all(missing).await?,
+                Next::Wait(_) if self.client.now() >= self.until => return Err(busy.unwrap_or_else(too_late)),
+                Next::Wait(at) => self.wait(at).await?,
+            }
+        }
+    }
+
+    /// Tries all that are missing at the same time. Why the first was not got, of those that were not.
+    async fn try_all(&mut self, missing: Vec<usize>) -> Result<Option<Error>, Error> {
+        let waits = !self.patience.is_one_try();
+        let one_try = |lock: &Lock| {
+            let lock = if waits { lock.quiet() } else { lock.clone() };
+            lock.acquire_here(Patience::None, true)
+        };
+        let tries = missing.iter().filter_map(|at| self.locks.get(*at)).map(one_try);
+        // A try takes a command time-out, which may be more than there is.
+        let left = self.until.since(self.client.now()).max(SHORTEST_CHECK);
+        let outcomes = tokio::select! {
+            biased;
+            outcomes = join_all(tries) => outcomes,
+            () = self.client.host.sleep(left), if waits && self.until != Time::NEVER => return Err(too_late()),
+        };
+        let mut busy = None;
+        for (at, outcome) in missing.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(lease) => self.multi.got(at, lease),
+                // Held, or out of reach for now: a wait goes on until it is over.
+                Err(error) if error.is_transient() => busy = busy.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Waits for one, for as long as there is time for all.
+    async fn wait(&mut self, at: usize) -> Result<(), Error> {
+        let Some(lock) = self.locks.get(at).cloned() else { return Ok(()) };
+        let patience = match self.patience {
+            Patience::Within(_) => Patience::Within(self.until.since(self.client.now())),
+            unlimited => unlimited,
+        };
+        match lock.acquire_here(patience, true).await {
+            Ok(lease) => self.multi.got(at, lease),
+            Err(Error::TimedOut { name, holder, .. }) => {
+                return Err(Error::TimedOut { name, waited: self.client.now().since(self.started), holder });
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+fn too_late() -> Error {
+    Error::unavailable("the wait ended before the server had answered")
+}
