@@ -111,13 +111,17 @@ pub enum SeededBug {
     HeirKeepsFence,
     /// The giver goes on believing once its ticket is there.
     GiverBelieves,
+    /// Who observes a lock is not told that what was known has run out.
+    ObserverNeverUnsure,
+    /// An observer looks again while a look is under way, and takes their answers as they come.
+    OldLookOverrides,
     /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
     ReplayWritesNothing,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 56] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -171,6 +175,8 @@ impl SeededBug {
         Self::AdoptionUnchecked,
         Self::HeirKeepsFence,
         Self::GiverBelieves,
+        Self::ObserverNeverUnsure,
+        Self::OldLookOverrides,
         Self::ReplayWritesNothing,
     ];
 
@@ -231,6 +237,8 @@ impl SeededBug {
             Self::AdoptionUnchecked => "adoption-unchecked",
             Self::HeirKeepsFence => "heir-keeps-fence",
             Self::GiverBelieves => "giver-believes",
+            Self::ObserverNeverUnsure => "observer-never-unsure",
+            Self::OldLookOverrides => "old-look-overrides",
             Self::ReplayWritesNothing => "replay-writes-nothing",
         }
     }
@@ -292,6 +300,8 @@ impl SeededBug {
             | Self::AdoptionUnchecked
             | Self::HeirKeepsFence
             | Self::GiverBelieves
+            | Self::ObserverNeverUnsure
+            | Self::OldLookOverrides
             | Self::ReplayWritesNothing => None,
         }
     }
