@@ -25,6 +25,7 @@ mod stats;
 mod table;
 mod usage;
 mod waiting;
+mod ways;
 
 use contestant::Contestant;
 use server::Server;
@@ -49,6 +50,7 @@ fn main() -> Result<()> {
         ["cluster"] => cluster::main(),
         ["cluster", "replicas"] => cluster::replicas(),
         ["profile"] => profile::main(),
+        ["ways"] => ways::main(),
         ["command", tool] => command::main(tool),
         // The parts start this program once more, with these.
         ["peer", url] => peer::serve(url),
