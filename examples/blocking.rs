@@ -1,8 +1,9 @@
-//! Work that blocks its thread, such as compression or a library without async: `spawn_blocking` and `check()`.
+//! Threads without async: `leasehold::blocking` has the same calls, and each of them waits.
 //!
-//! The trap: nothing can stop a thread from outside. `lock.run(|_| spawn_blocking(…))` that is dropped, or whose lease
-//! is lost, *releases the lock while the thread goes on*. Move the lease into the thread instead. It asks `check()`
-//! before each step, and releases the lock itself when it is done. Keep a step well below the TTL.
+//! The trap: nothing can stop a thread from outside. `run` says at its end that the lease was lost, and the work has gone on
+//! until then, beside another holder's. So it asks `check()` before each step, and a step is well below the TTL. A thread
+//! that waits for a lock cannot be stopped either: give it a limit. (In an async program move a lease into `spawn_blocking`,
+//! as `blocking::Lease::from(lease)`.)
 //!
 //! ```text
 //! cargo run --example blocking
@@ -11,71 +12,64 @@
 
 use std::{
     env,
-    error::Error,
-    sync::mpsc::{Receiver, Sender, channel},
-    thread::sleep,
+    sync::mpsc::{Sender, channel},
+    thread::{self, sleep},
     time::Duration,
 };
 
-use leasehold::{Lease, Leases, LossReason, Lost};
-use tokio::{
-    runtime::Handle,
-    task::{JoinHandle, spawn_blocking},
+use leasehold::{
+    Error, LossReason, Lost,
+    blocking::{LeaseHandle, Leases},
 };
 
-const STEP: Duration = Duration::from_millis(20);
+const STEP: Duration = Duration::from_millis(5);
 
-/// Compresses something for as many steps. The thread owns the lease, whoever waits for it or not.
-fn compress(lease: Lease, steps: u32, begun: Sender<()>) -> JoinHandle<Result<u32, leasehold::Error>> {
-    let runtime = Handle::current();
-    spawn_blocking(move || {
-        for _ in 0..steps {
-            lease.check()?;
-            sleep(STEP);
-            // For `main` below, which may be gone.
-            let _main = begun.send(());
-        }
-        // Not `drop(lease)`: so the caller hears whether the lock was ours to the end.
-        runtime.block_on(lease.release())?;
-        Ok(steps)
-    })
+/// Compresses something, in as many steps.
+fn compress(lease: &LeaseHandle, steps: u32) -> Result<u32, Error> {
+    for _ in 0..steps {
+        lease.check()?;
+        sleep(STEP);
+    }
+    Ok(steps)
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+/// The same for ever; says when it has begun.
+fn compress_all(lease: &LeaseHandle, begun: &Sender<()>) -> Result<u32, Error> {
+    loop {
+        compress(lease, 1)?;
+        // For `main` below.
+        let _heard = begun.send(());
+    }
+}
+
+fn main() -> Result<(), Error> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = Leases::connect(url).await?;
+    let leases = Leases::connect(url)?;
     let lock = leases.lock("examples:blocking");
 
-    let (begun, _) = channel();
-    let steps = compress(lock.acquire().await?, 10, begun).await??;
-    println!("done after {steps} steps, and released");
-    assert_eq!(lock.holder().await?, None);
+    // Four threads take turns.
+    let steps: Result<u32, Error> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| lock.run(|lease| compress(&lease, 5)))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("it does not panic")).sum()
+    });
+    println!("{} steps, of one thread at a time", steps?);
 
-    // Its caller gives up. The thread goes on, and so does its lease.
+    // Somebody else has the lock: a thread gives up after a while.
+    let lease = lock.acquire()?;
+    let waited = lock.acquire_within(Duration::from_millis(50));
+    println!("gave up: {waited:?}");
+    assert!(matches!(waited, Err(Error::TimedOut { .. })));
+
+    // The lease is lost while a thread works: it stops before its next step.
+    lease.on_lost(|lost| println!("told at once, on a thread of the library: {lost}"));
     let (begun, steps) = channel();
-    drop(compress(lock.acquire().await?, 10, begun));
-    let steps = wait_for_step(steps).await?;
-    assert!(lock.try_acquire().await?.is_none(), "the lock is held for as long as the thread works");
-    // The thread has ended when its sender is gone. `acquire` waits for its release.
-    let rest = spawn_blocking(move || steps.iter().count()).await?;
-    println!("nobody waited for the other {rest} steps, which were protected all the same");
-    let lease = lock.acquire().await?;
-
-    // The lease is lost: the thread stops before its next step.
-    let (begun, steps) = channel();
-    let job = compress(lease, 10_000, begun);
-    let _steps = wait_for_step(steps).await?;
-    lock.force_release().await?;
-    let outcome = job.await?;
-    println!("stopped: {outcome:?}");
-    let lost = outcome.as_ref().err().and_then(leasehold::Error::lost);
-    assert_eq!(lost.map(Lost::reason), Some(LossReason::Forced));
-    leases.close().await;
-    Ok(())
-}
-
-/// Waits until the thread has done a step.
-async fn wait_for_step(steps: Receiver<()>) -> Result<Receiver<()>, Box<dyn Error>> {
-    Ok(spawn_blocking(move || steps.recv().map(|()| steps)).await??)
+    let job = thread::scope(|scope| {
+        let worker = scope.spawn(|| lease.run(|lease| compress_all(&lease, &begun)));
+        steps.recv().expect("it works");
+        lock.force_release_because("somebody needs it")?;
+        worker.join().expect("it does not panic")
+    });
+    println!("stopped: {job:?}");
+    assert_eq!(job.as_ref().err().and_then(Error::lost).map(Lost::reason), Some(LossReason::Forced));
+    leases.close()
 }

@@ -231,7 +231,7 @@ impl fmt::Debug for Election {
 /// It is a [`Stream`], which ends when the [`Leases`](crate::Leases) are closed.
 #[must_use = "call `next` to hear who leads"]
 pub struct Leaders {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     name: Arc<str>,
     told: watch::Receiver<Told>,
     /// What was returned last.

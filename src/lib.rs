@@ -21,6 +21,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
+pub mod blocking;
 mod capabilities;
 mod client;
 mod clock;

@@ -1,6 +1,7 @@
 //! The types that shared state is built from. `scripts/shuttle` puts in others, which switch threads at every step
 //! (`crate::shuttle_tests`).
 
+pub(crate) mod parker;
 #[cfg(all(test, leasehold_shuttle))]
 pub(crate) mod shuttle;
 

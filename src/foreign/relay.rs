@@ -1,7 +1,7 @@
 //! The relay between a foreign waker and the keeper.
 //!
-//! A public future is polled with the caller's waker if that is trusted: one of a tokio task, or of tokio's `block_on`.
-//! These only put something in a queue and unpark a thread. For any other waker the future is polled with a relay,
+//! A public future is polled with the caller's waker if that is trusted: one of a tokio task, of tokio's `block_on`, or of
+//! our own parker. These only put something in a queue and unpark a thread. For any other waker the future is polled with a relay,
 //! which calls and drops the foreign waker where that may be done.
 
 use std::{
@@ -16,6 +16,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{Job, hand_over, on_keeper};
+use crate::sync::parker;
 
 /// Awaits a future of the library on behalf of a caller whose executor may be a foreign one.
 macro_rules! relayed {
@@ -26,8 +27,8 @@ macro_rules! relayed {
 }
 pub(crate) use relayed;
 
-/// The wakers of tokio's that are trusted: of tasks and of both kinds of `block_on`.
-static TRUSTED: OnceLock<[&'static RawWakerVTable; 3]> = OnceLock::new();
+/// The wakers that are trusted: of tokio's tasks, of both kinds of `block_on`, and of a parked thread.
+static TRUSTED: OnceLock<[&'static RawWakerVTable; 4]> = OnceLock::new();
 
 /// Learns tokio's wakers from a runtime that is thrown away. Not to be called inside of a runtime.
 pub(super) fn learn() -> io::Result<()> {
@@ -39,7 +40,7 @@ pub(super) fn learn() -> io::Result<()> {
     let task = runtime.block_on(async { runtime.spawn(look()).await });
     let on_handle = runtime.handle().block_on(look());
     if let Ok(task) = task {
-        let _learnt_already = TRUSTED.set([task, blocking, on_handle]);
+        let _learnt_already = TRUSTED.set([task, blocking, on_handle, parker::waker().vtable()]);
     }
     Ok(())
 }

@@ -365,6 +365,7 @@ conformance! {
     nothing_works_after_closing
     debug_shows_state_and_no_secret
     what_the_server_can_do_is_told
+    a_thread_has_the_same_calls_without_async
 }
 
 async fn a_free_lock_is_acquired(place: Place) {
@@ -1675,6 +1676,37 @@ async fn what_the_server_can_do_is_told(place: Place) {
     }
     leases.close().await;
     assert!(matches!(leases.capabilities().await.unwrap_err(), Error::Closed));
+}
+
+async fn a_thread_has_the_same_calls_without_async(place: Place) {
+    use leasehold::blocking;
+
+    let program = |label: &str| blocking::Builder::from(place.builder()).label(label);
+    let (one, two) = (program("one"), program("two"));
+    let calls = move || -> Result<(), Error> {
+        let (one, two) = (one.build()?, two.build_lazy()?);
+        let lease = one.lock("job").acquire()?;
+        lease.check()?;
+        lease.renew()?;
+        assert!(two.lock("job").try_acquire()?.is_none());
+        let late = two.lock("job").acquire_within(Duration::from_millis(50)).unwrap_err();
+        assert_eq!(late.timed_out().and_then(Holder::label), Some("one"), "{late}");
+        assert_eq!(two.lock("job").holder()?.as_ref().and_then(Holder::label), Some("one"));
+        let waits = std::thread::spawn(move || two.lock("job").run(|lease| Ok::<_, Error>(lease.fence())));
+        let before = lease.fence();
+        lease.release()?.confirmed();
+        assert!(waits.join().unwrap()? > before);
+        let term = one.election("scheduler").lead(|term| term.fence())?;
+        assert_eq!(one.election("scheduler").leader()?, None, "{term}");
+        one.health()?;
+        let lease = one.lock("job").acquire()?;
+        one.close()?;
+        assert_eq!(ending(lease.release()).reason(), LossReason::Closed);
+        Ok(())
+    };
+    let thread = std::thread::spawn(calls);
+    tokio::task::spawn_blocking(move || thread.join()).await.unwrap().unwrap().unwrap();
+    drop(place);
 }
 
 /// Polls a future once, within this task.

@@ -6,6 +6,7 @@
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
+mod blocking;
 mod cluster;
 mod combined;
 mod common;

@@ -52,7 +52,7 @@ fn stolen(relay: &mut Relay, waker: &Waker) -> Waker {
 }
 
 #[test]
-fn wakers_of_tokio_are_trusted_and_no_others() {
+fn wakers_of_tokio_and_of_parked_threads_are_trusted_and_no_others() {
     learn().unwrap();
     let trusts = || poll_fn(|context| Poll::Ready(is_trusted(context.waker())));
     let current = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -64,6 +64,7 @@ fn wakers_of_tokio_are_trusted_and_no_others() {
         let local = tokio::task::LocalSet::new();
         assert!(local.block_on(&runtime, trusts()), "of a local set");
     }
+    assert!(parker::wait(trusts()), "a parked thread");
     assert!(!is_trusted(Waker::noop()) && !is_trusted(&Spy::sent().0));
 }
 

@@ -1,0 +1,437 @@
+//! The API without async, on threads: the row F79 of the fault table, and what only it has.
+//!
+//! `conformance.rs` has what it shares with the async API, on every kind of node.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use leasehold::{
+    Error, Leadership, LossReason, Status,
+    blocking::{Lease, LeaseHandle, Leases, Lock},
+};
+use support::{HANGS, Lag, Match, Proxy, SIGNAL, Server, eventually, one_thread, seen, two_workers};
+use tokio::task::{block_in_place, spawn_blocking};
+
+use crate::common::{COMMAND, Confirmed as _, LONG, NAME, SHORT, assert_says_lost, ending};
+
+/// A name that nobody has sent.
+const UNASKED: &str = "unasked";
+
+fn program(url: String) -> Leases {
+    Leases::builder().url(url).command_timeout(COMMAND).build().unwrap()
+}
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    let refused = outcome.expect_err("it must not wait here");
+    assert!(matches!(refused, Error::Config(_)), "{refused:?}");
+    assert_eq!(
+        refused.to_string(),
+        "leasehold::blocking waits, and this thread runs a Tokio runtime: use leasehold::Leases"
+    );
+}
+
+/// Each call that can wait; the lease is left to the drop.
+fn each_is_refused(url: &str, leases: &Leases, lease: Lease, mut leaders: leasehold::blocking::Leaders) {
+    let (lock, election, guarded) = (leases.lock(UNASKED), leases.election(UNASKED), leases.guarded(UNASKED));
+    let second = Duration::from_secs(1);
+    let starts = || -> Result<(), Error> { panic!("no work begins") };
+    assert_refused(Leases::connect(url));
+    assert_refused(lock.acquire());
+    assert_refused(lock.acquire_within(second));
+    assert_refused(lock.try_acquire());
+    assert_refused(lock.run(|_| starts()));
+    assert_refused(lock.run_within(second, |_| starts()));
+    assert_refused(lock.try_run(|_| starts()));
+    assert_refused(lock.holder());
+    assert_refused(lock.waiters());
+    assert_refused(lock.force_release());
+    assert_refused(lock.force_release_because("it is in the way"));
+    assert_refused(election.campaign());
+    assert_refused(election.lead(|_| starts()));
+    assert_refused(election.leader());
+    assert_refused(leaders.next().expect("it has not ended"));
+    assert_refused(leaders.next_within(Duration::ZERO));
+    assert_refused(guarded.set("x", lease.fence()));
+    assert_refused(guarded.get());
+    assert_refused(leases.list("*"));
+    assert_refused(leases.scope().list("*"));
+    assert_refused(leases.list_reachable("*"));
+    assert_refused(leases.capabilities());
+    assert_refused(leases.capabilities_of_each());
+    assert_refused(leases.replicas());
+    assert_refused(leases.health());
+    assert_refused(leases.shutdown(Duration::ZERO));
+    assert_refused(leases.close());
+    assert_refused(lease.renew());
+    assert_refused(lease.handle().renew());
+    assert_refused(lease.wait_lost(Duration::ZERO));
+    // What does not wait is allowed.
+    lease.check().unwrap();
+    assert_eq!((lease.status(), lease.hold_count()), (Status::Held, 1));
+    lease.on_lost(|_| {});
+    let shared = lease.handle().share().unwrap();
+    assert_refused(shared.release());
+    let shared = lease.handle().share().unwrap();
+    assert_refused(shared.run(|_| starts()));
+    assert_refused(lease.release_keeping(second));
+}
+
+#[test]
+fn f79_a_call_on_a_runtimes_thread_is_refused_and_sends_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let other = program(server.url());
+    for runtime in [one_thread(), two_workers()] {
+        for in_a_task in [false, true] {
+            let leases = program(proxy.url());
+            let lease = leases.lock(NAME).ttl(LONG).acquire().unwrap();
+            let leaders = leases.election("elsewhere").observe().unwrap();
+            let url = proxy.url();
+            proxy.forget();
+            let asks = async move {
+                each_is_refused(&url, &leases, lease, leaders);
+                leases
+            };
+            let leases =
+                runtime.block_on(async { if in_a_task { tokio::spawn(asks).await.unwrap() } else { asks.await } });
+            // The refused release has dropped the lease.
+            other.lock(NAME).acquire_within(HANGS).unwrap().release().unwrap().confirmed();
+            assert_eq!(proxy.count(Match::containing(UNASKED)), 0);
+            assert!(leases.lock(UNASKED).try_acquire().unwrap().is_some(), "it was not closed either");
+            leases.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
+    let server = Server::start();
+    fn cycle(leases: &Leases) {
+        leases.lock(NAME).acquire().unwrap().release().unwrap().confirmed();
+    }
+    for runtime in [one_thread(), two_workers()] {
+        let url = server.url();
+        runtime.block_on(async {
+            let (leases, other) = spawn_blocking(move || {
+                let leases = program(url);
+                cycle(&leases);
+                (leases.clone(), leases)
+            })
+            .await
+            .unwrap();
+            // From the async API, whose connection is on this runtime.
+            let own = leasehold::Leases::connect(server.url()).await.unwrap();
+            spawn_blocking(move || cycle(&own.into())).await.unwrap();
+            spawn_blocking(move || cycle(&leases)).await.unwrap();
+            // And back.
+            let other = leasehold::Leases::from(other);
+            other.lock(NAME).acquire().await.unwrap().release().await.unwrap().confirmed();
+        });
+        let leases = program(server.url());
+        let _entered = runtime.enter();
+        cycle(&leases);
+    }
+    let runtime = two_workers();
+    let leases = program(server.url());
+    runtime.block_on(runtime.spawn(async move { block_in_place(|| cycle(&leases)) })).unwrap();
+}
+
+/// In the thread of a panic and with a lease that nobody waits for: the key would live for longer than the test.
+#[test]
+fn f79_a_lease_that_a_panic_drops_is_released() {
+    let server = Server::start();
+    let (leases, other) = (program(server.url()), program(server.url()));
+    let lock = leases.lock(NAME).ttl(LONG);
+    let panics = || -> Result<(), Error> { panic!("work that panics, as it is meant to") };
+    for way in 0..3 {
+        let (begun, has_begun) = mpsc::channel();
+        let other = other.lock(NAME).on_wait(move |_| begun.send(()).unwrap());
+        let mut waits = None;
+        // The work: another program waits for its lock.
+        let begin = || {
+            waits = Some(thread::spawn(move || other.acquire_within(HANGS)));
+            has_begun.recv_timeout(HANGS).unwrap();
+        };
+        let panicked = catch_unwind(AssertUnwindSafe(|| match way {
+            0 => lock.run(|_| {
+                begin();
+                panics()
+            }),
+            1 => {
+                let _lease = lock.acquire()?;
+                begin();
+                panics()
+            }
+            _ => {
+                let mut begin = Some(begin);
+                leases.election(NAME).ttl(LONG).lead(|_| {
+                    begin.take().unwrap()();
+                    panics().unwrap();
+                })
+            }
+        }));
+        assert!(panicked.is_err(), "{panicked:?}");
+        waits.unwrap().join().unwrap().unwrap().release().unwrap().confirmed();
+    }
+}
+
+/// The work sits in one call for longer than its lease lives, and asks nobody.
+#[test]
+fn f79_work_that_blocks_while_its_lease_is_lost_is_told_so_at_the_end() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (leases, other, lag) = (program(proxy.url()), program(server.url()), Lag::start());
+    let (tell, told) = mpsc::channel();
+    let outcome = leases.lock(NAME).ttl(SHORT).run(|lease| {
+        lease.on_lost(move |lost| tell.send((lost, Instant::now())).unwrap());
+        proxy.black_hole(true);
+        let cut = Instant::now();
+        let (lost, heard) = told.recv_timeout(HANGS).unwrap();
+        assert_eq!(lost.reason(), LossReason::Expired);
+        seen::took("on_lost after a cut, of a thread that blocks", heard - cut, SHORT + SIGNAL, &lag);
+        assert!(heard - cut <= SHORT + SIGNAL + lag.worst(), "{:?}", heard - cut);
+        assert_eq!(ending(lease.check()).reason(), LossReason::Expired);
+        // It finishes what it was about, and another holder is at work.
+        drop(other.lock(NAME).acquire_within(HANGS)?);
+        Ok("42 rows")
+    });
+    assert_eq!(ending(outcome).reason(), LossReason::Expired);
+    proxy.black_hole(false);
+
+    // The same of a key that is gone, by hand.
+    let (lease, mut wire) = (other.lock("by hand").acquire().unwrap(), server.wire());
+    assert!(wire.del("by hand"));
+    let lost = lease.wait_lost(HANGS).unwrap().expect("it is told");
+    assert_eq!(lost.reason(), LossReason::Deleted);
+    assert_says_lost(lease.release(), LossReason::Deleted);
+    // Its own error says more than the loss.
+    let failed = other.lock("by hand").run(|lease| {
+        assert!(wire.del("by hand"));
+        assert!(lease.wait_lost(HANGS)?.is_some());
+        Err::<(), _>(Box::<dyn std::error::Error>::from("the disk is full"))
+    });
+    assert_eq!(failed.unwrap_err().to_string(), "the disk is full");
+}
+
+/// What `run` said, or an error of the lock.
+struct Alone(AtomicBool);
+
+impl Alone {
+    /// Nobody else is in here.
+    fn works(&self) {
+        assert!(!self.0.swap(true, Ordering::SeqCst), "two work at a time");
+        thread::yield_now();
+        assert!(self.0.swap(false, Ordering::SeqCst), "two work at a time");
+    }
+}
+
+fn turns_of_a_hundred_threads(lock: &Lock, what: &str) {
+    const TURNS: u32 = 3;
+    let (alone, all_begin, lag) = (Alone(AtomicBool::new(false)), Barrier::new(100), Lag::start());
+    let longest = thread::scope(|scope| {
+        let takes_turns = || {
+            all_begin.wait();
+            let mut longest = Duration::ZERO;
+            for _ in 0..TURNS {
+                let began = Instant::now();
+                let lease = lock.acquire_within(HANGS).expect("its turn comes");
+                longest = longest.max(began.elapsed());
+                alone.works();
+                lease.release().unwrap().confirmed();
+            }
+            longest
+        };
+        let threads: Vec<_> = (0..100).map(|_| scope.spawn(takes_turns)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).max()
+    });
+    seen::took(what, longest.unwrap(), HANGS, &lag);
+}
+
+#[test]
+fn f79_of_a_hundred_threads_none_starves() {
+    let server = Server::start();
+    let leases = program(server.url());
+    turns_of_a_hundred_threads(&leases.lock(NAME), "the longest wait of 100 threads");
+    turns_of_a_hundred_threads(&leases.lock(NAME).fair(true), "the longest wait of 100 threads, a fair lock");
+    assert_eq!(leases.lock(NAME).waiters(), Ok(vec![]));
+}
+
+#[test]
+fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
+    const THREADS: u32 = 20;
+    const CYCLES: u32 = 50;
+    let server = Server::start();
+    // Two programs of ten threads; a floor would stay.
+    let programs: Vec<Leases> = (0..2)
+        .map(|_| Leases::builder().url(server.url()).fence_memory(Duration::ZERO).ttl(LONG).build().unwrap())
+        .collect();
+    let (names, done) = (["account:1", "account:2"], AtomicU32::new(0));
+    let alone = names.map(|_| Alone(AtomicBool::new(false)));
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (leases, names, alone, done) = (&programs[thread as usize % 2], &names, &alone, &done);
+            scope.spawn(move || {
+                for cycle in 0..CYCLES {
+                    let lease = |name: usize| leases.lock(names[name]).acquire_within(HANGS).unwrap();
+                    match (thread + cycle) % 5 {
+                        // Both, in the order of their names. One is dropped.
+                        0 | 1 => {
+                            let (first, second) = (lease(0), lease(1));
+                            alone[1].works();
+                            alone[0].works();
+                            second.release().unwrap().confirmed();
+                            drop(first);
+                        }
+                        2 => drop(leases.lock(names[1]).run(|_| {
+                            alone[1].works();
+                            Ok::<_, Error>(())
+                        })),
+                        3 => drop(leases.lock(names[0]).try_acquire().unwrap().inspect(|_| alone[0].works())),
+                        _ => {
+                            let lease = lease(0);
+                            alone[0].works();
+                            lease.release().unwrap().confirmed();
+                        }
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(done.load(Ordering::Relaxed), THREADS * CYCLES);
+    programs.iter().for_each(|leases| leases.close().unwrap());
+    let mut wire = server.wire();
+    eventually(HANGS, "no key is left", || wire.keys("*").is_empty());
+}
+
+#[test]
+fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
+    let leases = Leases::in_memory();
+    let (tell, told) = mpsc::channel();
+    let tells = |what: &'static str| {
+        let tell = tell.clone();
+        move |lost: leasehold::Lost| tell.send((what, lost.reason())).unwrap()
+    };
+    let lock = leases.lock(NAME);
+    for is_dropped in [false, true] {
+        let lease = lock.acquire().unwrap();
+        lease.on_lost(tells("released"));
+        lease.handle().on_lost(tells("released"));
+        if is_dropped {
+            drop(lease);
+        } else {
+            lease.release().unwrap().confirmed();
+        }
+    }
+    let lease = lock.acquire().unwrap();
+    lease.on_lost(|_| panic!("a callback that panics, as it is meant to"));
+    lease.on_lost(tells("before"));
+    assert_eq!(lease.wait_lost(Duration::ZERO), Ok(None));
+    assert_eq!(lease.wait_lost(Duration::from_millis(1)), Ok(None));
+    lock.force_release().unwrap();
+    assert_eq!(told.recv_timeout(HANGS), Ok(("before", LossReason::Forced)));
+    lease.on_lost(tells("after"));
+    assert_eq!(told.recv_timeout(HANGS), Ok(("after", LossReason::Forced)));
+    let handle = lease.handle();
+    assert_says_lost(lease.release(), LossReason::Forced);
+    assert_eq!(handle.wait_lost(Duration::ZERO).unwrap().unwrap().reason(), LossReason::Forced);
+
+    // A shutdown asks, and the lease is held: its own end is none that is told.
+    let lease = leases.lock("another job").acquire().unwrap();
+    lease.on_lost(tells("asked"));
+    let shuts_down = thread::spawn(move || leases.shutdown(HANGS));
+    assert_eq!(told.recv_timeout(HANGS), Ok(("asked", LossReason::Closing)));
+    lease.check().unwrap();
+    lease.release().unwrap().confirmed();
+    assert_eq!(shuts_down.join().unwrap(), Ok(0));
+    drop(tell);
+    let late: Vec<_> = told.iter().collect();
+    assert!(late.is_empty(), "{late:?}");
+}
+
+#[test]
+fn a_close_on_another_thread_ends_the_waits() {
+    let leases = Leases::in_memory();
+    let lease = leases.lock(NAME).acquire().unwrap();
+    let mut leaders = leases.election(NAME).observe().unwrap();
+    let (waits, waiting) = mpsc::channel();
+    let lock = leases.lock(NAME).on_wait(move |_| waits.send(()).unwrap());
+    let acquires = thread::spawn(move || lock.acquire());
+    waiting.recv_timeout(HANGS).unwrap();
+    let loses = thread::spawn({
+        let handle = lease.handle();
+        move || handle.wait_lost(HANGS)
+    });
+    leases.close().unwrap();
+    assert_eq!(acquires.join().unwrap().unwrap_err(), Error::Closed);
+    assert_eq!(loses.join().unwrap().unwrap().unwrap().reason(), LossReason::Closed);
+    assert_says_lost(lease.release(), LossReason::Closed);
+    while let Some(now) = leaders.next() {
+        now.unwrap();
+    }
+    assert_eq!(leaders.next_within(HANGS), Err(Error::Closed));
+}
+
+#[test]
+fn who_leads_is_heard_by_a_thread() {
+    let server = Server::start();
+    let (candidate, router) = (program(server.url()), program(server.url()));
+    let election = candidate.election(NAME).candidate("host:1");
+    let mut leaders = router.election(NAME).observe().unwrap();
+    let until = |leaders: &mut leasehold::blocking::Leaders, is: &dyn Fn(&Leadership) -> bool| {
+        leaders.map(Result::unwrap).find(|now| is(now)).expect("it is open")
+    };
+    until(&mut leaders, &|now| *now == Leadership::Vacant);
+    assert_eq!(leaders.next_within(Duration::ZERO), Ok(None));
+    let mut terms = Vec::new();
+    let done = election.lead(|term: LeaseHandle| {
+        let is_term = |now: &Leadership| now.leader().is_some_and(|leader| leader.fence() == Some(term.fence()));
+        let now = until(&mut leaders, &is_term);
+        assert_eq!(now.leader().unwrap().label(), Some("host:1"));
+        assert!(is_term(&leaders.now()), "{leaders:?}");
+        terms.push(term.fence());
+        if terms.len() < 3 {
+            // Its term is lost, and it returns: it leads again.
+            router.lock(NAME).force_release().unwrap();
+            assert!(term.wait_lost(HANGS).unwrap().is_some());
+        }
+        terms.len()
+    });
+    assert_eq!(done, Ok(3));
+    assert!(terms.is_sorted() && terms.len() == 3, "{terms:?}");
+    assert_eq!(election.leader(), Ok(None));
+    let next = leaders.next_within(HANGS).unwrap();
+    assert!(next.is_some_and(|now| now.leader().is_none()), "it has resigned");
+}
+
+/// Work on a thread may use all of the API, its own lock included.
+#[test]
+fn waits_may_nest() {
+    let server = Server::start();
+    let leases = program(server.url());
+    let (outer, inner) = (leases.lock("outer"), leases.lock("inner"));
+    let woken = Arc::new(AtomicU32::new(0));
+    let sum = outer.run(|first| {
+        first.renew()?;
+        let asks = leases.lock("outer").on_wait({
+            let (inner, woken) = (inner.clone(), woken.clone());
+            move |_| {
+                drop(inner.acquire().unwrap());
+                woken.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        assert!(asks.try_acquire()?.is_none());
+        let second = inner.run(|second| Ok::<_, Error>(second.hold_count()))?;
+        Ok::<_, Error>(first.hold_count() + second)
+    });
+    assert_eq!((sum, woken.load(Ordering::Relaxed)), (Ok(2), 1));
+}
