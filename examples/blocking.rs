@@ -1,9 +1,9 @@
 //! Threads without async: `leasehold::blocking` has the same calls, and each of them waits.
 //!
-//! The trap: nothing can stop a thread from outside. `run` says at its end that the lease was lost, and the work has gone on
-//! until then, beside another holder's. So it asks `check()` before each step, and a step is well below the TTL. A thread
-//! that waits for a lock cannot be stopped either: give it a limit. (In an async program move a lease into `spawn_blocking`,
-//! as `blocking::Lease::from(lease)`.)
+//! The trap: nothing can stop a thread from outside. `run` says at its end that the lease was lost, and the work has
+//! gone on until then, beside another holder's. So it asks `check()` before each step, and a step is well below the
+//! TTL. A thread that waits for a lock cannot be stopped either: give it a limit. (In an async program move a lease
+//! into `spawn_blocking`, as `blocking::Lease::from(lease)`.)
 //!
 //! ```text
 //! cargo run --example blocking

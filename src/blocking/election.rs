@@ -61,12 +61,12 @@ impl Election {
         wait(self.0.campaign())?.map(Lease)
     }
 
-    /// Campaigns, does the work of a leader on this thread, and campaigns again when the term was lost. It ends when `work`
-    /// returns while its term holds, and then resigns.
+    /// Campaigns, does the work of a leader on this thread, and campaigns again when the term was lost. It ends when
+    /// `work` returns while its term holds, and then resigns.
     ///
-    /// **It cannot stop the work.** `work` asks [`is_held`](LeaseHandle::is_held) or [`check`](LeaseHandle::check) between two
-    /// steps, and returns when the term is lost; what it returns then is dropped, and it is called again in its next term.
-    /// When it is [asked to stop](super::Leases::shutdown) its term holds still.
+    /// **It cannot stop the work.** `work` asks [`is_held`](LeaseHandle::is_held) or [`check`](LeaseHandle::check)
+    /// between two steps, and returns when the term is lost; what it returns then is dropped, and it is called again in
+    /// its next term. When it is [asked to stop](super::Leases::shutdown) its term holds still.
     ///
     /// ```
     /// # use leasehold::{Error, blocking::Leases};
@@ -112,8 +112,8 @@ impl Election {
 wrapper! {
     /// Who leads, as it changes: as [`leasehold::Leaders`](crate::Leaders).
     ///
-    /// It is an [`Iterator`] that waits for the next change, and ends when the [`Leases`](super::Leases) are closed. Its only
-    /// error is [`Error::Config`], on a runtime's thread.
+    /// It is an [`Iterator`] that waits for the next change, and ends when the [`Leases`](super::Leases) are closed.
+    /// Its only error is [`Error::Config`], on a runtime's thread.
     #[derive(Clone)]
     #[must_use = "iterate to hear who leads"]
     Leaders

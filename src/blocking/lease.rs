@@ -1,31 +1,19 @@
 //! A held lock, in the blocking API.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    time::Duration,
-};
+use std::time::Duration;
 
-use leasehold_protocol::{fence::Fence, loss::LossReason};
-use parking_lot::Mutex;
+use leasehold_protocol::{fence::Fence, ticket::Ticket};
 use tokio_util::sync::CancellationToken;
 
-use super::{wait, wait_within};
-use crate::{
-    error::Error,
-    foreign::{Job, hand_over},
-    lost::Lost,
-    released::Released,
-    status::Status,
-};
+use super::{on_lost, wait, wait_within};
+use crate::{error::Error, lost::Lost, released::Released, status::Status};
 
 wrapper! {
-    /// A held lock, as [`leasehold::Lease`](crate::Lease): from the acquire until [`release`](Self::release), loss or drop.
+    /// A held lock, as [`leasehold::Lease`](crate::Lease): from the acquire until [`release`](Self::release), loss or
+    /// drop.
     ///
-    /// The keeper extends it, whatever this thread does. Dropping it releases the lock in the background and never waits,
-    /// during a panic neither.
+    /// The keeper extends it, whatever this thread does. Dropping it releases the lock in the background and never
+    /// waits, during a panic neither.
     #[must_use = "a lease that is dropped is released"]
     Lease
 }
@@ -53,8 +41,8 @@ macro_rules! view {
                 hold_count -> usize;
             }
 
-            /// Whether the lease holds right now: [`LeaseHandle::check`](crate::LeaseHandle::check). Ask it before each step
-            /// that only the holder may do.
+            /// Whether the lease holds right now: [`LeaseHandle::check`](crate::LeaseHandle::check). Ask it before each
+            /// step that only the holder may do.
             ///
             /// # Errors
             ///
@@ -69,8 +57,9 @@ macro_rules! view {
                 wait(self.0.renew())?
             }
 
-            /// Waits until the lease ends or its holder is asked to stop, as [`LeaseHandle::lost`](crate::LeaseHandle::lost)
-            /// does, for at most `limit`; `None` if it has not by then. Zero looks, and does not wait.
+            /// Waits until the lease ends or its holder is asked to stop, as
+            /// [`LeaseHandle::lost`](crate::LeaseHandle::lost) does, for at most `limit`; `None` if it has not by then.
+            /// Zero looks, and does not wait.
             ///
             /// ```
             /// # use std::time::Duration;
@@ -91,11 +80,12 @@ macro_rules! view {
                 wait_within(&self.view().client.host, limit, self.0.lost())
             }
 
-            /// Calls `tell` once when the lease is lost, or its holder is asked to stop ([`Lost::is_over`] tells which); never
-            /// when it is released or dropped. If that was before, it is called all the same.
+            /// Calls `tell` once when the lease is lost, or its holder is asked to stop ([`Lost::is_over`] tells
+            /// which); never when it is released, dropped or handed over. If that was before, it is called all the
+            /// same.
             ///
-            /// It is called on a thread of the library, where it may block: no other lease waits for it. It must not take
-            /// its time nevertheless, for the lease may be another holder's already. A panic in it ends there.
+            /// It is called on a thread of the library, where it may block: no other lease waits for it. It must not
+            /// take its time nevertheless, for the lease may be another holder's already. A panic in it ends there.
             ///
             /// ```
             /// # use std::sync::{Arc, atomic::{AtomicBool, Ordering}};
@@ -111,9 +101,7 @@ macro_rules! view {
             /// # lease.release()?; assert!(!stop.load(Ordering::Relaxed)); Ok(()) }
             /// ```
             pub fn on_lost(&self, tell: impl FnOnce(Lost) + Send + 'static) {
-                let waiting = (Box::pin(self.0.lost()) as Pin<Box<_>>, Box::new(tell) as Box<_>);
-                let telling = Arc::new(Telling(Mutex::new(Some(waiting))));
-                hand_over(Job::Step(Box::new(move || telling.wake())));
+                on_lost(self.0.lost(), tell);
             }
         }
     };
@@ -153,7 +141,20 @@ impl Lease {
         wait(self.0.release_keeping(keep))?
     }
 
-    /// Runs `work` on this thread, then releases the lock. It cannot stop the work: see [`Lock::run`](super::Lock::run).
+    /// Ends the lease here, and gives the ticket with which another process [adopts](super::Lock::adopt) the lock,
+    /// without a wait: [`Lease::into_ticket`](crate::Lease::into_ticket).
+    pub fn into_ticket(self) -> Result<Ticket, Error> {
+        self.0.into_ticket()
+    }
+
+    /// A ticket for whoever takes over when this process has died: [`Lease::ticket`](crate::Lease::ticket).
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.0.ticket()
+    }
+
+    /// Runs `work` on this thread, then releases the lock. It cannot stop the work: see
+    /// [`Lock::run`](super::Lock::run).
     ///
     /// # Errors
     ///
@@ -172,26 +173,5 @@ impl LeaseHandle {
     /// [`LeaseHandle::share`](crate::LeaseHandle::share).
     pub fn share(&self) -> Result<Lease, Error> {
         self.0.share().map(Lease)
-    }
-}
-
-/// A loss to come, and whom to tell.
-type Waiting = (Pin<Box<dyn Future<Output = Lost> + Send>>, Box<dyn FnOnce(Lost) + Send>);
-
-/// Waits for a loss without a thread or a task of its own: the future is polled where it is woken, which is a waking thread
-/// (invariant 4 of `crate::foreign`).
-struct Telling(Mutex<Option<Waiting>>);
-
-impl Wake for Telling {
-    fn wake(self: Arc<Self>) {
-        let mut waiting = self.0.lock();
-        let Some((lost, _)) = &mut *waiting else { return };
-        let waker = Waker::from(self.clone());
-        let Poll::Ready(lost) = lost.as_mut().poll(&mut Context::from_waker(&waker)) else { return };
-        let told = waiting.take();
-        drop(waiting);
-        if let Some((_, tell)) = told.filter(|_| lost.reason() != LossReason::Released) {
-            tell(lost);
-        }
     }
 }

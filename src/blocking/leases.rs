@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use leasehold_protocol::node_status::NodeStatus;
 
-use super::{Builder, Election, Guarded, Lock, Scope, wait};
+use super::{Builder, Election, Guarded, Lock, MultiLock, Scope, wait};
 use crate::{capabilities::Capabilities, deployment::ReplicaFacts, error::Error};
 
 wrapper! {
-    /// As [`leasehold::Leases`](crate::Leases), into which it converts and from which it comes. Cheap to clone: make one
-    /// per process.
+    /// As [`leasehold::Leases`](crate::Leases), into which it converts and from which it comes. Cheap to clone: make
+    /// one per process.
     ///
     /// ```
     /// # fn main() -> Result<(), leasehold::Error> {
@@ -67,6 +67,11 @@ impl Leases {
         Election(self.0.election(name))
     }
 
+    /// These locks, acquired together: all of them or none. Nothing is sent yet.
+    pub fn multi_lock(&self, locks: impl IntoIterator<Item = Lock>) -> MultiLock {
+        MultiLock(self.0.multi_lock(locks.into_iter().map(Into::into)))
+    }
+
     /// A value that refuses writers from the past, by their fence.
     #[must_use]
     pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
@@ -118,8 +123,8 @@ impl Leases {
         wait(self.0.shutdown(limit))
     }
 
-    /// Ends everything now that came from this and its clones: [`Leases::close`](crate::Leases::close). Waits for locks,
-    /// on other threads, end at once.
+    /// Ends everything now that came from this and its clones: [`Leases::close`](crate::Leases::close). Waits for
+    /// locks, on other threads, end at once.
     ///
     /// # Errors
     ///

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::holder::Holder;
+use leasehold_protocol::{holder::Holder, ticket::Ticket};
 
 use super::{Lease, LeaseHandle, wait};
 use crate::{error::Error, owner::Owner, waiter::Waiter};
 
 wrapper! {
-    /// As [`leasehold::Lock`](crate::Lock). It has no [`grace`](crate::Lock::grace): nothing drops the work here, which may
-    /// take what [`remaining`](LeaseHandle::remaining) says to tidy up.
+    /// As [`leasehold::Lock`](crate::Lock). It has no [`grace`](crate::Lock::grace): nothing drops the work here, which
+    /// may take what [`remaining`](LeaseHandle::remaining) says to tidy up.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -67,6 +67,11 @@ impl Lock {
         Ok(wait(self.0.try_acquire())??.map(Lease))
     }
 
+    /// Goes on with the lock of the lease that the ticket was made from: [`Lock::adopt`](crate::Lock::adopt).
+    pub fn adopt(&self, ticket: Ticket) -> Result<Lease, Error> {
+        wait(self.0.adopt(ticket))?.map(Lease)
+    }
+
     /// Acquires the lock, runs `work` under it on this thread, and releases it.
     ///
     /// **It cannot stop the work.** The lease is checked before and after: if it was lost meanwhile, the end is
@@ -89,8 +94,8 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     ///
-    /// With a loss the value of the work is gone: after [`Error::Lost`] nobody shall take it for that of a holder. If you
-    /// need it all the same, such as the number of a payment that was made, take the three steps yourself:
+    /// With a loss the value of the work is gone: after [`Error::Lost`] nobody shall take it for that of a holder. If
+    /// you need it all the same, such as the number of a payment that was made, take the three steps yourself:
     ///
     /// ```
     /// # use leasehold::{Error, blocking::{Leases, LeaseHandle}};

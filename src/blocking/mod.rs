@@ -21,33 +21,34 @@
 //!
 //! # What is the same
 //!
-//! Names, options, errors and promises are those of the async API, to whose pages each call links. It is that API, which
-//! the calling thread polls and parks for. The keeper renews leases and tells of losses, whatever your threads do, and has
-//! all timers. There is no runtime besides its own, and no second way to wait.
+//! Names, options, errors and promises are those of the async API, to whose pages each call links. It is that API,
+//! which the calling thread polls and parks for. The keeper renews leases and tells of losses, whatever your threads
+//! do, and has all timers. There is no runtime besides its own, and no second way to wait.
 //!
 //! # What is not
 //!
 //! - **Nothing stops work from outside.** A loss is found by whoever looks: [`Lease::check`] between two steps,
 //!   [`Lease::wait_lost`] on a thread beside the work, [`Lease::on_lost`], or a
 //!   [token](Lease::cancellation_token). [`Lock::run`] says at the end that the lease was lost. So there is no `grace`.
-//! - **A call that waits ends by itself only**, since a thread cannot be dropped as a future can. Bound the wait for a lock
-//!   with [`Lock::acquire_within`]. [`Leases::close`] and [`Leases::shutdown`] on another thread end all waits for locks
-//!   with [`Error::Closed`].
-//! - **A lease that is dropped, by a panic too, never waits.** It is released in the background. A program that exits right
-//!   after that may leave the key for a TTL: [`Lease::release`] waits, and so does [`Leases::close`].
+//! - **A call that waits ends by itself only**, since a thread cannot be dropped as a future can. Bound the wait for a
+//!   lock with [`Lock::acquire_within`]. [`Leases::close`] and [`Leases::shutdown`] on another thread end all waits for
+//!   locks with [`Error::Closed`](crate::Error::Closed).
+//! - **A lease that is dropped, by a panic too, never waits.** It is released in the background. A program that exits
+//!   right after that may leave the key for a TTL: [`Lease::release`] waits, and so does [`Leases::close`].
 //! - **The default [`Owner`](crate::Owner) of an acquire is the thread.**
 //! - The keeper is always [a thread of its own](crate::Keeper::Thread).
 //!
 //! # On a runtime's thread
 //!
-//! A thread that runs the tasks of a Tokio runtime must not wait: the other tasks would stand still, and perhaps the one
-//! that is waited for. There each call that could wait is an [`Error::Config`], which names the async API. That is so in
-//! every `async` block, `block_on` included. It is not so inside `spawn_blocking` and `block_in_place`, where Tokio lets a
-//! thread wait, nor on a thread that has only [entered](tokio::runtime::Handle::enter) a runtime. Calls that do not wait,
-//! such as [`Lease::check`], and drops are allowed everywhere.
+//! A thread that runs the tasks of a Tokio runtime must not wait: the other tasks would stand still, and perhaps the
+//! one that is waited for. There each call that could wait is an [`Error::Config`](crate::Error::Config), which names
+//! the async API. That is so in every `async` block, `block_on` included. It is not so inside `spawn_blocking` and
+//! `block_in_place`, where Tokio lets a thread wait, nor on a thread that has only
+//! [entered](tokio::runtime::Handle::enter) a runtime. Calls that do not wait, such as [`Lease::check`], and drops are
+//! allowed everywhere.
 //!
-//! Inside of [`unconstrained`](tokio::task::unconstrained) Tokio does not tell the two apart, and a call waits. Executors
-//! of others than Tokio are not noticed either.
+//! Inside of [`unconstrained`](tokio::task::unconstrained) Tokio does not tell the two apart, and a call waits.
+//! Executors of others than Tokio are not noticed either.
 
 use std::fmt;
 
@@ -107,10 +108,11 @@ mod guarded;
 mod lease;
 mod leases;
 mod lock;
+mod multi_lock;
+mod on_lost;
 mod scope;
 mod wait;
 
-use self::wait::{wait, wait_within};
 pub use self::{
     builder::Builder,
     election::{Election, Leaders},
@@ -118,7 +120,10 @@ pub use self::{
     lease::{Lease, LeaseHandle},
     leases::Leases,
     lock::Lock,
+    multi_lock::{MultiLease, MultiLeaseHandle, MultiLock},
     scope::Scope,
 };
-#[cfg(doc)]
-use crate::Error;
+use self::{
+    on_lost::on_lost,
+    wait::{wait, wait_within},
+};

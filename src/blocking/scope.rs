@@ -1,6 +1,6 @@
 //! A part of a program, or a tenant of it, in the blocking API.
 
-use super::{Election, Guarded, Lock, wait};
+use super::{Election, Guarded, Lock, MultiLock, wait};
 use crate::error::Error;
 
 wrapper! {
@@ -26,6 +26,11 @@ impl Scope {
     /// The election of this name.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election(self.0.election(name))
+    }
+
+    /// These locks, acquired together: all of them or none. Nothing is sent yet.
+    pub fn multi_lock(&self, locks: impl IntoIterator<Item = Lock>) -> MultiLock {
+        MultiLock(self.0.multi_lock(locks.into_iter().map(Into::into)))
     }
 
     /// A value that refuses writers from the past.

@@ -35,8 +35,8 @@ pub(super) fn wait_within<F: Future>(host: &Host, limit: Duration, call: F) -> R
 
 /// Whether this thread is polling tasks of a Tokio runtime, which would stand still.
 ///
-/// Tokio does not tell. But it gives each poll of a task, and of what `block_on` runs, a budget, which comes to an end; the code
-/// in `spawn_blocking` and `block_in_place` has none. So this spends the budget, and puts it back.
+/// Tokio does not tell. But it gives each poll of a task, and of what `block_on` runs, a budget, which comes to an end;
+/// the code in `spawn_blocking` and `block_in_place` has none. So this spends the budget, and puts it back.
 fn runs_a_runtime() -> bool {
     /// More than any budget. Tokio keeps it in a byte.
     const MORE: usize = 300;

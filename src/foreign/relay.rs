@@ -1,8 +1,8 @@
 //! The relay between a foreign waker and the keeper.
 //!
-//! A public future is polled with the caller's waker if that is trusted: one of a tokio task, of tokio's `block_on`, or of
-//! our own parker. These only put something in a queue and unpark a thread. For any other waker the future is polled with a relay,
-//! which calls and drops the foreign waker where that may be done.
+//! A public future is polled with the caller's waker if that is trusted: one of a tokio task, of tokio's `block_on`, or
+//! of our own parker. These only put something in a queue and unpark a thread. For any other waker the future is polled
+//! with a relay, which calls and drops the foreign waker where that may be done.
 
 use std::{
     future::Future,

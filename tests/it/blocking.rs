@@ -51,6 +51,14 @@ fn each_is_refused(url: &str, leases: &Leases, lease: Lease, mut leaders: leaseh
     assert_refused(lock.run(|_| starts()));
     assert_refused(lock.run_within(second, |_| starts()));
     assert_refused(lock.try_run(|_| starts()));
+    assert_refused(lock.adopt(lease.ticket()));
+    let both = leases.multi_lock([lock.clone()]);
+    assert_refused(both.acquire());
+    assert_refused(both.acquire_within(second));
+    assert_refused(both.try_acquire());
+    assert_refused(both.run(|_| starts()));
+    assert_refused(both.run_within(second, |_| starts()));
+    assert_refused(both.try_run(|_| starts()));
     assert_refused(lock.holder());
     assert_refused(lock.waiters());
     assert_refused(lock.force_release());
@@ -282,9 +290,19 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
             scope.spawn(move || {
                 for cycle in 0..CYCLES {
                     let lease = |name: usize| leases.lock(names[name]).acquire_within(HANGS).unwrap();
-                    match (thread + cycle) % 5 {
-                        // Both, in the order of their names. One is dropped.
-                        0 | 1 => {
+                    match (thread + cycle) % 6 {
+                        // Both, named in either order.
+                        0 => {
+                            let order = if thread % 4 < 2 { [0, 1] } else { [1, 0] };
+                            let both = leases.multi_lock(order.map(|name| leases.lock(names[name])));
+                            let worked = both.run_within(HANGS, |held| {
+                                alone.iter().for_each(Alone::works);
+                                held.check()
+                            });
+                            worked.unwrap();
+                        }
+                        // Both by hand, in the order of their names. One is dropped.
+                        1 => {
                             let (first, second) = (lease(0), lease(1));
                             alone[1].works();
                             alone[0].works();
@@ -333,6 +351,9 @@ fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
         }
     }
     let lease = lock.acquire().unwrap();
+    lease.on_lost(tells("handed over"));
+    drop(lock.adopt(lease.into_ticket().unwrap()).unwrap());
+    let lease = lock.acquire().unwrap();
     lease.on_lost(|_| panic!("a callback that panics, as it is meant to"));
     lease.on_lost(tells("before"));
     assert_eq!(lease.wait_lost(Duration::ZERO), Ok(None));
@@ -356,6 +377,29 @@ fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
     drop(tell);
     let late: Vec<_> = told.iter().collect();
     assert!(late.is_empty(), "{late:?}");
+}
+
+#[test]
+fn the_first_of_several_leases_that_is_lost_is_told() {
+    let leases = Leases::in_memory();
+    let names = ["one", "two"];
+    let both = leases.multi_lock(names.map(|name| leases.lock(name)));
+    let (tell, told) = mpsc::channel();
+    let held = both.acquire().unwrap();
+    let fences: Vec<_> = names.iter().map(|name| held.fence(name)).collect();
+    assert_eq!(held.leases().iter().map(|lease| Some(lease.fence())).collect::<Vec<_>>(), fences);
+    let handle = held.handle();
+    handle.on_lost(move |lost| tell.send(lost).unwrap());
+    assert_eq!(held.wait_lost(Duration::ZERO), Ok(None));
+    assert!(leases.lock("two").try_acquire().unwrap().is_none());
+    leases.lock("two").force_release().unwrap();
+    let lost = held.wait_lost(HANGS).unwrap().expect("it is told");
+    assert_eq!((lost.name(), lost.reason()), ("two", LossReason::Forced));
+    assert_eq!((told.recv_timeout(HANGS), ending(handle.check())), (Ok(lost.clone()), lost));
+    assert_says_lost(held.release(), LossReason::Forced);
+    for lease in both.acquire().unwrap().into_leases() {
+        lease.release().unwrap().confirmed();
+    }
 }
 
 #[test]

@@ -1,0 +1,44 @@
+//! Telling the program of a loss without a thread or a task of its own.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use leasehold_protocol::loss::LossReason;
+use parking_lot::Mutex;
+
+use crate::{
+    foreign::{Job, hand_over},
+    lost::Lost,
+};
+
+/// Calls `tell` with the loss, on a waking thread; never if the end is none.
+pub(super) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: impl FnOnce(Lost) + Send + 'static) {
+    let waiting: Waiting = (Box::pin(lost), Box::new(tell));
+    let telling = Arc::new(Telling(Mutex::new(Some(waiting))));
+    hand_over(Job::Step(Box::new(move || telling.wake())));
+}
+
+/// A loss to come, and whom to tell.
+type Waiting = (Pin<Box<dyn Future<Output = Lost> + Send>>, Box<dyn FnOnce(Lost) + Send>);
+
+/// The future is polled where it is woken, which is a waking thread (invariant 4 of `crate::foreign`).
+struct Telling(Mutex<Option<Waiting>>);
+
+impl Wake for Telling {
+    fn wake(self: Arc<Self>) {
+        let mut waiting = self.0.lock();
+        let Some((lost, _)) = &mut *waiting else { return };
+        let waker = Waker::from(self.clone());
+        let Poll::Ready(lost) = lost.as_mut().poll(&mut Context::from_waker(&waker)) else { return };
+        let told = waiting.take();
+        drop(waiting);
+        let is_loss = !matches!(lost.reason(), LossReason::Released | LossReason::HandedOver);
+        if let Some((_, tell)) = told.filter(|_| is_loss) {
+            tell(lost);
+        }
+    }
+}
