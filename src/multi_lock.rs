@@ -25,9 +25,9 @@ mod lease;
 ///
 /// Others may want the same locks in another order, and nobody ever waits in a circle. All locks are tried at the same time,
 /// so free ones take one round trip. If some are held, it keeps those that come before the first held one in the order of
-/// their keys, gives the rest back, and waits for that one. All processes have the same order, whatever prefixes and
-/// [scopes](crate::Scope) they use. Only what you hold *beside* it can still make a circle, so acquire together what you hold
-/// together.
+/// their keys, gives the rest back, and waits for that one. One that is lost meanwhile is acquired again. All processes have
+/// the same order, whatever prefixes and [scopes](crate::Scope) they use. Only what you hold *beside* it can still make a
+/// circle, so acquire together what you hold together.
 ///
 /// Each lock has its own options: `ttl`, `fair`, `max_hold`, `grace`, `owner`, `reentrant`, `lock_delay`, `label`.
 /// [`keep_for`](Lock::keep_for) counts from the moment when all are held. A lock that is given back before that leaves

@@ -86,8 +86,9 @@ async fn f77_nobody_waits_in_a_circle() {
 }
 
 /// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. With
-/// `held`, the middle one of its locks is held, and released as soon as it is waited for. Returns the names that were used.
-async fn drop_after_each_poll(ours: &Leases, theirs: &Leases, held: bool, dropped: Dropped) -> Vec<String> {
+/// `held`, the middle one of its locks is held, and released as soon as it is waited for. Returns the names that were used, and
+/// how many polls it took to be ready.
+async fn drop_after_each_poll(ours: &Leases, theirs: &Leases, held: bool, dropped: Dropped) -> (Vec<String>, usize) {
     const MOST_POLLS: usize = 300;
     let mut all = Vec::new();
     for polls in 1..=MOST_POLLS {
@@ -118,8 +119,7 @@ async fn drop_after_each_poll(ours: &Leases, theirs: &Leases, held: bool, droppe
             for name in &names {
                 theirs.lock(name).force_release().await.unwrap();
             }
-            assert!(polls > 1, "nothing was dropped in the middle");
-            return all;
+            return (all, polls);
         }
     }
     panic!("not ready after {MOST_POLLS} polls");
@@ -131,13 +131,17 @@ fn f77_acquires_dropped_after_any_poll_leave_nothing() {
     const UNDO: Duration = Duration::from_secs(4);
     let server = Server::start();
     for runtime in [one_thread(), two_workers()] {
+        // With one thread a reply never comes during a poll.
+        let fewest = if runtime.metrics().num_workers() == 1 { 2 } else { 1 };
         runtime.block_on(async {
             let ours = Leases::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
             let theirs = program_with(server.url(), LONG).await;
             let mut names = Vec::new();
             for dropped in [Dropped::AtOnce, Dropped::WhenWoken] {
                 for held in [false, true] {
-                    names.extend(drop_after_each_poll(&ours, &theirs, held, dropped).await);
+                    let (used, polls) = drop_after_each_poll(&ours, &theirs, held, dropped).await;
+                    assert!(polls >= fewest, "nothing was dropped in the middle");
+                    names.extend(used);
                 }
             }
             seen::counted("multi-locks dropped at some poll", names.len() / 3);
@@ -167,6 +171,7 @@ async fn f77_a_lost_one_is_told_and_the_others_are_renewed_until_the_release() {
     let lost = within(HANGS, "the loss", held.lost()).await;
     assert!(deleted.elapsed() <= PROMPT + lag.worst(), "{:?}", deleted.elapsed());
     assert_eq!((lost.name(), lost.reason()), ("b", LossReason::Deleted));
+    assert!(held.cancellation_token().is_cancelled(), "one that is made later");
     tokio::time::sleep(SHORT * 2).await;
     assert!(held.leases().iter().filter(|lease| lease.is_held()).map(leasehold::Lease::name).eq(["a", "c"]));
     assert_eq!(lock_keys(&mut server.wire()), ["a", "c"]);
@@ -343,7 +348,8 @@ async fn what_is_released_while_the_server_is_away_is_told_by_name() {
     server.stop();
     let (held, lost) = tokio::join!(held.release(), lost.release());
     let Released::Unconfirmed(why) = held.unwrap() else { panic!("it is confirmed") };
-    assert!(why.to_string().starts_with("\"a\", \"b\": the release is not confirmed"), "{why}");
+    let why = why.to_string();
+    assert!(["\"a\"", "\"b\"", ": the release is not confirmed"].iter().all(|part| why.contains(part)), "{why}");
     assert_eq!(ending(lost).name(), "c", "it says more than that the other's release is not confirmed");
     server.cont();
     keys_are(&server, &[]).await;
