@@ -4,7 +4,7 @@
 //!
 //! 1. While one lock is waited for, none is held that comes after it. The order is that of the keys, the same in every
 //!    process. So no circle of processes can wait for each other.
-//! 2. What is held is held here, and nowhere else: whatever ends the acquire drops it.
+//! 2. The leases are here, and nowhere else: whatever ends the acquire drops them.
 //! 3. All that are missing are tried at the same time, so one round trip is enough when they are free. A lock that was lost
 //!    meanwhile is missing again.
 
@@ -54,7 +54,7 @@ pub fn in_order<L>(mut locks: Vec<(Key, L)>) -> Result<Vec<L>, Unfit> {
     twice.map_or_else(|| Ok(locks.into_iter().map(|(_, lock)| lock).collect()), |name| Err(Unfit::Twice(name)))
 }
 
-/// What to do next. Locks are known by their place in the order.
+/// The next step. Locks are known by their place in the order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
     /// To try these, all at the same time.
@@ -86,7 +86,7 @@ impl<L> MultiLock<L> {
         }
     }
 
-    /// What comes next, once all that was to be tried or waited for has an outcome. Lets go of what may not be held meanwhile
+    /// The next step, once all that was to be tried or waited for has an outcome. Lets go of what may not be held meanwhile
     /// (invariant 1), and of what is not `held` any more.
     pub fn next(&mut self, is_held: impl Fn(&L) -> bool) -> Next {
         for held in &mut self.held {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever wants what, and in whatever order they take their steps: all come to an end.
+        /// All come to an end, whoever wants what, and in whatever order they take their steps.
         #[test]
         fn nobody_waits_in_a_circle(
             wants in proptest::collection::vec(proptest::collection::btree_set(0_usize..5, 1..5), 2..5),

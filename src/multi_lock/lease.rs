@@ -259,7 +259,7 @@ macro_rules! view {
                 if is_new {
                     view.cancel_at_the_end(parent.clone());
                 }
-                // What has ended by now is not waited for.
+                // Nobody has to wait for an end that is there by now.
                 if self.lost().now_or_never().is_some() {
                     parent.cancel();
                 }
@@ -286,7 +286,7 @@ async fn first<F: Future<Output = Lost>>(mut ends: FuturesUnordered<F>) -> Lost 
     }
 }
 
-/// What the releases of several leases came to together.
+/// The outcome of several releases together.
 fn together(released: Vec<(String, Result<Released, Error>)>) -> Result<Released, Error> {
     let mut lost = Vec::new();
     // Mostly all have the same reason.
