@@ -36,7 +36,7 @@
 //! - **A lease that is dropped, by a panic too, never waits.** It is released in the background. A program that exits
 //!   right after that may leave the key for a TTL: [`Lease::release`] waits, and so does [`Leases::close`].
 //! - **The default [`Owner`](crate::Owner) of an acquire is the thread.**
-//! - The keeper is always [a thread of its own](crate::Keeper::Thread).
+//! - The keeper of a [`Builder`] here is always [a thread of its own](crate::Keeper::Thread).
 //!
 //! # On a runtime's thread
 //!
