@@ -110,7 +110,7 @@ impl Election {
 }
 
 wrapper! {
-    /// Who leads, as it changes: as [`leasehold::Leaders`](crate::Leaders).
+    /// The leader, as it changes: as [`leasehold::Leaders`](crate::Leaders).
     ///
     /// It is an [`Iterator`] that waits for the next change, and ends when the [`Leases`](super::Leases) are closed.
     /// Its only error is [`Error::Config`], on a runtime's thread.
