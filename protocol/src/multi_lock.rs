@@ -163,7 +163,9 @@ mod tests {
     fn what_comes_before_the_first_that_is_busy_is_kept_and_the_rest_let_go_of() {
         let mut multi = MultiLock::new(4);
         assert_eq!(multi.next(|_| true), Next::Try(vec![0, 1, 2, 3]));
-        [0, 2, 3].into_iter().for_each(|at| multi.got(at, at));
+        for at in [0, 2, 3] {
+            multi.got(at, at);
+        }
         assert_eq!(multi.next(|_| true), Next::Wait(1));
         assert_eq!(multi.held, [Some(0), None, None, None]);
         multi.got(1, 1);

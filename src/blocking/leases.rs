@@ -99,6 +99,7 @@ impl Leases {
     }
 
     /// See [`Leases::capabilities_of_each`](crate::Leases::capabilities_of_each).
+    #[allow(clippy::type_complexity, reason = "of the async one the `async` hides it")]
     pub fn capabilities_of_each(&self) -> Result<Vec<(NodeStatus, Result<Capabilities, Error>)>, Error> {
         wait(self.0.capabilities_of_each())?
     }

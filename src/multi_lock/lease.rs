@@ -73,7 +73,6 @@ impl MultiLease {
     }
 
     /// The lease of each lock, in the order of their keys.
-    #[must_use]
     pub fn leases(&self) -> &[Lease] {
         &self.leases
     }

@@ -1,6 +1,7 @@
 //! An observer of a lock in a world where leaders die and resign, and where looks and notifications are late or lost: by
 //! chance, a millisecond at a time.
-#![allow(clippy::unwrap_used, reason = "it is a test")]
+// Helpers of tests may fail like tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use std::time::Duration;
 
