@@ -12,8 +12,9 @@
 
 use std::{
     env,
+    panic::resume_unwind,
     sync::mpsc::{Sender, channel},
-    thread::{self, sleep},
+    thread::{self, ScopedJoinHandle, sleep},
     time::Duration,
 };
 
@@ -42,6 +43,11 @@ fn compress_all(lease: &LeaseHandle, begun: &Sender<()>) -> Result<u32, Error> {
     }
 }
 
+/// The outcome of a thread. A panic goes on here.
+fn ended<T>(worker: ScopedJoinHandle<'_, T>) -> T {
+    worker.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
 fn main() -> Result<(), Error> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
     let leases = Leases::connect(url)?;
@@ -50,7 +56,7 @@ fn main() -> Result<(), Error> {
     // Four threads take turns.
     let steps: Result<u32, Error> = thread::scope(|scope| {
         let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| lock.run(|lease| compress(&lease, 5)))).collect();
-        workers.into_iter().map(|worker| worker.join().expect("it does not panic")).sum()
+        workers.into_iter().map(ended).sum()
     });
     println!("{} steps, of one thread at a time", steps?);
 
@@ -65,9 +71,10 @@ fn main() -> Result<(), Error> {
     let (begun, steps) = channel();
     let job = thread::scope(|scope| {
         let worker = scope.spawn(|| lease.run(|lease| compress_all(&lease, &begun)));
-        steps.recv().expect("it works");
+        // An error if it has ended before: then that says why.
+        let _begun = steps.recv();
         lock.force_release_because("somebody needs it")?;
-        worker.join().expect("it does not panic")
+        ended(worker)
     });
     println!("stopped: {job:?}");
     assert_eq!(job.as_ref().err().and_then(Error::lost).map(Lost::reason), Some(LossReason::Forced));

@@ -99,14 +99,14 @@ async fn adopt(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
                 let lock = leases.lock(format!("ways:{turn}"));
                 let started = Instant::now();
                 let lease = lock.acquire().await?;
-                let acquired = micros(started);
+                let took = micros(started);
                 let ticket = lease.into_ticket()?;
                 let started = Instant::now();
                 let heir = lock.adopt(ticket).await?;
                 let adopted = micros(started);
                 heir.release().await?;
                 if round > 0 {
-                    acquires.push(acquired);
+                    acquires.push(took);
                     adoptions.push(adopted);
                 }
             }
@@ -213,11 +213,11 @@ async fn several(server: &Server, names: u32) -> Result<[f64; 2]> {
         for round in 0..=ROUNDS {
             let started = Instant::now();
             let held = all.acquire().await?;
-            let acquired = micros(started);
+            let took = micros(started);
             let started = Instant::now();
             held.release().await?;
             if round > 0 {
-                acquires.push(acquired / 1e3);
+                acquires.push(took / 1e3);
                 releases.push(micros(started) / 1e3);
             }
         }
