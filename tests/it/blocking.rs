@@ -123,9 +123,7 @@ fn f79_a_call_on_a_runtimes_thread_is_refused_and_sends_nothing() {
 #[test]
 fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
     let server = Server::start();
-    fn cycle(leases: &Leases) {
-        leases.lock(NAME).acquire().unwrap().release().unwrap().confirmed();
-    }
+    let cycle = |leases: &Leases| leases.lock(NAME).acquire().unwrap().release().unwrap().confirmed();
     for runtime in [one_thread(), two_workers()] {
         let url = server.url();
         runtime.block_on(async {
@@ -326,7 +324,9 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
         }
     });
     assert_eq!(done.load(Ordering::Relaxed), THREADS * CYCLES);
-    programs.iter().for_each(|leases| leases.close().unwrap());
+    for leases in &programs {
+        leases.close().unwrap();
+    }
     let mut wire = server.wire();
     eventually(HANGS, "no key is left", || wire.keys("*").is_empty());
 }
@@ -419,7 +419,7 @@ fn a_close_on_another_thread_ends_the_waits() {
     assert_eq!(acquires.join().unwrap().unwrap_err(), Error::Closed);
     assert_eq!(loses.join().unwrap().unwrap().unwrap().reason(), LossReason::Closed);
     assert_says_lost(lease.release(), LossReason::Closed);
-    while let Some(now) = leaders.next() {
+    for now in leaders.by_ref() {
         now.unwrap();
     }
     assert_eq!(leaders.next_within(HANGS), Err(Error::Closed));
