@@ -56,7 +56,7 @@ fn main() -> Result<(), Error> {
     // Four threads take turns.
     let steps: Result<u32, Error> = thread::scope(|scope| {
         let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| lock.run(|lease| compress(&lease, 5)))).collect();
-        workers.into_iter().map(ended).sum()
+        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic))).sum()
     });
     println!("{} steps, of one thread at a time", steps?);
 
@@ -70,11 +70,10 @@ fn main() -> Result<(), Error> {
     lease.on_lost(|lost| println!("told at once, on a thread of the library: {lost}"));
     let (begun, steps) = channel();
     let job = thread::scope(|scope| {
-        let worker = scope.spawn(|| lease.run(|lease| compress_all(&lease, &begun)));
-        // An error if it has ended before: then that says why.
+        let worker = scope.spawn(move || lease.run(|lease| compress_all(&lease, &begun)));
         let _begun = steps.recv();
         lock.force_release_because("somebody needs it")?;
-        ended(worker)
+        worker.join().unwrap_or_else(|panic| resume_unwind(panic))
     });
     println!("stopped: {job:?}");
     assert_eq!(job.as_ref().err().and_then(Error::lost).map(Lost::reason), Some(LossReason::Forced));

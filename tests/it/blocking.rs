@@ -122,8 +122,10 @@ fn f79_a_call_on_a_runtimes_thread_is_refused_and_sends_nothing() {
 
 #[test]
 fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
+    fn cycle(leases: &Leases) {
+        leases.lock(NAME).acquire().unwrap().release().unwrap().confirmed();
+    }
     let server = Server::start();
-    let cycle = |leases: &Leases| leases.lock(NAME).acquire().unwrap().release().unwrap().confirmed();
     for runtime in [one_thread(), two_workers()] {
         let url = server.url();
         runtime.block_on(async {
