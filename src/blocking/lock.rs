@@ -98,12 +98,12 @@ impl Lock {
     /// you need it all the same, such as the number of a payment that was made, take the three steps yourself:
     ///
     /// ```
-    /// # use leasehold::{Error, blocking::{Leases, LeaseHandle}};
-    /// # fn pay(_: &LeaseHandle) -> u32 { 7 }
+    /// # use leasehold::{Error, blocking::{Lease, Leases}};
+    /// # fn pay(_: &Lease) -> u32 { 7 }
     /// # fn main() -> Result<(), Error> {
     /// # let lock = Leases::in_memory().lock("invoice:17");
     /// let lease = lock.acquire()?;
-    /// let payment = pay(lease.as_handle());
+    /// let payment = pay(&lease);
     /// if let Err(lost) = lease.release() {
     ///     eprintln!("payment {payment} was made, and another holder may have made one too: {lost}");
     /// }
