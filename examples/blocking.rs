@@ -14,7 +14,7 @@ use std::{
     env,
     panic::resume_unwind,
     sync::mpsc::{Sender, channel},
-    thread::{self, ScopedJoinHandle, sleep},
+    thread::{self, sleep},
     time::Duration,
 };
 
@@ -41,11 +41,6 @@ fn compress_all(lease: &LeaseHandle, begun: &Sender<()>) -> Result<u32, Error> {
         // For `main` below.
         let _heard = begun.send(());
     }
-}
-
-/// The outcome of a thread. A panic goes on here.
-fn ended<T>(worker: ScopedJoinHandle<'_, T>) -> T {
-    worker.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 fn main() -> Result<(), Error> {
