@@ -56,7 +56,7 @@ pub(crate) use self::{
     relay::{Relay, relayed},
     span::LeaseSpan,
     teller::Numbers,
-    wakes::{Job, hand_over},
+    wakes::{Job, hand_over, on_its_own_thread},
     worker::Worker,
 };
 

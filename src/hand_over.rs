@@ -97,6 +97,10 @@ impl Lock {
     /// - [`Error::Unavailable`]: no answer for a TTL. The ticket may still be good.
     /// - [`Error::Refused`], [`Error::Closed`] as [`acquire`](Self::acquire).
     ///
+    /// Give a ticket to one heir only. Of two that adopt it one has the lock, with one exception. Over a quorum, while a
+    /// node is away or lacks the key, each may get half of the others. Then both fail, with `Lost` or `Unavailable`, and
+    /// the lock becomes free.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future undoes what it may have adopted, in the background: then the lock is free.

@@ -84,8 +84,8 @@ macro_rules! view {
             /// which); never when it is released, dropped or handed over. If that was before, it is called all the
             /// same.
             ///
-            /// It is called on a thread of the library, where it may block: no other lease waits for it. It must not
-            /// take its time nevertheless, for the lease may be another holder's already. A panic in it ends there.
+            /// It is called on a thread of its own, where it may block: no other lease waits for it. It must not take its
+            /// time nevertheless, for the lease may be another holder's already. A panic in it ends there.
             ///
             /// ```
             /// # use std::sync::{Arc, atomic::{AtomicBool, Ordering}};

@@ -47,6 +47,9 @@
 //! [entered](tokio::runtime::Handle::enter) a runtime. Calls that do not wait, such as [`Lease::check`], and drops are
 //! allowed everywhere.
 //!
+//! A destructor of a thread's own values (`thread_local!`) cannot wait once Tokio's are gone: then a call that could
+//! wait is an [`Error::Config`](crate::Error::Config) too. A lease that is dropped there is released.
+//!
 //! Inside of [`unconstrained`](tokio::task::unconstrained) Tokio does not tell the two apart, and a call waits.
 //! Executors of others than Tokio are not noticed either.
 

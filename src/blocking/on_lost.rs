@@ -11,11 +11,12 @@ use leasehold_protocol::loss::LossReason;
 use parking_lot::Mutex;
 
 use crate::{
-    foreign::{Job, hand_over},
+    foreign::{Job, hand_over, on_its_own_thread},
     lost::Lost,
 };
 
-/// Calls `tell` with the loss, on a waking thread; never if the end is none.
+/// Calls `tell` with the loss, on a thread of its own, for it may block, and there are only so many waking threads.
+/// Never if the end is none.
 pub(super) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: impl FnOnce(Lost) + Send + 'static) {
     let waiting: Waiting = (Box::pin(lost), Box::new(tell));
     let telling = Arc::new(Telling(Mutex::new(Some(waiting))));
@@ -38,7 +39,7 @@ impl Wake for Telling {
         drop(waiting);
         let is_loss = !matches!(lost.reason(), LossReason::Released | LossReason::HandedOver);
         if let Some((_, tell)) = told.filter(|_| is_loss) {
-            tell(lost);
+            on_its_own_thread(move || tell(lost));
         }
     }
 }

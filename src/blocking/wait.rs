@@ -10,11 +10,19 @@ use tokio::{runtime::Handle, task::coop};
 
 use crate::{error::Error, keeper::Host, sync::parker};
 
+const ENDS: &str = "leasehold::blocking waits, and this thread is ending: what a wait needs of it is gone";
+
 const REFUSED: &str = "leasehold::blocking waits, and this thread runs a Tokio runtime: use leasehold::Leases";
 
 /// Waits for a call. Where that must not be it is dropped, unpolled, so nothing was sent.
 pub(super) fn wait<F: Future>(call: F) -> Result<F::Output, Error> {
-    if runs_a_runtime() { Err(Error::config(REFUSED)) } else { Ok(parker::wait(call)) }
+    if is_ending() {
+        Err(Error::config(ENDS))
+    } else if runs_a_runtime() {
+        Err(Error::config(REFUSED))
+    } else {
+        Ok(parker::wait(call))
+    }
 }
 
 /// The same for at most this long: `None` if the call has not ended by then.
@@ -31,6 +39,11 @@ pub(super) fn wait_within<F: Future>(host: &Host, limit: Duration, call: F) -> R
             () = over => None,
         }
     })
+}
+
+/// Whether this is a destructor of the thread's own values, after that of Tokio's. Any poll would panic.
+fn is_ending() -> bool {
+    Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed())
 }
 
 /// Whether this thread is polling tasks of a Tokio runtime, which would stand still.

@@ -9,7 +9,7 @@
 //!    threads are two.
 //! 4. No lock is held while a job runs.
 
-use std::{collections::VecDeque, io, sync::OnceLock, task::Waker, thread, time::Duration};
+use std::{collections::VecDeque, io, sync::{Arc, OnceLock}, task::Waker, thread, time::Duration};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -94,6 +94,21 @@ pub(crate) fn hand_over(job: Job) {
         crew.work.notify_one();
     } else if !state.is_watching {
         crew.watch.notify_one();
+    }
+}
+
+/// Has a step of the program's taken on a thread of its own, for it may take its time; here, if there can be none.
+pub(crate) fn on_its_own_thread(step: impl FnOnce() + Send + 'static) {
+    let step = Arc::new(Mutex::new(Some(step)));
+    let taken = {
+        let step = step.clone();
+        move || {
+            let step = step.lock().take();
+            let _taken = catching_panics(move || step.map(|step| step()));
+        }
+    };
+    if thread::Builder::new().name("leasehold-tells".into()).spawn(taken.clone()).is_err() {
+        taken();
     }
 }
 

@@ -381,6 +381,71 @@ fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
     assert!(late.is_empty(), "{late:?}");
 }
 
+thread_local! {
+    /// Runs when its thread ends, after Tokio's own value is gone: it was made first.
+    static LAST: AtTheEnd = const { AtTheEnd(std::cell::RefCell::new(None)) };
+}
+
+struct AtTheEnd(std::cell::RefCell<Option<Box<dyn FnOnce()>>>);
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take() {
+            last();
+        }
+    }
+}
+
+#[test]
+fn a_call_in_a_destructor_of_an_ending_thread_is_refused_or_works_and_never_panics() {
+    let server = Server::start();
+    let leases = program(server.url());
+    let (tell, told) = mpsc::channel();
+    let ends = {
+        let leases = leases.clone();
+        thread::spawn(move || {
+            LAST.with(|_| ());
+            let lease = leases.lock(NAME).acquire().unwrap();
+            let last = move || {
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    let refused = leases.lock(UNASKED).try_acquire().map(|lease| lease.is_some());
+                    lease.check().unwrap();
+                    drop(lease);
+                    refused
+                }));
+                tell.send(outcome.map_err(drop)).unwrap();
+            };
+            LAST.with(|at_the_end| *at_the_end.0.borrow_mut() = Some(Box::new(last)));
+        })
+    };
+    ends.join().unwrap();
+    let refused = told.recv_timeout(HANGS).unwrap().expect("it does not panic");
+    assert!(matches!(&refused, Err(Error::Config(_))), "{refused:?}");
+    leases.lock(NAME).acquire_within(HANGS).unwrap().release().unwrap().confirmed();
+}
+
+/// More than there are waking threads.
+#[test]
+fn callbacks_that_block_keep_no_other_lease_waiting_however_many_they_are() {
+    const MANY: usize = 80;
+    let leases = Leases::in_memory();
+    let ((begins, begun), (release, released)) = (mpsc::channel(), mpsc::channel::<()>());
+    let released = Arc::new(std::sync::Mutex::new(released));
+    let all: Vec<_> = (0..MANY).map(|number| leases.lock(number.to_string()).acquire().unwrap()).collect();
+    for lease in &all {
+        let (begins, released) = (begins.clone(), released.clone());
+        lease.on_lost(move |_| {
+            begins.send(()).unwrap();
+            let _over = released.lock().unwrap().recv();
+        });
+        assert!(leases.lock(lease.name()).force_release().unwrap());
+    }
+    for number in 0..MANY {
+        assert_eq!(begun.recv_timeout(HANGS), Ok(()), "{number} were told");
+    }
+    drop(release);
+}
+
 #[test]
 fn the_first_of_several_leases_that_is_lost_is_told() {
     let leases = Leases::in_memory();
