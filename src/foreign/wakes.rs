@@ -9,7 +9,14 @@
 //!    threads are two.
 //! 4. No lock is held while a job runs.
 
-use std::{collections::VecDeque, io, sync::{Arc, OnceLock}, task::Waker, thread, time::Duration};
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, OnceLock},
+    task::Waker,
+    thread,
+    time::Duration,
+};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
