@@ -187,7 +187,13 @@ impl Attempt {
         let gone = self.states.iter().filter(|state| matches!(state, VoteState::Gone)).count();
         if gone > 0 && self.states.len() - gone - busy < majority && busy < majority {
             // Those still asked may say that somebody else has a majority.
-            return if busy + asked < majority { Step::Lost(Verdict::Gone) } else { Step::Wait };
+            if busy + asked >= majority {
+                return Step::Wait;
+            }
+            // Those that lack it leave a majority, but for other heirs of the same ticket.
+            let is_split = self.states.len() - gone >= majority;
+            let split = Verdict::Split { holder: Holder::default() };
+            return Step::Lost(if is_split { split } else { Verdict::Gone });
         }
         if issued.len() + busy >= majority {
             if let Some(verdict) = self.held(issued.len(), asked, majority) {

@@ -269,12 +269,23 @@ mod adoption {
         for (nodes, answers) in [
             (1, vec![gone()]),
             (3, vec![granted(5), gone(), gone()]),
-            (3, vec![gone(), down(), busy(&Token::random("other:1"), 100)]),
+            (3, vec![busy(&Token::random("other:1"), 100), gone(), gone()]),
         ] {
             let (attempt, step) = attempt(nodes, &answers);
             assert!(matches!(step, Step::Lost(Verdict::Gone)), "{answers:?}: {step:?}");
             let granted = answers.iter().position(|answer| matches!(answer, Ok(Acquired::Granted(_))));
             assert_eq!(attempt.must_undo(), granted.into_iter().collect(), "what was adopted is taken back");
+        }
+    }
+
+    #[test]
+    fn another_heir_that_has_as_much_is_no_loss_of_the_key() {
+        for answers in [
+            [gone(), granted(5), busy(&Token::random("other:1"), 100)],
+            [gone(), down(), busy(&Token::random("other:1"), 100)],
+        ] {
+            let (_, step) = attempt(3, &answers);
+            assert!(matches!(step, Step::Lost(Verdict::Split { .. })), "{answers:?}: {step:?}");
         }
     }
 
