@@ -16,12 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{
-    Result, Server, TTL, machine, median,
-    page::Section,
-    peer::{Peer, monotonic},
-    percentile, stats,
-};
+use crate::{Result, Server, TTL, machine, median, page::Section, percentile, stats};
 
 /// Of those that are in turns: so many rounds of so many cycles.
 const ROUNDS: u32 = 20;
@@ -67,7 +62,6 @@ pub fn main() -> Result<()> {
         rows.push(cells.collect());
     }
     let titles = ["observers in one process", "told of the next leader, ms, median", "99 %", "looks a renewal"];
-    let place = "two processes and the server on the same 2 cores";
     section.table("Observers, until the last of them is told", place, &titles, &rows);
 
     let mut rows = Vec::new();
@@ -146,13 +140,13 @@ fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((polled, blocked))
 }
 
-/// From a leader's release here to the moment at which the last observer is told of the next one, in another process; and
-/// how often they look for each renewal of a leader.
+/// From a leader's release to the moment at which the last observer is told of the next one, each on connections of its own;
+/// and how often they look for each renewal of a leader.
 async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
     let client = server.client().await?;
     let candidate = Leases::builder().url(server.url()).ttl(OBSERVED_TTL).label("here").build().await?;
     let observing = Leases::connect(server.url()).await?;
-    let mut peer = Peer::start(["peer", &server.url()])?;
+    let next = Leases::builder().url(server.url()).ttl(OBSERVED_TTL).label("there").build().await?;
     let mut times = Vec::new();
     for turn in 0..TERMS {
         let name = format!("observed:{observers}:{turn}");
@@ -165,19 +159,17 @@ async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
         for _ in 0..observers {
             timeout(HANGS, telling.recv()).await?.ok_or("an observer has ended")?;
         }
-        peer.wait(0, &name)?;
+        let campaigning = tokio::spawn(next.election(&name).campaign());
         sleep(Duration::from_millis(20)).await;
-        let released = monotonic();
+        let released = Instant::now();
         tokio::spawn(term.release()).await??;
         let mut last = released;
         while let Some(at) = timeout(HANGS, waiting.join_next()).await? {
             last = last.max(at?);
         }
-        peer.report()?;
-        #[allow(clippy::cast_precision_loss)]
-        times.push((last - released) as f64 / 1e6);
+        times.push((last - released).as_secs_f64() * 1e3);
+        campaigning.await??.release().await?;
     }
-    // The peer lets go at once, so a leader that stays is one of our own.
     let _term = candidate.election("observed").campaign().await?;
     let leaders: Vec<Leaders> =
         (0..observers).map(|_| observing.election("observed").observe()).collect::<Result<_, _>>()?;
@@ -193,7 +185,7 @@ async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
 }
 
 /// Says that it knows the leader, and ends when it is told another one.
-async fn told_of_another(mut leaders: Leaders, knows: mpsc::UnboundedSender<()>) -> i128 {
+async fn told_of_another(mut leaders: Leaders, knows: mpsc::UnboundedSender<()>) -> Instant {
     while let Some(now) = leaders.next().await {
         match now.leader().and_then(leasehold::Holder::label) {
             Some("here") => drop(knows.send(())),
@@ -201,7 +193,7 @@ async fn told_of_another(mut leaders: Leaders, knows: mpsc::UnboundedSender<()>)
             None => {}
         }
     }
-    monotonic()
+    Instant::now()
 }
 
 /// How long it takes to acquire so many free locks at once, and to release them; in milliseconds.
