@@ -120,6 +120,11 @@ impl Error {
         Self::Unavailable(Details::new(text))
     }
 
+    /// The end of a wait in which no server has answered.
+    pub(crate) fn unanswered() -> Self {
+        Self::unavailable("the wait ended before the server had answered")
+    }
+
     /// The error of a server's answer, or of those of a quorum.
     #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
     pub(crate) fn of(failure: Failure) -> Self {

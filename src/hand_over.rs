@@ -49,7 +49,6 @@ impl Lease {
     pub fn into_ticket(self) -> Result<Ticket, Error> {
         let view = self.as_handle();
         let LeaseHandle { client, hold, .. } = view;
-        let ticket = self.ticket();
         let (handed_over, reaction) = hold.hand_over(client.now(), &view.signal());
         client.watchdog.execute(hold, reaction);
         handed_over?;
@@ -58,7 +57,7 @@ impl Lease {
             span.ends("handed_over");
         }
         tracing::debug!(name: "handed_over", target: "leasehold", lock, label, fence, "handed over");
-        Ok(ticket)
+        Ok(self.ticket())
     }
 
     /// A ticket for whoever takes over when this process has died. The lease stays ours until somebody
@@ -85,7 +84,7 @@ impl Lock {
     /// a [`once_per`](Self::once_per) comes with the ticket, since an adoption is no new acquire. The rest of it that there
     /// was at the making of the ticket counts from here, so a slow hand-over lengthens it.
     ///
-    /// An attempt without an answer is repeated, until an outage has lasted for a TTL. Over a quorum a majority of the
+    /// An attempt without an answer is repeated, until an outage has lasted for a TTL, and 64 times at most. Over a quorum a majority of the
     /// nodes must still have the key; the others get it back later.
     ///
     /// # Errors
@@ -94,7 +93,7 @@ impl Lock {
     ///   has run out. With [`Taken`](crate::LossReason::Taken): somebody else has it, who adopted the ticket before or
     ///   acquired the lock since.
     /// - [`Error::Config`]: a ticket of another lock, a bad name or option.
-    /// - [`Error::Unavailable`]: no answer for a TTL. The ticket may still be good.
+    /// - [`Error::Unavailable`]: no answer in all that time. The ticket may still be good.
     /// - [`Error::Refused`], [`Error::Closed`] as [`acquire`](Self::acquire).
     ///
     /// Give a ticket to one heir only. Of two that adopt it one has the lock, with one exception. Over a quorum, while a

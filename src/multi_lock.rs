@@ -246,7 +246,7 @@ impl<'a> Acquiring<'a> {
             match self.multi.next(Lease::is_held) {
                 Next::Done => return Ok(self.multi.into_held()),
                 Next::Try(missing) => busy = self.try_all(missing).await?,
-                Next::Wait(_) if self.client.now() >= self.until => return Err(busy.unwrap_or_else(too_late)),
+                Next::Wait(_) if self.client.now() >= self.until => return Err(busy.unwrap_or_else(Error::unanswered)),
                 Next::Wait(at) => self.wait(at).await?,
             }
         }
@@ -265,7 +265,7 @@ impl<'a> Acquiring<'a> {
         let outcomes = tokio::select! {
             biased;
             outcomes = join_all(tries) => outcomes,
-            () = self.client.host.sleep(left), if waits && self.until != Time::NEVER => return Err(too_late()),
+            () = self.client.host.sleep(left), if waits && self.until != Time::NEVER => return Err(Error::unanswered()),
         };
         let mut busy = None;
         for (at, outcome) in missing.into_iter().zip(outcomes) {
@@ -295,8 +295,4 @@ impl<'a> Acquiring<'a> {
         }
         Ok(())
     }
-}
-
-fn too_late() -> Error {
-    Error::unavailable("the wait ended before the server had answered")
 }

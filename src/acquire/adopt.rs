@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. Each attempt has a token of its own. It names the tokens of those before it that may have been executed, since one
-//!    of them may have the lock by now.
+//! 1. Each attempt has a token of its own. It names the tokens of all those before it, since one of them may have been
+//!    executed unheard, and have the lock by now.
 //! 2. No attempt is undone before the adoption is over: the next one adopts what it has left.
 
 use std::{sync::Arc, time::Duration};
@@ -19,7 +19,7 @@ use crate::{
     clock::wall, error::Error, held::Hold, lease::Lease, lost::Lost, random, reentry::Reentry, status::Signal,
 };
 
-/// The most attempts that may have been executed unheard.
+/// The most attempts without an answer: each of them is named in the next.
 const UNHEARD: usize = 64;
 
 /// The most tries against another heir that has got to some of the nodes.

@@ -123,7 +123,7 @@ impl Acquire {
         }
         match look {
             Check::Failed(failure) => Error::of(failure),
-            Check::NotYet => Error::unavailable("the wait ended before the server had answered"),
+            Check::NotYet => Error::unanswered(),
             Check::Held { holder, .. } | Check::Split { holder, .. } => Error::TimedOut {
                 name: self.wanted.key.name().into(),
                 waited: self.client.now().since(self.started),

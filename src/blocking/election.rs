@@ -51,7 +51,7 @@ impl Election {
         name -> &str;
     }
 
-    /// Its lock. Whoever holds that leads.
+    /// Its lock. The holder leads.
     pub fn lock(&self) -> Lock {
         Lock(self.0.lock().clone())
     }

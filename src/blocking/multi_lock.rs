@@ -119,8 +119,9 @@ macro_rules! view {
             ///
             /// Only [`Error::Config`], on a runtime's thread.
             pub fn wait_lost(&self, limit: Duration) -> Result<Option<Lost>, Error> {
-                let Some(lease) = self.leases().pop() else { return Ok(None) };
-                wait_within(&lease.0.client.host, limit, self.0.lost())
+                let view = self.view();
+                let Some(lease) = view.leases().first() else { return Ok(None) };
+                wait_within(&lease.client.host, limit, self.0.lost())
             }
 
             /// Calls `tell` once, with the first of them that is lost: [`Lease::on_lost`].

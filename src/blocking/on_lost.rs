@@ -1,4 +1,4 @@
-//! Telling the program of a loss without a thread or a task of its own.
+//! Telling the program of a loss. Nothing waits for one but a waker: the thread to tell it on is started when it is there.
 
 use std::{
     future::Future,

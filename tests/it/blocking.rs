@@ -82,7 +82,7 @@ fn each_is_refused(url: &str, leases: &Leases, lease: Lease, mut leaders: leaseh
     assert_refused(lease.renew());
     assert_refused(lease.handle().renew());
     assert_refused(lease.wait_lost(Duration::ZERO));
-    // What does not wait is allowed.
+    // Calls that do not wait are allowed.
     lease.check().unwrap();
     assert_eq!((lease.status(), lease.hold_count()), (Status::Held, 1));
     lease.on_lost(|_| {});
@@ -230,7 +230,7 @@ fn f79_work_that_blocks_while_its_lease_is_lost_is_told_so_at_the_end() {
     assert_eq!(failed.unwrap_err().to_string(), "the disk is full");
 }
 
-/// What `run` said, or an error of the lock.
+/// The outcome of `run`, or an error of the lock.
 struct Alone(AtomicBool);
 
 impl Alone {

@@ -50,7 +50,7 @@ impl Watch {
     }
 }
 
-/// Whatever becomes of the answer, or of the request: the next attempt adopts what the one before has left.
+/// The answer or the request is lost, or the link: the next attempt adopts what the one before has left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_the_answer_to_an_adoption_is_lost() {
     for action in [Action::SwallowReply, Action::CutAfter, Action::CutBefore, Action::DropRequest] {
@@ -63,7 +63,7 @@ async fn f74_the_answer_to_an_adoption_is_lost() {
         let lease = adopt(&heir, &ticket).await.unwrap();
         assert!(lost.hits() == 1 && lease.fence() > ticket.fence(), "{action:?}");
         is_ours(&lease).await;
-        // What the attempts before it have left is undone by now, or was this one's to adopt.
+        // The rest of the attempts before it is undone by now, or was this one's to adopt.
         let undone = || proxy.count(Match::containing(":lh:queue"));
         eventually_async(HANGS, "the undo of the first", || undone() > 0 || action == Action::CutBefore).await;
         is_ours(&lease).await;

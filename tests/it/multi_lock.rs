@@ -105,7 +105,7 @@ async fn drop_after_each_poll(ours: &Leases, theirs: &Leases, held: bool, droppe
         let tell = told.clone();
         let on_wait = move |lock: Lock| {
             let tell = tell.clone();
-            // What is given back is not kept for its interval.
+            // A lease that is given back is not kept for its interval.
             lock.once_per(LONG).on_wait(move |_| tell.notify_one())
         };
         let multi = ours.multi_lock(names.iter().map(|name| on_wait(ours.lock(name))));
@@ -206,7 +206,7 @@ async fn f77_a_servers_error_for_one_lets_go_of_all() {
     keys_are(&server, &[]).await;
 }
 
-/// Whoever waits has lost what it kept: it has to wait for that again, and may not hold what comes behind meanwhile.
+/// A waiter has lost the lock that it kept: it waits for that again, and may hold none behind it meanwhile.
 #[tokio::test]
 async fn f77_one_that_is_lost_during_the_wait_is_waited_for_again() {
     let server = Server::start();

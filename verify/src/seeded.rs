@@ -111,7 +111,7 @@ pub enum SeededBug {
     HeirKeepsFence,
     /// The giver goes on believing once its ticket is there.
     GiverBelieves,
-    /// Who observes a lock is not told that what was known has run out.
+    /// An observer is not told that what was known has run out.
     ObserverNeverUnsure,
     /// An observer looks again while a look is under way, and takes their answers as they come.
     OldLookOverrides,

@@ -19,7 +19,7 @@ use uuid::Uuid;
 /// How long a look takes at most.
 const LIMIT: u64 = 400;
 const TTL: u64 = 900;
-/// What is quiet for so long is known as it is.
+/// After so long without a change all is known as it is.
 const QUIET: u64 = 6_000;
 
 fn at(millis: u64) -> Time {
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// What the server and the observer do in this millisecond.
+    /// The server and the observer do their part of this millisecond.
     fn observes(&mut self) {
         let now = self.now;
         for look in 0..self.looks.len() {

@@ -28,7 +28,7 @@ const OBSERVED_TTL: Duration = Duration::from_secs(3);
 const COUNTED: Duration = Duration::from_secs(15);
 /// How long two programs contend for two locks.
 const CONTEND: Duration = Duration::from_millis(1_500);
-/// What takes longer hangs.
+/// No measure: longer is a hang.
 const HANGS: Duration = Duration::from_secs(20);
 
 pub fn main() -> Result<()> {

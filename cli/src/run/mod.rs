@@ -166,8 +166,8 @@ fn catch() -> Result<Signals, Ended> {
     Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))
 }
 
-/// Acquires the lock, or all of them, and does the work, or returns the signal that came first. Calls `meanwhile` once while it connects,
-/// and `waits` when somebody else has the lock. Stops waiting when `gives_up` completes.
+/// Acquires the lock, or all of them, and does the work, or returns the signal that came first. Calls `meanwhile` once
+/// while it connects, and `waits` when somebody else has the lock. Stops waiting when `gives_up` completes.
 async fn under_a_lease<T>(
     options: &LockArgs,
     signals: &mut Signals,

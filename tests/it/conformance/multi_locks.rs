@@ -60,7 +60,7 @@ pub(super) async fn several_locks_are_acquired_and_released_together(place: Plac
     assert!(fences.iter().all(Option::is_some));
 }
 
-/// What comes before the lock that is waited for is kept, and nothing behind it.
+/// It keeps the locks before the one that it waits for, and none behind it.
 pub(super) async fn a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for(place: Place) {
     let (one, two) = place.two_programs().await;
     let theirs = two.lock("b").acquire().await.unwrap();
@@ -155,7 +155,7 @@ pub(super) async fn each_lock_of_several_has_its_own_options(place: Place) {
             one.scope().prefix("x:").lock("a"),
         ]
     };
-    // What is given back counts for nothing: no work was done under it.
+    // A lease that is given back counts for nothing: no work was done under it.
     let theirs = two.lock("x:a").acquire().await.unwrap();
     assert!(one.multi_lock(locks(LONG)).try_acquire().await.unwrap().is_none());
     let refused = one.multi_lock(locks(LONG)).acquire_within(TTL / 10).await.unwrap_err();

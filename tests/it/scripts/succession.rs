@@ -131,7 +131,7 @@ fn what_can_be_refused_is_refused_before_the_first_write() {
     assert!(granted(&adopt(&mut wire, "heir", TTL, &["giver"])) > fence);
 }
 
-/// Whatever comes in whichever order: nobody gets the lock but by an acquire of a free one, or from whom it names, and with
+/// In every order of requests: nobody gets the lock but by an acquire of a free one, or from whom it names, and with
 /// a larger fence than everybody before.
 #[test]
 fn random_histories_of_heirs_have_one_holder_and_growing_fences() {

@@ -138,7 +138,7 @@ pub(super) struct Session {
     pub(super) requests: Vec<Request>,
     /// How many requests of each kind went to each node.
     pub(super) sendings: Vec<[u8; KINDS]>,
-    /// Whose lock it adopts.
+    /// The lease that it adopts.
     pub(super) heir_of: Option<Owner>,
     /// The largest fence of any lease when it began.
     pub(super) after: Option<Fence>,
