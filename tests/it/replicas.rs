@@ -260,6 +260,29 @@ async fn f51_too_few_replicas() {
     nothing_is_left(servers.primary()).await;
 }
 
+/// Renewals wait for a missing replica longer than an answer may take. Their primary answers all the while, so their
+/// connection stays, and the reason is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f51_a_missing_replica_costs_no_connection() {
+    const TTL: Duration = Duration::from_secs(4);
+    let servers = Replicated::start(1);
+    let primary = servers.primary();
+    let builder = Leases::builder().url(primary.url()).command_timeout(Duration::from_millis(100));
+    let leases = connect_by(builder, 1).await;
+    let held = within(HANGS, "the lock", leases.lock("held").ttl(TTL).acquire()).await.unwrap();
+    let mut wire = primary.wire();
+    let mut are_all_there = || wire.must(&["CLIENT", "LIST"]).text().contains(":notifications ");
+    eventually(HANGS, "every connection is there", &mut are_all_there);
+    let made = wire.info_field("stats", "total_connections_received");
+    servers.replicas()[0].stop();
+    eventually(HANGS, "the lease is at risk", || held.status() == Status::AtRisk);
+    eventually(HANGS, "most of it is over", || held.remaining() < TTL / 8);
+    assert_eq!(wire.info_field("stats", "total_connections_received"), made);
+    servers.replicas()[0].cont();
+    eventually(HANGS, "the lease is held again", || held.status() == Status::Held);
+    nothing_is_left_after(held, primary).await;
+}
+
 /// Without any replica each grant is taken back, of a crowd too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_no_replica_at_all() {

@@ -255,7 +255,8 @@ impl Connection {
         let read = |count: Value| count.as_u64().and_then(|count| u32::try_from(count).ok());
         match count_replicas(&link, wanted, time, limit).await {
             Ok(count) => {
-                link.answered();
+                // After a rest as long as this one, the next has the same limit.
+                link.has_waited(self.now() + time + limit);
                 read(count).ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
             }
             // It was a primary when it wrote.
@@ -408,11 +409,10 @@ impl Connection {
         self.links.new_ones()
     }
 
-    /// Gives the link up and makes a new one, in the background; unless it is younger than any silence on it could be
-    /// told by.
+    /// Gives the link up and makes a new one, in the background; unless no silence on it could be told yet.
     pub(crate) fn reconnect(&self) {
         if let Some(link) = self.links.up() {
-            if !link.is_new(self.links.now()) {
+            if !link.is_beyond_doubt(self.links.now()) {
                 self.links.give_up(&link);
             }
         }

@@ -146,6 +146,8 @@ pub(crate) struct Link {
     /// How long requests have waited in vain since the last answer, and until when that was counted, in nanoseconds.
     silent: AtomicU64,
     counted: AtomicU64,
+    /// Until when the server's word on its replicas shows that it answers, in nanoseconds.
+    alive_until: AtomicU64,
     /// The scripts that were sent on it, so that the server knows them.
     known: AtomicU32,
     /// The vote of the server's run, once that is known.
@@ -273,6 +275,7 @@ impl Link {
             patience: made.since(began).max(limits.command / 2),
             silent: AtomicU64::new(0),
             counted: AtomicU64::new(0),
+            alive_until: AtomicU64::new(0),
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
             leads_to: OnceLock::new(),
@@ -310,9 +313,16 @@ impl Link {
         !matches!(kind_of(&self.client, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
-    /// Whether it is younger than any silence on it could be told by.
-    pub(crate) fn is_new(&self, now: Time) -> bool {
-        now.since(self.made) < self.patience
+    /// Whether no silence on it could be told yet: it is too young, or its server says that replicas are missing, for which
+    /// requests wait that it has answered long ago.
+    pub(crate) fn is_beyond_doubt(&self, now: Time) -> bool {
+        now.since(self.made) < self.patience || now.as_nanos() < self.alive_until.load(Ordering::Relaxed)
+    }
+
+    /// It has answered a `WAIT`. By that time the next one is answered too, or overdue itself.
+    pub(crate) fn has_waited(&self, until: Time) {
+        self.answered();
+        self.alive_until.store(until.as_nanos(), Ordering::Relaxed);
     }
 
     /// Whether it takes no more requests now (invariant 2).
