@@ -7,7 +7,7 @@
 
 use std::{net::TcpListener, time::Duration};
 
-use leasehold::{Leases, LossReason, Owner, Status};
+use leasehold::{Error, Leases, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::{Cluster, HANGS, Replicated, Server, eventually_async, within};
 
@@ -45,6 +45,7 @@ async fn leases_and_their_faults_are_counted() {
     let exporter = Exporter(recorder.handle());
     metrics::set_global_recorder(recorder).expect("it is the first");
     a_life_of_a_lease(&exporter).await;
+    an_adoption_that_comes_too_late_is_busy(&exporter).await;
     a_group_has_series_of_its_own(&exporter).await;
     nodes_are_told_by_their_addresses(&exporter).await;
     a_cluster_tells_which_primary_is_away_and_what_was_redirected(&exporter).await;
@@ -119,6 +120,23 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
     drop(short);
     exporter.counts("leasehold_undos_unconfirmed_total", 1).await;
     server.cont();
+}
+
+async fn an_adoption_that_comes_too_late_is_busy(exporter: &Exporter) {
+    let counts = || {
+        ["acquired", "busy"].map(|outcome| {
+            exporter.value(&format!("leasehold_acquires_total{{outcome=\"{outcome}\"}}")).expect("it is counted")
+        })
+    };
+    let lock = Leases::in_memory().lock("job");
+    let ticket = lock.acquire().await.expect("it is free").into_ticket().expect("it is ours alone");
+    let [acquired, busy] = counts();
+    let heir = lock.adopt(ticket.clone()).await.expect("it is the first");
+    let late = lock.adopt(ticket).await.expect_err("the heir has it");
+    assert!(matches!(&late, Error::Lost(lost) if lost.reason() == LossReason::Taken), "{late:?}");
+    assert_eq!(counts(), [acquired + 1.0, busy + 1.0]);
+    assert_eq!(exporter.value("leasehold_held"), Some(1.0), "the giver has let go");
+    drop(heir);
 }
 
 async fn a_group_has_series_of_its_own(exporter: &Exporter) {

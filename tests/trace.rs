@@ -129,11 +129,11 @@ fn what_happens_to_a_lease_is_in_its_span_though_another_thread_tells_it() {
 
 #[test]
 fn work_runs_in_the_span_of_its_lease_and_its_outcome_is_there() {
-    for (outcome, wanted) in [("released", true), ("dropped", false)] {
+    for outcome in ["released", "dropped", "handed_over"] {
         recorded(LevelFilter::INFO, async |recorder| {
             let lock = Leases::in_memory().lock(NAME);
             let job = tracing::info_span!("job");
-            if wanted {
+            if outcome == "released" {
                 let work = lock.run(async |_| {
                     tracing::info!(name: "step", "in the work");
                     Ok::<_, Error>(())
@@ -141,7 +141,12 @@ fn work_runs_in_the_span_of_its_lease_and_its_outcome_is_there() {
                 work.instrument(job).await.unwrap();
                 recorder.hears("job/lease: step").await;
             } else {
-                drop(lock.acquire().instrument(job).await.unwrap());
+                let lease = lock.acquire().instrument(job).await.unwrap();
+                if outcome == "dropped" {
+                    drop(lease);
+                } else {
+                    drop(lease.into_ticket().unwrap());
+                }
             }
             recorder.sees_closed("lease").await;
             let fields = recorder.fields("lease");
