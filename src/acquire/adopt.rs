@@ -14,7 +14,11 @@ use leasehold_protocol::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Acquire, attempt::why, tell::tell_acquired};
+use super::{
+    Acquire,
+    attempt::{Predecessors, why},
+    tell::tell_acquired,
+};
 use crate::{
     clock::wall, error::Error, held::Hold, lease::Lease, lost::Lost, random, reentry::Reentry, status::Signal,
 };
@@ -24,13 +28,6 @@ const UNHEARD: usize = 64;
 
 /// The most tries against another heir that has got to some of the nodes.
 const SPLITS: u32 = 4;
-
-/// The tokens of which one has the lock that is adopted.
-pub(super) struct Predecessors {
-    pub(super) tokens: Arc<[Token]>,
-    /// Cancelled when the adoption is over.
-    pub(super) over: CancellationToken,
-}
 
 impl Acquire {
     /// Adopts the lock of this ticket. The owner is whoever polls this first.

@@ -18,7 +18,7 @@ use leasehold_protocol::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Acquire, adopt::Predecessors};
+use super::Acquire;
 use crate::{
     client::Client,
     error::Error,
@@ -37,6 +37,13 @@ const TRACK_AFTER: Duration = Duration::from_millis(250);
 
 /// The result of one check: a lease, or the lock as it stands. The outer error ends the acquire.
 pub(super) type Checked = Result<Result<Lease, Check>, Error>;
+
+/// The tokens of which one has the lock that is adopted.
+pub(super) struct Predecessors {
+    pub(super) tokens: Arc<[Token]>,
+    /// Cancelled when the adoption is over.
+    pub(super) over: CancellationToken,
+}
 
 impl Acquire {
     /// An attempt, and what follows from it.
