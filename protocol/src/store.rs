@@ -18,6 +18,7 @@ use crate::{
         AcquireRequest, Acquired, Claim, Denial, Looked, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
         ServerIdentity, VoteReply, Voting, Waiters,
     },
+    queue_position::WINDOW,
     time::{Micros, micros},
     token::Token,
 };
@@ -238,7 +239,7 @@ impl Store {
             ReleaseMode::Delete => {}
             ReleaseMode::Leave => {
                 if let Some(queue) = self.live_queue(now, key) {
-                    queue.leave(token, process.name);
+                    queue.leave(now, token, process.name, WINDOW);
                 }
                 // A lock that it finds free is passed on too.
                 if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
@@ -389,7 +390,7 @@ impl Store {
 
     fn leave_queue(&mut self, now: Micros, poll: &Poll, process: &str) {
         if let Some(queue) = self.live_queue(now, &poll.claim.key) {
-            queue.leave(&poll.claim.token, process);
+            queue.leave(now, &poll.claim.token, process, poll.window);
         }
     }
 

@@ -3,7 +3,11 @@
 // Helpers of tests may fail like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold_protocol::{
     failure::Failure,
@@ -11,19 +15,22 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Denial, Owned, Poll, Polled, ReleaseMode, Reply, Request, VoteReply},
+    queue_position,
     store::{Applied, Notified, Process, Store},
     time::{Micros, micros},
     token::Token,
 };
 use proptest::prelude::*;
-use support::{Server, Value, Wire, scripts};
+use support::{ClockShim, Server, Value, Wire, scripts};
 use uuid::Uuid;
 
 const TTL: Duration = Duration::from_secs(600);
 const GRANT: Duration = Duration::from_secs(60);
 const WINDOW: Duration = Duration::from_secs(36_000);
-/// No server of ours has been up for as long.
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longer than any of these, so that nothing ends at the very moment.
+const STEP: Duration = Duration::from_secs(601);
+/// No server of ours has been up for as long, by its own clock.
+const DECADE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 const CHANNELS: [&str; 3] = ["red", "green", "blue"];
 /// The process of each token. The first has so many that they fill pages; the last cannot be called.
 const PROCESSES: [&str; 8] = ["red", "green", "blue", "grey", "red", "red", "red", "grey"];
@@ -37,7 +44,7 @@ enum Op {
     Release(usize),
     Leave(usize),
     ForceRelease,
-    /// What holds the lock does not renew it.
+    /// Time goes by: what holds the lock does not renew it, and a grant lapses.
     Expire,
     Kill(usize),
     Start(usize),
@@ -75,7 +82,7 @@ struct Scene {
     tokens: [Token; 8],
     listening: HashSet<&'static str>,
     tickets: [Option<u64>; 8],
-    /// So many ask for no restart delay, the others for a day.
+    /// So many ask for no restart delay, the others for a long one.
     trusting: usize,
     last_fence: Option<Fence>,
 }
@@ -100,7 +107,7 @@ impl Scene {
     }
 
     fn restart_delay(token: usize, trusting: usize) -> Duration {
-        if token < trusting { Duration::ZERO } else { DAY }
+        if token < trusting { Duration::ZERO } else { DECADE }
     }
 
     /// The index in a token's label.
@@ -194,7 +201,7 @@ impl Scene {
                 (held.to_string(), told)
             }
             Op::Expire => {
-                self.now += micros(TTL);
+                self.now += micros(STEP);
                 (String::new(), vec![])
             }
             Op::Kill(at) => (self.listening.remove(CHANNELS[at]).to_string(), vec![]),
@@ -227,19 +234,20 @@ proptest! {
     #[test]
     fn whoever_can_be_reached_is_served_in_order_and_fences_grow(ops in ops()) {
         let mut scene = Scene::new();
-        // The processes that were granted to and have not said anything since.
-        let mut silent = HashSet::new();
+        // Until when a process counts as alive that says nothing.
+        let mut alive_until = HashMap::new();
         for op in ops {
             let (before, line, tickets) = (scene.holder(), scene.line(), scene.tickets);
-            if let Op::Poll(at) | Op::Leave(at) = op {
-                silent.remove(PROCESSES[at]);
-            }
             let seen = scene.apply(op);
+            if let Op::Poll(at) | Op::Leave(at) = op {
+                let window = if matches!(op, Op::Poll(_)) { WINDOW } else { queue_position::WINDOW };
+                alive_until.insert(PROCESSES[at], scene.now + micros(window));
+            }
             let (after, left) = (scene.holder(), scene.line());
             let waits = |at: &usize| {
                 let Process { name, hears } = Scene::process(*at);
                 let reached = !hears || scene.listening.contains(name);
-                reached && !silent.contains(name) && !matches!(op, Op::Leave(gone) if gone == *at)
+                reached && alive_until.get(name).is_none_or(|until| *until > scene.now) && !matches!(op, Op::Leave(gone) if gone == *at)
             };
             let is_new = |at: &usize| line.iter().all(|(known, _)| known != at);
             let entered = left.into_iter().map(|(at, _)| at).find(is_new);
@@ -264,9 +272,14 @@ proptest! {
             }
             match (op, &*seen.reply, after) {
                 // A process that takes a lock itself is not silent, and an acquire is none of the queue's business.
-                (Op::Poll(at) | Op::Check(at), "granted", _) => drop(silent.remove(PROCESSES[at])),
+                (Op::Poll(at) | Op::Check(at), "granted", _) => {
+                    alive_until.insert(PROCESSES[at], scene.now + micros(WINDOW));
+                }
                 (Op::Acquire(_), ..) => {}
-                (.., Some((holder, _))) if after != before => drop(silent.insert(PROCESSES[holder])),
+                (.., Some((holder, _))) if after != before => {
+                    let lapses = scene.now + micros(GRANT);
+                    alive_until.entry(PROCESSES[holder]).and_modify(|until| *until = lapses.min(*until)).or_insert(lapses);
+                }
                 _ => {}
             }
         }
@@ -274,9 +287,10 @@ proptest! {
 }
 
 /// A server that is asked the same.
-struct Scripts {
+struct Scripts<'a> {
     tokens: [Token; 8],
     wire: Wire,
+    clock: &'a ClockShim,
     listeners: Wire,
     tickets: [String; 8],
     trusting: usize,
@@ -284,14 +298,14 @@ struct Scripts {
     page: usize,
 }
 
-impl Scripts {
-    fn new(server: &Server, tokens: [Token; 8], trusting: usize, page: usize) -> Self {
+impl<'a> Scripts<'a> {
+    fn new(server: &Server, clock: &'a ClockShim, tokens: [Token; 8], trusting: usize, page: usize) -> Self {
         let (mut wire, mut listeners) = (server.wire(), server.wire());
         wire.must(&["FLUSHALL"]);
         for channel in CHANNELS {
             listeners.must(&["SUBSCRIBE", channel]);
         }
-        Self { tokens, wire, listeners, tickets: std::array::from_fn(|_| "0".into()), trusting, page }
+        Self { tokens, wire, clock, listeners, tickets: std::array::from_fn(|_| "0".into()), trusting, page }
     }
 
     fn eval(&mut self, script: &str, args: &[&str]) -> Value {
@@ -351,12 +365,11 @@ impl Scripts {
             }
             Op::Leave(at) => {
                 self.tickets[at] = "0".into();
-                self.owned(scripts::LEAVE, &[token(at), PROCESSES[at]])
+                self.owned(scripts::LEAVE, &[token(at), PROCESSES[at], &text(queue_position::WINDOW)])
             }
             Op::ForceRelease => (self.eval(scripts::FORCE_RELEASE, &["{job}:lh:forced", "ops"]).int() == 1).to_string(),
             Op::Expire => {
-                self.wire.del("job");
-                self.wire.del("{job}:lh:forced");
+                self.clock.forward(STEP);
                 String::new()
             }
             Op::Kill(at) => self.listen("UNSUBSCRIBE", CHANNELS[at]),
@@ -387,11 +400,12 @@ impl Scripts {
 
 #[test]
 fn the_memory_node_and_the_scripts_agree() {
-    let server = Server::start();
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
     let config = ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(ops in ops(), trusting in prop_oneof![Just(8), 0..8_usize], page in prop_oneof![1..4_usize, Just(32)])| {
         let mut scene = Scene { trusting, ..Scene::new() };
-        let mut scripts = Scripts::new(&server, scene.tokens.clone(), trusting, page);
+        let mut scripts = Scripts::new(&server, &clock, scene.tokens.clone(), trusting, page);
         for (step, op) in ops.into_iter().enumerate() {
             let (memory, redis) = (scene.apply(op), scripts.apply(op));
             prop_assert_eq!(memory, redis, "memory and scripts, step {}: {:?}", step, op);
@@ -403,8 +417,9 @@ fn the_memory_node_and_the_scripts_agree() {
 /// among them.
 #[test]
 fn who_asks_ends_the_walk_where_the_memo_covers_it_too() {
-    let (server, mut scene) = (Server::start(), Scene::new());
-    let mut scripts = Scripts::new(&server, scene.tokens.clone(), scene.trusting, 1);
+    let (clock, mut scene) = (ClockShim::new(), Scene::new());
+    let server = Server::builder().clock(&clock).start();
+    let mut scripts = Scripts::new(&server, &clock, scene.tokens.clone(), scene.trusting, 1);
     let enters = [6, 2, 0, 5, 4].map(Op::Poll);
     let then = [Op::Leave(6), Op::Poll(6), Op::Leave(2), Op::Poll(1), Op::Expire, Op::Poll(6)];
     for (step, op) in enters.into_iter().chain(then).enumerate() {

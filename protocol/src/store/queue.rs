@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 
 use crate::{
-    hash::{HashMap, HashSet},
+    hash::HashMap,
     message::{Claim, Poll},
     time::{Micros, micros},
     token::Token,
@@ -31,6 +31,9 @@ pub enum Notified {
         within: Duration,
     },
 }
+
+/// How many marks of processes without a waiter may be kept before somebody looks whether they are of any use.
+const MARKS: usize = 64;
 
 /// The process of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,14 +62,15 @@ pub(super) enum Turn {
 /// 1. The smallest ticket is first. A new ticket is larger than all in the queue.
 /// 2. An unreachable waiter loses its place only when it is its turn, or when it is to be notified as the next. Its
 ///    ticket restores the place.
-/// 3. A process has at most one grant since which it has said nothing. So a stopped process costs a single grant, and
-///    so does a killed one that polled.
+/// 3. A process that says nothing after a grant is passed over once that grant has lapsed. So a stopped process costs the
+///    time of a single grant, and so does a killed one that polled; and one that is well may have several under way.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct WaitQueue {
     line: BTreeSet<(u64, Token)>,
     waiters: HashMap<Token, QueuedWaiter>,
-    /// The processes that were granted the lock and have not said anything since.
-    unconfirmed: HashSet<Arc<str>>,
+    /// Until when a process counts as alive that says nothing: for a window after it has spoken, and for a grant after it
+    /// was granted something. One without a mark is alive.
+    marks: HashMap<Arc<str>, Micros>,
     expires: Micros,
 }
 
@@ -84,25 +88,35 @@ struct QueuedWaiter {
 impl WaitQueue {
     /// Enters a waiter, or renews its place. Returns whether it was not there before.
     pub(super) fn enter(&mut self, now: Micros, poll: &Poll, process: Process<'_>) -> bool {
-        self.unconfirmed.remove(process.name);
-        let window = micros(poll.window);
-        self.expires = now + 2 * window;
         let known = self.waiters.get(&poll.claim.token).map(|waiter| waiter.ticket);
         // A clock that went back puts nobody before those who came first.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(poll.ticket).unwrap_or_else(|| now.max(last + 1));
         let Poll { grant, restart_delay, claim: Claim { fence_memory, .. }, .. } = *poll;
-        let (Process { name, hears }, alive_until) = (process, now + window);
+        let (Process { name, hears }, alive_until) = (process, now + micros(poll.window));
         let waiter =
             QueuedWaiter { ticket, grant, alive_until, restart_delay, fence_memory, process: name.into(), hears };
         self.waiters.insert(poll.claim.token.clone(), waiter);
+        self.spoke(now, name, poll.window);
         self.line.insert((ticket, poll.claim.token.clone()))
     }
 
     /// Takes a token out; its process has said something.
-    pub(super) fn leave(&mut self, token: &Token, process: &str) {
+    pub(super) fn leave(&mut self, now: Micros, token: &Token, process: &str, window: Duration) {
         self.remove(token);
-        self.unconfirmed.remove(process);
+        if self.line.is_empty() {
+            self.marks.clear();
+        } else {
+            self.spoke(now, process, window);
+        }
+    }
+
+    fn spoke(&mut self, now: Micros, process: &str, window: Duration) {
+        if self.marks.len() > self.line.len() + MARKS {
+            self.marks.retain(|_, until| *until + micros(window) > now);
+        }
+        self.marks.insert(process.into(), now + micros(window));
+        self.expires = now + 2 * micros(window);
     }
 
     /// Finds whose turn it is on a node that has been `up` for this long. `reached` tells whether somebody listens on a
@@ -130,11 +144,12 @@ impl WaitQueue {
             if waiter.hears {
                 told.push(Notified::Granted { channel: waiter.process.clone(), token: token.clone() });
             }
-            // Before the process is marked: the mark keeps grants from it, but not this notification.
             self.tell_next(me, &waiter, now, reached, told);
-            self.unconfirmed.insert(waiter.process);
+            let lapses = now + micros(waiter.grant);
+            self.marks.entry(waiter.process).and_modify(|until| *until = lapses.min(*until)).or_insert(lapses);
             return Turn::Granted { token, grant: waiter.grant, fence_memory: waiter.fence_memory };
         }
+        self.marks.clear();
         Turn::Nobodys
     }
 
@@ -177,7 +192,7 @@ impl WaitQueue {
 
     fn reaches(&self, waiter: &QueuedWaiter, now: Micros, reached: &dyn Fn(&str) -> bool) -> bool {
         let is_there = if waiter.hears { reached(&waiter.process) } else { waiter.alive_until > now };
-        is_there && !self.unconfirmed.contains(&waiter.process)
+        is_there && self.marks.get(&waiter.process).is_none_or(|until| *until > now)
     }
 
     fn head(&self) -> Option<Token> {
@@ -207,7 +222,7 @@ impl WaitQueue {
 
     /// Whether nothing of it needs to be kept.
     pub(super) fn is_over(&self, now: Micros) -> bool {
-        self.expires <= now || self.line.is_empty() && self.unconfirmed.is_empty()
+        self.expires <= now || self.line.is_empty() && self.marks.is_empty()
     }
 }
 

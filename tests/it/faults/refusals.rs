@@ -301,7 +301,7 @@ pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +ev
 pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get +info \
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
-pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hexists +hlen +hdel +hrandfield";
+pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hlen +hdel +hrandfield";
 /// Asked by the client library on connecting, by a release whether there is a queue, and by each connection to have a
 /// name; all go on without an answer.
 pub(crate) const FOR_A_QUIET_LOG: &str = "+info +zcard +client|setname";

@@ -17,11 +17,11 @@ pub const RAISE: &str = script!("value" "issue" "floor" "raise");
 pub const REPAIR: &str = script!("value" "issue" "may_vote" "floor" "repair");
 pub const RENEW: &str = script!("value" "renew");
 pub const RELEASE: &str =
-    script!("release" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue");
+    script!("release" "keys" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue");
 pub const KEEP: &str = script!("value" "keep");
-pub const FORCE_RELEASE: &str = script!("value" "issue" "may_vote" "promote" "pass_on" "force_release");
-pub const POLL: &str = script!("value" "issue" "may_vote" "promote" "poll");
-pub const LEAVE: &str = script!("value" "issue" "may_vote" "promote" "pass_on" "leave");
+pub const FORCE_RELEASE: &str = script!("keys" "value" "issue" "may_vote" "promote" "pass_on" "force_release");
+pub const POLL: &str = script!("keys" "value" "issue" "may_vote" "promote" "poll");
+pub const LEAVE: &str = script!("keys" "value" "issue" "may_vote" "promote" "pass_on" "leave");
 pub const TAKE: &str = script!("value" "take");
 pub const ISSUE_ALONE: &str = script!("issue" "issue_alone");
 pub const CONFIRM: &str = script!("value" "confirm");

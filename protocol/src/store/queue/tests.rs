@@ -1,7 +1,9 @@
 use super::*;
 use crate::{fence, key::Key};
 
-const MINUTE: Micros = 60_000_000;
+const SECOND: Micros = 1_000_000;
+const MINUTE: Micros = 60 * SECOND;
+const WINDOW: Duration = Duration::from_secs(60);
 
 fn poll(token: &Token) -> Poll {
     Poll {
@@ -15,7 +17,7 @@ fn poll(token: &Token) -> Poll {
         },
         ticket: None,
         grant: Duration::from_secs(1),
-        window: Duration::from_secs(60),
+        window: WINDOW,
         enter: true,
         restart_delay: Duration::ZERO,
     }
@@ -58,7 +60,7 @@ fn a_ticket_gives_a_lost_place_back() {
     let (mut queue, [a, b]) = (WaitQueue::default(), tokens());
     queue.enter(1, &poll(&a), hears("a"));
     queue.enter(2, &poll(&b), hears("b"));
-    queue.leave(&a, "a");
+    queue.leave(2, &a, "a", WINDOW);
     queue.enter(3, &Poll { ticket: Some(1), ..poll(&a) }, hears("a"));
     queue.enter(4, &Poll { ticket: Some(9), ..poll(&a) }, hears("a"));
     assert_eq!(queue.line().collect::<Vec<_>>(), [(&a, 1), (&b, 2)], "one place for each, the one it has");
@@ -86,9 +88,10 @@ fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
     for (token, name) in [(&a, "poller"), (&b, "another")] {
         queue.enter(1, &poll(token), polls(name));
     }
-    queue.enter(1, &poll(&c), hears("c"));
+    queue.enter(2, &poll(&c), hears("c"));
+    queue.enter(MINUTE, &poll(&c), hears("c"));
     assert_eq!(turn(&mut queue, MINUTE, ""), (Some(a), vec![]));
-    assert_eq!(turn(&mut queue, 2 * MINUTE, "").0, Some(c), "the other one was not heard of for its window");
+    assert_eq!(turn(&mut queue, 2 * MINUTE - 1, "").0, Some(c), "the other one was not heard of for its window");
 }
 
 #[test]
@@ -99,15 +102,50 @@ fn a_process_that_says_nothing_costs_one_grant() {
     }
     queue.enter(1, &poll(&a), hears("a"));
     assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
-    assert_eq!(turn(&mut queue, 3, "").0, Some(a));
-    assert_eq!((turn(&mut queue, 4, "").0, queue.len()), (None, 0));
-    assert!(!queue.is_over(5), "the mark is kept");
+    assert_eq!(turn(&mut queue, 2 + SECOND, "").0, Some(a), "the grant has lapsed");
+    assert!(!queue.is_over(3 + SECOND), "the mark is kept");
+    queue.enter(4 + SECOND, &Poll { ticket: Some(1), ..poll(&s2) }, hears("stopped"));
+    queue.enter(4 + SECOND, &poll(&s3), hears("stopped"));
+    assert_eq!(turn(&mut queue, 5 + SECOND, "").0, Some(s2), "it has said something");
+    assert_eq!(turn(&mut queue, 5 + 2 * SECOND, "").0, None, "and nothing since");
+    assert!(queue.is_over(6 + 2 * SECOND), "nobody waits, so nobody needs the marks");
+}
 
-    queue.enter(5, &Poll { ticket: Some(1), ..poll(&s2) }, hears("stopped"));
-    assert_eq!(turn(&mut queue, 6, "").0, Some(s2), "it has said something");
-    queue.leave(&s3, "stopped");
-    queue.leave(&s3, "a");
-    assert!(queue.is_over(7));
+#[test]
+fn a_process_with_two_grants_under_way_loses_no_waiter() {
+    let (mut queue, [one, two, three, other]) = (WaitQueue::default(), tokens());
+    for token in [&one, &two, &three] {
+        queue.enter(1, &poll(token), hears("a"));
+    }
+    queue.enter(1, &poll(&other), hears("other"));
+    assert_eq!(turn(&mut queue, 2, "").0, Some(one));
+    assert_eq!(turn(&mut queue, 1 + SECOND, "").0, Some(two), "it may be on its way to confirm the first");
+    assert_eq!(turn(&mut queue, 2 + SECOND, "").0, Some(other), "the second grant has not put that off");
+}
+
+#[test]
+fn who_leaves_has_said_something_for_the_others_of_its_process() {
+    for (now, is_alive) in [(MINUTE + 1, true), (MINUTE + 2, false)] {
+        let (mut queue, [one, two]) = (WaitQueue::default(), tokens());
+        for token in [&one, &two] {
+            queue.enter(1, &Poll { window: 2 * WINDOW, ..poll(token) }, hears("a"));
+        }
+        queue.leave(2, &one, "a", WINDOW);
+        assert_eq!(turn(&mut queue, now, "").0, is_alive.then_some(two), "{now}");
+    }
+}
+
+#[test]
+fn marks_of_processes_that_have_gone_do_not_pile_up() {
+    let (mut queue, all, me) = (WaitQueue::default(), tokens::<500>(), Token::random("me"));
+    queue.enter(1, &poll(&me), hears("me"));
+    for (at, token) in (1..).zip(&all) {
+        let (now, process) = (at * SECOND, at.to_string());
+        queue.enter(now, &poll(token), hears(&process));
+        queue.leave(now, token, &process, WINDOW);
+    }
+    assert!(queue.marks.len() < 200, "{}", queue.marks.len());
+    assert!(queue.marks.contains_key("500"));
 }
 
 #[test]
@@ -119,8 +157,8 @@ fn a_process_that_polls_costs_one_grant_and_is_granted_to_again_once_it_says_som
     queue.enter(1, &poll(&a), polls("a"));
     assert_eq!(turn(&mut queue, 2, "").0, Some(s1));
     queue.enter(3, &poll(&s3), polls("killed"));
-    assert_eq!(turn(&mut queue, 4, "").0, Some(s2), "it lives");
-    assert_eq!(turn(&mut queue, 5, "").0, Some(a), "it does not any more");
+    assert_eq!(turn(&mut queue, 3 + SECOND, "").0, Some(s2), "it lives");
+    assert_eq!(turn(&mut queue, 3 + 2 * SECOND, "").0, Some(a), "it does not any more");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 -- Takes a lock away from whoever holds it, unless it is no lock at all: for the first of its queue, or for nobody. Its holder
 -- finds out who did it, for as long as the key would have lived.
 --
--- Needs  value.lua, issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 the key where its holder looks   2 the text for it there, behind the holder's identity
 -- Reply  1 deleted or passed on, 0 there was none, or a WRONGTYPE error

@@ -1,10 +1,10 @@
 -- Enters the queue of a lock, says that one still waits, takes the lock when it is one's turn, and confirms a grant.
 --
--- Needs  value.lua, issue.lua, may_vote.lua and promote.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait
 -- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait for the
---        token's confirmation  5 window in ms: how long a waiter that polls counts as alive, and half of what the
---        queue outlives its last poll by  6 channel of the token's process, after a "~" if it does not hear there
+--        token's confirmation  5 window in ms: how long a process counts as alive that says nothing, and half of what the
+--        queue outlives its last word by  6 channel of the token's process, after a "~" if it does not hear there
 --        7 "1" to enter the queue, "0" to only look  8 restart delay in s  9 fence memory in ms
 --        and perhaps a witness of this server's uptime  10 run id  11 seconds
 -- Reply  {1, fence}  the lock is the token's, for its TTL; and the run id, if the uptime was read
@@ -25,7 +25,7 @@ local memory = ARGV[9]
 local process = process_of(channel)
 witness_run, witnessed = ARGV[10], ARGV[11]
 
--- So many marks of processes that went silent may be in `wait` before somebody looks whether they are of any use, and at
+-- So many marks of processes that have no waiter may be in `wait` before somebody looks whether they are of any use, and at
 -- so many fields at a time.
 local MARKS, SAMPLE = 64, 16
 
@@ -64,10 +64,24 @@ if value == false then
 end
 local free = value == false and recovers <= 0
 
+-- It has said something. Somebody may have deleted the hash, and a mark alone would stay for ever.
+local function mark()
+  redis.call('HSET', wait, '!' .. process, string.format('%.0f', now + ARGV[5] * 1000))
+  redis.call('PEXPIRE', queue, 2 * ARGV[5])
+  redis.call('PEXPIRE', wait, 2 * ARGV[5])
+end
+
 local function leave()
+  if length == 0 and fields == 0 then
+    return
+  end
   redis.call('ZREM', queue, token)
-  -- The memo goes with the last waiter.
-  redis.call('HDEL', wait, token, '!' .. process, length <= 1 and MEMO or token)
+  if redis.call('EXISTS', queue) == 0 then
+    clear()
+  else
+    redis.call('HDEL', wait, token)
+    mark()
+  end
 end
 
 -- A waiter whose ticket the memo covers ends it, unless it is of the memo's process.
@@ -78,18 +92,19 @@ local function check_memo(ticket)
   end
 end
 
--- Drops marks of processes that have gone: a killed one never takes its mark away. Within a window the mark of a process
--- that polls keeps further grants from its waiters. A process that listens may be stopped, and is looked at once a window.
+-- Drops marks of processes that have gone: a killed one never takes its mark away. A mark is kept for a window after it is over,
+-- for a process that polls may have other waiters. A process that listens may be stopped: its mark stays, and is looked at
+-- once a window. One that is further ahead than any is of before the clock was set back.
 local function drop_marks(window)
   local sample = redis.pcall('HRANDFIELD', wait, SAMPLE, 'WITHVALUES')
   for i = 1, #sample, 2 do
-    local silent = string.match(sample[i], '^!(.*)$')
-    if silent and math.abs(now - (tonumber(sample[i + 1]) or 0)) > window then
-      local receivers = redis.pcall('PUBLISH', silent, '')
+    local of, over = string.match(sample[i], '^!(.*)$'), now - (tonumber(sample[i + 1]) or 0)
+    if of and math.abs(over) > window then
+      local receivers = redis.pcall('PUBLISH', of, '')
       if type(receivers) == 'number' and receivers > 0 then
-        redis.call('HSET', wait, '!' .. silent, now)
+        redis.call('HSET', wait, sample[i], string.format('%.0f', over > 0 and now or now + window))
       else
-        redis.call('HDEL', wait, '!' .. silent)
+        redis.call('HDEL', wait, sample[i])
       end
     end
   end
@@ -103,8 +118,8 @@ if not denial(value, token) then
 end
 
 -- Nobody is before us: no need to enter what would be left at once.
-local entered, outcome = 0, free and length == 0 and 'nobody' or nil
-if not outcome then
+local entered, ahead, count = 0, length > 0, 0
+if ahead or not free then
   if enters then
     local ticket, alive_until = tonumber(ARGV[3]), string.format('%.0f', now + ARGV[5] * 1000)
     if ticket == 0 then
@@ -116,23 +131,21 @@ if not outcome then
     if entered == 1 then
       check_memo(ticket)
     end
-    redis.call('HDEL', wait, '!' .. process)
     -- The hash alone may have been lost, and the entries of this process's other waiters with it.
     local entry = table.concat({ARGV[4], alive_until, delay, memory, channel}, '|')
     local missing = redis.call('HSET', wait, token, entry)
     entered = math.max(entered, missing)
-    redis.call('PEXPIRE', queue, 2 * ARGV[5])
-    redis.call('PEXPIRE', wait, 2 * ARGV[5])
-    if fields - length > MARKS then
+    mark()
+    if fields - 2 * length > MARKS then
       drop_marks(ARGV[5] * 1000)
     end
   end
   if free then
-    outcome = promote(token, now, issued)
+    ahead, count = promote(token, now, issued, 0)
   end
 end
 
-if outcome == 'me' or outcome == 'nobody' then
+if free and not ahead then
   local option, expires = floor_expires(issued, now, memory)
   if option then
     redis.call('SET', fence, issued, option, expires)
@@ -140,7 +153,7 @@ if outcome == 'me' or outcome == 'nobody' then
   redis.call('SET', lock, with_fence(token, issued), 'PX', ttl)
   leave()
   return run_id and {1, issued, run_id} or {1, issued}
-elseif outcome == 'granted' then
+elseif count ~= 0 then
   value = redis.call('GETRANGE', lock, 0, 255)
 end
 

@@ -1,29 +1,34 @@
 -- Part of a script: gives a lock to the first of its queue.
 --
--- Needs  value.lua, issue.lua and may_vote.lua before it
+-- Needs  keys.lua, value.lua, issue.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
 --        4 wait, a hash:
 --          token -> "grant in ms|alive until, in µs|restart delay in s|fence memory in ms|channel". A process is known by
 --            its channel. A "~" before the channel says that no notification arrives there, and the process polls
---          "!" .. process -> when, in µs: a grant to that process since which it has not said anything
+--          "!" .. process -> its mark: until when, in µs, it counts as alive if it says nothing. That is a window after it has
+--            spoken, and a grant after it was granted something. Without a mark it is alive. No release of this library
+--            has had other marks. Clients of before the first one left the moment of a grant, which is over here, so that they are
+--            passed over until they speak, as they meant it. They take any mark for that: when one of them parts with
+--            the lock, those who have spoken here lose their places, and have them back within a heartbeat of 5 s
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
 --
--- promote(me, now, issued) is for a lock that is free or about to be. `now` is the text of the time in µs, `issued` that of
--- the next fence. It gives
---   'me'       the head of the queue is `me`, and nothing is granted
---   'nobody'   there is nobody to grant to, or not yet, or no right to do it
---   'granted'  the lock is the old head's for its grant, with a fence, and it was called; so was who comes next
---   'full'     so many could not be reached that the rest is for another call
--- Who cannot be reached loses its place, and has it back when it polls with its ticket. Of a process that is stopped,
--- and so still counts as a receiver, or that polls and was killed, only the first waiter is given a grant: its mark keeps
--- the others from it.
+-- promote(me, now, issued, count) is for a lock that is free or about to be: `count` hold it, and that is 0. `now` is the text
+-- of the time in µs, `issued` that of the next fence. The old head has the lock for its grant then, with a fence, and it was
+-- called; so was who comes next. Unless the head is `me`, or there is nobody to grant to, or not yet, or no right to do it.
+-- It gives
+--   whether somebody comes before `me` still;
+--   how many hold it then, -1 if it is somebody's alone;
+--   whether the rest is for another call: too many could not be reached.
+-- Who cannot be reached loses its place, and has it back when it polls with its ticket. A process that is stopped, and so
+-- still counts as a receiver, or that polls and was killed, is given what there is for the length of one grant: then its
+-- mark is over, and keeps its other waiters from it. Until then it may have more than one grant, as one that is well does
+-- that has not come to confirm the first.
 -- Nothing here raises an error, since a release must not fail for its queue's sake. The first write is one that
 -- `maxmemory` does not refuse, and a server that has allowed the first write of a script allows the others.
 --
 -- Calls are "granted <length of the token> <token><lock>" and "next <ms> <token>": look after so long, for who was
 -- granted the lock may be stopped. The next in line hears the latter, and if that one is of the same process, so does
 -- the next of another, at whatever place.
-local lock, fence, queue, wait = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 -- The field of the memo. No token and no mark looks like it.
 local MEMO = '>'
@@ -68,18 +73,35 @@ local function memo()
   end
 end
 
-local function promote(me, now, issued)
-  local is_marked, is_deaf = {}, {}
+-- has_gone_by(moment, now) compares two times in µs, as text.
+local function has_gone_by(moment, now)
+  return (tonumber(moment) or 0) <= tonumber(now)
+end
+
+-- clear() drops what nobody needs when nobody waits. A key that is no hash is not ours.
+local function clear()
+  if type(redis.pcall('HDEL', wait, MEMO)) == 'number' then
+    redis.pcall('DEL', wait)
+  end
+end
+
+local function promote(me, now, issued, count)
+  local is_silent, is_deaf = {}, {}
+
+  local function silent(process)
+    if is_silent[process] == nil then
+      local mark = redis.pcall('HGET', wait, '!' .. process)
+      is_silent[process] = type(mark) == 'string' and has_gone_by(mark, now)
+    end
+    return is_silent[process]
+  end
 
   local function reaches(alive_until, channel, message)
     local process, hears = process_of(channel)
-    if is_marked[process] == nil then
-      is_marked[process] = redis.pcall('HEXISTS', wait, '!' .. process) == 1
-    end
-    if is_marked[process] or hears and is_deaf[process] then
+    if silent(process) or hears and is_deaf[process] then
       return false
     elseif not hears then
-      return tonumber(alive_until) > tonumber(now)
+      return not has_gone_by(alive_until, now)
     end
     -- A killed process costs one message, however many of its waiters there are. An error, such as no right to the
     -- channel, says nothing about the process, which polls too.
@@ -160,35 +182,38 @@ local function promote(me, now, issued)
     -- An error has no first element either.
     local head = redis.pcall('ZRANGE', queue, 0, 0)[1]
     if head == me then
-      return 'me'
+      return false, count
     elseif not head then
-      redis.pcall('HDEL', wait, MEMO)
-      return 'nobody'
+      clear()
+      return false, count
     end
     local grant, alive_until, delay, memory, channel = entry(head)
     -- Not even what is being released here: the release may be the replay of one that this server has forgotten, with
     -- the grant that came after it.
     if grant and (recovers_for(delay) or 1) > 0 then
-      return 'nobody'
+      return false, count
     end
     if redis.pcall('ZREM', queue, head) ~= 1 then
-      return 'nobody'
+      return false, count
     end
     if grant and reaches(alive_until, channel, 'granted ' .. #head .. ' ' .. head .. lock) then
       -- The floor first: without a lock it is a gap, and a lock without it may be followed by one with its fence.
       local option, expires = floor_expires(issued, now, memory)
       local floor = option and redis.pcall('SET', fence, issued, option, expires) or {}
       if floor.err or redis.pcall('SET', lock, with_fence(head, issued), 'PX', grant).err then
-        return 'nobody'
+        return false, count
       end
-      -- Before the entry goes: a hash that was empty in between would have lost its expiry.
       local process = process_of(channel)
-      redis.pcall('HSET', wait, '!' .. process, now)
+      local mark, lapses = redis.pcall('HGET', wait, '!' .. process), string.format('%.0f', now + grant * 1000)
+      if type(mark) ~= 'string' or not has_gone_by(mark, lapses) then
+        -- Before the entry goes: a hash that was empty in between would have lost its expiry.
+        redis.pcall('HSET', wait, '!' .. process, lapses)
+      end
       redis.pcall('HDEL', wait, head)
       tell_next(grant, process)
-      return 'granted'
+      return true, -1
     end
     redis.pcall('HDEL', wait, head)
   end
-  return 'full'
+  return true, count, true
 end

@@ -9,6 +9,7 @@ use leasehold_protocol::{
     fence::Fence,
     key::Key,
     message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, VoteReply, Voting},
+    queue_position::WINDOW,
     token::Token,
 };
 
@@ -145,7 +146,7 @@ impl Connections {
                     let (channel, witness) = (self.subscription.name().to_owned(), self.witness.clone());
                     let arguments = move |all: &mut Vec<Value>| {
                         all.extend(packed(queue_keys(&claim.key)));
-                        all.extend([claim.token.as_str().into(), channel.as_str().into()]);
+                        all.extend([claim.token.as_str().into(), channel.as_str().into(), millis(WINDOW)]);
                         witness.testify_to_queues(all);
                     };
                     self.run(via, &LEAVE, 4, arguments, |reply, _| reply::released(reply))
