@@ -34,8 +34,8 @@ pub(super) struct Table {
     /// The newest hold of each key: of a lock that shuts everybody else out, the only one that can be a good one. Each
     /// entry is one pointer.
     newest: HashSet<ByKey>,
-    /// Those before them that somebody still has, and how many there are.
-    older: HashMap<Key, Vec<Arc<Hold>>>,
+    /// Those before them that somebody still has, by their addresses, and how many there are.
+    older: HashMap<Key, HashMap<usize, Arc<Hold>>>,
     older_ones: usize,
     /// Acquired since the last look. Most short leases leave from here and never reach `due`.
     fresh: Vec<Arc<Hold>>,
@@ -115,7 +115,7 @@ impl Table {
         let first = hold.next_tick();
         let before = self.newest.replace(ByKey(hold.clone())).map(|ByKey(before)| before);
         if let Some(before) = &before {
-            self.older.entry(before.claim.key.clone()).or_default().push(before.clone());
+            self.older.entry(before.claim.key.clone()).or_default().insert(address(before), before.clone());
             self.older_ones += 1;
         }
         hold.noted.set_fresh(self.fresh.len());
@@ -142,7 +142,7 @@ impl Table {
 
     fn remove_older(&mut self, hold: &Arc<Hold>) -> Option<Arc<Hold>> {
         let older = self.older.get_mut(hold.claim.key.lock())?;
-        let removed = older.swap_remove(older.iter().position(|older| Arc::ptr_eq(older, hold))?);
+        let removed = older.remove(&address(hold))?;
         if older.is_empty() {
             self.older.remove(hold.claim.key.lock());
         }
@@ -157,12 +157,12 @@ impl Table {
 
     /// Every hold of one key, the newest first.
     pub(super) fn holds_of(&self, key: &str) -> impl Iterator<Item = &Arc<Hold>> {
-        let older = self.older.get(key).into_iter().flatten();
+        let older = self.older.get(key).into_iter().flat_map(HashMap::values);
         self.newest.get(key).map(|ByKey(hold)| hold).into_iter().chain(older)
     }
 
     pub(super) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.newest.iter().map(|ByKey(hold)| hold).chain(self.older.values().flatten())
+        self.newest.iter().map(|ByKey(hold)| hold).chain(self.older.values().flat_map(HashMap::values))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -277,6 +277,10 @@ impl Table {
     }
 }
 
+fn address(hold: &Arc<Hold>) -> usize {
+    Arc::as_ptr(hold).addr()
+}
+
 fn first<T>(heap: &BinaryHeap<Reverse<Due<T>>>) -> Time {
     heap.peek().map_or(Time::NEVER, |Reverse(due)| due.at)
 }
@@ -347,15 +351,23 @@ mod tests {
         for hold in [&first, &second, &third, &other] {
             let _before = table.insert(hold);
         }
-        let holds = |table: &Table| table.holds_of("job").map(Arc::as_ptr).collect::<Vec<_>>();
-        assert_eq!(holds(&table), [&third, &first, &second].map(Arc::as_ptr));
+        let addresses = |holds: &[&Arc<Hold>]| holds.iter().copied().map(address).collect::<Vec<_>>();
+        let holds = |table: &Table| {
+            let mut holds: Vec<_> = table.holds_of("job").map(address).collect();
+            // Those before the newest are in no order.
+            holds.get_mut(1..).unwrap_or_default().sort_unstable();
+            holds
+        };
+        let mut older = [&first, &second];
+        older.sort_unstable_by_key(|hold| address(hold));
+        assert_eq!(holds(&table), addresses(&[&third, older[0], older[1]]));
         assert_eq!((table.len(), table.holds().count()), (4, 4));
         drop(table.remove(&first));
         drop(table.remove(&first));
-        assert_eq!(holds(&table), [&third, &second].map(Arc::as_ptr));
+        assert_eq!(holds(&table), addresses(&[&third, &second]));
         drop(table.remove(&third));
         assert!(table.exclusive("job").is_none(), "what was before it is lost");
-        assert_eq!(holds(&table), [Arc::as_ptr(&second)]);
+        assert_eq!(holds(&table), addresses(&[&second]));
         drop(table.remove(&second));
         drop(table.remove(&other));
         assert!(holds(&table).is_empty() && table.older.is_empty() && table.len() == 0);
