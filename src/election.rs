@@ -222,8 +222,11 @@ impl fmt::Debug for Election {
 ///
 /// **It says when it does not know.** A leader that was seen counts until the end that its key had when the look was sent, and
 /// not for longer, whatever the network does. Then it is [`Unknown`](Leadership::Unknown) until a look is answered. So a
-/// router that is cut off stops routing to a leader of the past by itself, as a leader that is cut off stops leading. After a
-/// leader has died, `Unknown` comes for a moment before [`Vacant`](Leadership::Vacant).
+/// router that is cut off stops routing to a leader of the past by itself, as a leader that is cut off stops leading.
+///
+/// Between two leaders you may hear `Unknown`, [`Vacant`](Leadership::Vacant), both or neither. After a leader has died
+/// nobody knows for a moment who leads, and the next one may be there before anybody has looked. A new term has a larger
+/// [`fence`](Holder::fence). [`next`](Self::next) is told some milliseconds after a change, and [`now`](Self::now) at once.
 ///
 /// What it says was true when the servers were asked. The leader may have resigned since: what must not reach a leader of the
 /// past carries the term's fence.

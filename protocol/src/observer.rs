@@ -167,9 +167,10 @@ impl Observer {
             (Leadership::Led(_), Some(Some(remaining))) => {
                 let until = sent + remaining;
                 let next = if is_notified { Duration::MAX } else { self.backoff.next(None) };
-                // Half way, since a notification may be lost; then right after the end.
-                let half = if remaining > SOON { sent + remaining / 2 } else { until + ROUNDING };
-                (until, half.min(now + next))
+                // Half way, since a notification may be lost. Then when the key has gone, for the server has had the look by
+                // now. Before that it would name a dead leader once more.
+                let look = if remaining > SOON { sent + remaining / 2 } else { now + remaining + ROUNDING };
+                (until, look.min(now + next))
             }
             // Of no leader nothing runs out. A key without a TTL ends when somebody deletes it.
             _ => {
@@ -241,6 +242,15 @@ mod tests {
         assert!(observer.found(at(1_020), at(1_030), true, None));
         assert_eq!(observer.known().at(at(1_030)), Leadership::Vacant);
         assert!(observer.expires(at(3_420)), "a vacancy that nobody has looked at again");
+    }
+
+    #[test]
+    fn the_look_after_the_end_is_made_when_the_key_has_gone() {
+        let (mut observer, token) = (observer(), Token::random("one"));
+        assert!(observer.found(at(10), at(16), true, Some(leader(&token, 7, Duration::from_millis(9)))));
+        assert!(observer.expires(at(19)), "it counts from the sending");
+        // The server had it by 16, and the key ends 9 ms after that.
+        assert!(!observer.looks(at(25)) && observer.looks(at(26)));
     }
 
     #[test]

@@ -313,8 +313,8 @@ impl Link {
         !matches!(kind_of(&self.client, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
-    /// Whether no silence on it could be told yet: it is too young, or its server says that replicas are missing, for which
-    /// requests wait that it has answered long ago.
+    /// Whether no silence on it could be told yet. It is too young; or its server says that replicas are missing, and has
+    /// answered the requests that wait for them.
     pub(crate) fn is_beyond_doubt(&self, now: Time) -> bool {
         now.since(self.made) < self.patience || now.as_nanos() < self.alive_until.load(Ordering::Relaxed)
     }
