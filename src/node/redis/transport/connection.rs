@@ -255,9 +255,12 @@ impl Connection {
         let read = |count: Value| count.as_u64().and_then(|count| u32::try_from(count).ok());
         match count_replicas(&link, wanted, time, limit).await {
             Ok(count) => {
-                // After a rest as long as this one, the next has the same limit.
-                link.has_waited(self.now() + time + limit);
-                read(count).ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
+                link.answered();
+                let count = read(count);
+                if count.is_some_and(|count| count < u32::from(wanted)) {
+                    link.has_waited_in_vain(time, self.now());
+                }
+                count.ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
             }
             // It was a primary when it wrote.
             Err(error) if is_a_replica_by_now(error.details()) => {

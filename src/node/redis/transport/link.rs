@@ -319,10 +319,10 @@ impl Link {
         now.since(self.made) < self.patience || now.as_nanos() < self.alive_until.load(Ordering::Relaxed)
     }
 
-    /// It has answered a `WAIT`. By that time the next one is answered too, or overdue itself.
-    pub(crate) fn has_waited(&self, until: Time) {
-        self.answered();
-        self.alive_until.store(until.as_nanos(), Ordering::Relaxed);
+    /// Its server says that replicas are missing, after a `WAIT` of so long. The next answer comes after a rest as long, and a
+    /// `WAIT` that is four times as long at most.
+    pub(crate) fn has_waited_in_vain(&self, time: Duration, now: Time) {
+        self.alive_until.store((now + time * 5 + self.patience).as_nanos(), Ordering::Relaxed);
     }
 
     /// Whether it takes no more requests now (invariant 2).
