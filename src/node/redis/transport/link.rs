@@ -66,8 +66,8 @@ const HELLO: &str = "HELLO";
 /// The approximate memory that fred needs for a request besides its bytes.
 const EACH: usize = 1024;
 
-/// Script, number of keys, and as many keys and arguments as a lone acquire has.
-const ARGUMENTS: usize = 6;
+/// Script, number of keys, and as many keys and arguments as a lone acquire or release has: one more would move all of them.
+const ARGUMENTS: usize = 8;
 
 /// How many notifications may wait for us; more at a time count as missed. Redis 6.2 sends one for every key that we
 /// renew ourselves, so some batches of these fit in. fred sets aside as much, some 500 bytes for each, for eight kinds
