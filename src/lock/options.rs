@@ -26,8 +26,8 @@ impl Lock {
         self
     }
 
-    /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`] on the same acquisition, with the
-    /// same fence and TTL. The key goes with the last of them.
+    /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`](crate::Lease) on the same acquisition,
+    /// with the same fence and TTL. The key goes with the last of them.
     ///
     /// Both acquires must ask for it. It is not the default because an owner is a *task*. These would be let in
     /// together:
@@ -73,7 +73,7 @@ impl Lock {
     ///   So they do when a stopped process goes on. A later one may come first.
     /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), waiters only queue: a
     ///   lock that is released then is free until the delay is over.
-    /// - It works on one server; over a quorum the acquire ends with [`Error::Config`].
+    /// - It works on one server; over a quorum the acquire ends with [`Error::Config`](crate::Error::Config).
     pub fn fair(mut self, fair: bool) -> Self {
         self.scope.options.fair = fair;
         self
@@ -96,7 +96,8 @@ impl Lock {
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and
     /// a lease that is lost leaves nothing: then the work has not been done. A release that reaches the server after
     /// the key has expired leaves nothing either. Work that fails keeps the key as well. To keep it after success only,
-    /// take a lease and end it with [`release_keeping`](Lease::release_keeping) or [`release`](Lease::release).
+    /// take a lease and end it with [`release_keeping`](crate::Lease::release_keeping) or
+    /// [`release`](crate::Lease::release).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -163,19 +164,19 @@ impl Lock {
     }
 
     /// Gives work under the lock this much time to tidy up before a loss: [`run`](Self::run),
-    /// [`run_within`](Self::run_within), [`try_run`](Self::try_run) and [`Lease::run`] then ask it to stop first. At
-    /// most half of the TTL. Zero, the default, drops the work when the lease is lost.
+    /// [`run_within`](Self::run_within), [`try_run`](Self::try_run) and [`Lease::run`](crate::Lease::run) then ask it to
+    /// stop first. At most half of the TTL. Zero, the default, drops the work when the lease is lost.
     ///
     /// If no renewal gets through, the work is asked to stop this long before the deadline, and is still protected. If
     /// the server says that the key is gone, the work is asked at once, and is not protected. It hears of that from
-    /// [`lost`](LeaseHandle::lost) and [`cancellation_token`](LeaseHandle::cancellation_token) of its handle. In the
-    /// first case `lost` completes with [`Expiring`](crate::LossReason::Expiring), in the second with the reason of the
+    /// [`lost`](crate::LeaseHandle::lost) and [`cancellation_token`](crate::LeaseHandle::cancellation_token) of its
+    /// handle. In the first case `lost` completes with [`Expiring`](crate::LossReason::Expiring), in the second with the reason of the
     /// loss.
     ///
     /// From then on the work is polled for the grace, and longer if the lease holds after all; then it is dropped. If
     /// less than the grace is left when the work begins, or after a pause of the process, only that much of it is
-    /// protected: [`check`](LeaseHandle::check) tells. Work that ends while the lease holds gives its own result,
-    /// though it was asked to stop. A lease that is [shared](LeaseHandle::share) has no grace.
+    /// protected: [`check`](crate::LeaseHandle::check) tells. Work that ends while the lease holds gives its own result,
+    /// though it was asked to stop. A lease that is [shared](crate::LeaseHandle::share) has no grace.
     ///
     /// ```
     /// # use std::time::Duration;
