@@ -84,8 +84,8 @@ impl Lock {
     /// a [`once_per`](Self::once_per) comes with the ticket, since an adoption is no new acquire. The rest of it that there
     /// was at the making of the ticket counts from here, so a slow hand-over lengthens it.
     ///
-    /// An attempt without an answer is repeated, until an outage has lasted for a TTL, and 64 times at most. Over a quorum a majority of the
-    /// nodes must still have the key; the others get it back later.
+    /// An attempt without an answer is repeated, until an outage has lasted for a TTL, and 64 times at most. Over a quorum a
+    /// majority of the nodes must still have the key; the others get it back later.
     ///
     /// # Errors
     ///
