@@ -75,7 +75,9 @@ impl Want {
     pub fn of(request: &Request) -> Option<Self> {
         match request {
             Request::Acquire(request) if request.heir_of.is_none() => Some(Self::Acquire(request.clone())),
-            Request::Release { claim, mode: ReleaseMode::Delete } if claim.fence.is_some() => {
+            Request::Release { claim, mode: ReleaseMode::Delete }
+                if claim.fence.is_some() && !claim.mode.is_shared() =>
+            {
                 Some(Self::Release(claim.clone()))
             }
             _ => None,

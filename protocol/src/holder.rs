@@ -22,6 +22,8 @@ pub struct Holder {
     pub(crate) fence: Option<Fence>,
     pub(crate) is_ours: bool,
     pub(crate) not_a_lock: Option<&'static str>,
+    /// How many share the lock, as far as that was read.
+    pub(crate) sharers: Option<u32>,
     /// The lock is free, and its queue is not ready to pass it on.
     pub(crate) is_nobody: bool,
 }
@@ -31,7 +33,7 @@ impl Holder {
     /// process may have written newlines and escape sequences, which `Display` shows as `\n` and `\u{1b}`.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
-        self.token.as_ref().map(Token::label)
+        self.token.as_ref().filter(|token| !token.is_of_a_phase()).map(Token::label)
     }
 
     /// How long the key still lived when it was read, if nobody renews it.
@@ -84,7 +86,7 @@ impl Holder {
     /// never printed. The key's value begins with it.
     #[must_use]
     pub fn token(&self) -> Option<&str> {
-        self.token.as_ref().map(Token::identity)
+        self.token.as_ref().filter(|token| !token.is_of_a_phase()).map(Token::identity)
     }
 }
 
@@ -96,7 +98,7 @@ pub const RELEASED: &str = " (released)";
 impl Holder {
     /// A holder of these parts.
     pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Self {
-        Self { token, remaining, fence, is_ours: false, not_a_lock: None, is_nobody: false }
+        Self { token, remaining, fence, is_ours: false, not_a_lock: None, sharers: None, is_nobody: false }
     }
 
     /// Nobody: the lock is free, but one call does not remove all the waiters of its queue that are gone.
@@ -133,6 +135,21 @@ impl Holder {
     /// The same holder, which is a lease of ours.
     pub fn ours(self) -> Self {
         Self { is_ours: true, ..self }
+    }
+
+    /// Whether it stands for those who share the lock.
+    pub fn is_shared(&self) -> bool {
+        self.token.as_ref().is_some_and(Token::is_of_a_phase)
+    }
+
+    /// How many share the lock. `None`: it is held alone, or that was not read.
+    pub fn sharers(&self) -> Option<u32> {
+        self.sharers
+    }
+
+    /// The same, of so many who share the lock.
+    pub fn shared_by(self, sharers: u32) -> Self {
+        Self { sharers: Some(sharers).filter(|_| self.is_shared()), ..self }
     }
 
     /// The same holder, whose key lives for another time.

@@ -92,6 +92,16 @@ impl Key {
         self.companion("wait")
     }
 
+    /// The key that holds who shares the lock.
+    pub fn holders(&self) -> String {
+        self.holders_parts().concat()
+    }
+
+    /// The same in parts.
+    pub fn holders_parts(&self) -> [&str; 4] {
+        self.companion("holders")
+    }
+
     /// The key that holds who took the lock from its holder by force.
     pub fn forced(&self) -> String {
         self.companion("forced").concat()
@@ -184,6 +194,7 @@ mod tests {
         assert_eq!(key("x{a}y").fence(), "x{a}y:lht:fence");
         assert_eq!(key("{}").fence(), "{{}}:lh:fence");
         assert_eq!((key("a").queue(), key("a").wait()), ("{a}:lh:queue".into(), "{a}:lh:wait".into()));
+        assert_eq!((key("a").holders(), key("{a}").holders()), ("{a}:lh:holders".into(), "{a}:lht:holders".into()));
         assert_eq!((key("a").forced(), key("{a}").forced()), ("{a}:lh:forced".into(), "{a}:lht:forced".into()));
     }
 
@@ -194,6 +205,7 @@ mod tests {
             ("x".repeat(1025), "1025 bytes"),
             ("{a}:lh:fence".into(), "ends like"),
             ("{a}:lht:queue".into(), "ends like"),
+            ("{a}:lh:holders".into(), "ends like"),
         ] {
             let error = Key::new("", &name).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");

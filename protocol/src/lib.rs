@@ -31,7 +31,7 @@
 //! | [`troubles`] | which troubles are reported, and how often |
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
-//! The others are the vocabulary of these: [`time`], [`key`], [`token`], [`fence`], [`holder`], [`message`],
+//! The others are the vocabulary of these: [`time`], [`key`], [`mode`], [`token`], [`fence`], [`holder`], [`message`],
 //! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`slot`], [`jitter`], [`doubling`],
 //! [`rounded`], [`hash`] and [`glob`].
 
@@ -59,6 +59,7 @@ pub mod jitter;
 pub mod key;
 pub mod loss;
 pub mod message;
+pub mod mode;
 pub mod multi_lock;
 pub mod node_health;
 pub mod node_status;

@@ -6,7 +6,9 @@
 use std::{sync::Arc, time::Duration};
 
 pub use crate::tally::Denial;
-use crate::{failure::Failure, fence::Fence, forced::ForcedRelease, holder::Holder, key::Key, token::Token};
+use crate::{
+    failure::Failure, fence::Fence, forced::ForcedRelease, holder::Holder, key::Key, mode::Mode, token::Token,
+};
 
 /// A request to a node. Each step is atomic on the node and idempotent for its token (rule 5).
 #[derive(Debug, Clone)]
@@ -31,7 +33,8 @@ pub enum Request {
         restart_delay: Duration,
     },
     /// Gives keys their full life from now on: one verdict each, in order. An inner error means "cannot tell". A lock
-    /// that the token has with another fence than the claim's was granted once more: the lease's own key is gone.
+    /// that the token has with another fence than the claim's was granted once more: the lease's own key is gone. All of
+    /// them are held alone, or all shared.
     Renew(Arc<[Claim]>),
     /// Takes the key from its token (rule 8): [`Owned`].
     Release {
@@ -51,6 +54,20 @@ pub enum Request {
     },
     /// The lock's holder, if it has one: a [`Holder`].
     Holder(Key),
+    /// The same, and who shares it: [`Sharers`].
+    Sharers {
+        /// Of this lock.
+        key: Key,
+        /// At most this many of them.
+        most: usize,
+    },
+    /// A lock that a token holds alone becomes one that another token shares, with no moment in between: [`Downgraded`].
+    Downgrade {
+        /// With this token, for this life; its mode is a share.
+        claim: Claim,
+        /// The token that holds it alone.
+        from: Token,
+    },
     /// A [`Page`] of the locks that our tokens hold, in no order. A lock that comes or goes meanwhile may be missing,
     /// and one that stays may come twice.
     Held {
@@ -99,6 +116,7 @@ impl Request {
             | Self::Raise { claim, .. }
             | Self::Repair { claim, .. }
             | Self::Release { claim, .. }
+            | Self::Downgrade { claim, .. }
             | Self::Poll(Poll { claim, .. }) => Some(claim),
             _ => None,
         }
@@ -111,9 +129,11 @@ impl Request {
             | Self::Raise { claim: Claim { key, .. }, .. }
             | Self::Repair { claim: Claim { key, .. }, .. }
             | Self::Release { claim: Claim { key, .. }, .. }
+            | Self::Downgrade { claim: Claim { key, .. }, .. }
             | Self::Poll(Poll { claim: Claim { key, .. }, .. })
             | Self::Waiters { key, .. }
             | Self::Holder(key)
+            | Self::Sharers { key, .. }
             | Self::ForceRelease { key, .. }
             | Self::GuardedSet { key, .. }
             | Self::GuardedGet(key)
@@ -177,6 +197,10 @@ replies! {
     Waiters(Waiters),
     /// To [`Request::Holder`].
     Looked(Looked),
+    /// To [`Request::Sharers`].
+    Sharers(Option<Sharers>),
+    /// To [`Request::Downgrade`].
+    Downgraded(Downgraded),
     /// To [`Request::Held`].
     Page(Page),
     /// To [`Request::ForceRelease`].
@@ -199,6 +223,18 @@ pub struct Looked {
     /// Whether we shall be notified when that changes.
     pub tracked: bool,
 }
+
+/// Those who share a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sharers {
+    /// All of them as one, or who holds it alone.
+    pub holder: Holder,
+    /// Each of them for itself, the first to go first. One who holds it alone is none.
+    pub first: Vec<Holder>,
+}
+
+/// The fence of the phase that a downgrade has begun, or why it has not.
+pub type Downgraded = Result<Fence, Denial>;
 
 /// The waiters of a lock, in order: their tokens, and how long each has waited.
 pub type Waiters = Vec<(Token, Duration)>;
@@ -236,6 +272,8 @@ pub struct Claim {
     pub key: Key,
     /// Held with this token.
     pub token: Token,
+    /// Alone, or beside others.
+    pub mode: Mode,
     /// For this long from now on.
     pub ttl: Duration,
     /// How long its key lives from now on: the TTL, or more (rule 14).
@@ -406,6 +444,7 @@ mod tests {
         let claim = Claim {
             key: Key::of_lock("job"),
             token: Token::random("host:7"),
+            mode: Mode::Exclusive,
             ttl: Duration::from_secs(1),
             life: Duration::from_secs(1),
             fence: None,

@@ -111,12 +111,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{key::Key, message::Denial, token::Token};
+    use crate::{key::Key, message::Denial, mode::Mode, token::Token};
 
     fn begun() -> Stepwise {
         Stepwise::new(Claim {
             key: Key::of_lock("job"),
             token: Token::random("host:7"),
+            mode: Mode::Exclusive,
             ttl: Duration::from_secs(1),
             life: Duration::from_secs(1),
             fence: None,

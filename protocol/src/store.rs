@@ -15,8 +15,8 @@ use crate::{
     holder::Holder,
     key::Key,
     message::{
-        AcquireRequest, Acquired, Claim, Denial, Looked, Owned, Poll, Polled, ReleaseMode, Repaired, Reply, Request,
-        ServerIdentity, VoteReply, Voting, Waiters,
+        AcquireRequest, Acquired, Claim, Denial, Downgraded, Looked, Owned, Poll, Polled, ReleaseMode, Repaired, Reply,
+        Request, ServerIdentity, VoteReply, Voting, Waiters,
     },
     queue_position::WINDOW,
     time::{Micros, micros},
@@ -25,6 +25,7 @@ use crate::{
 
 mod floors;
 mod guarded;
+mod phase;
 mod queue;
 mod single;
 #[cfg(test)]
@@ -34,13 +35,14 @@ pub use self::queue::{Notified, Process};
 use self::{
     floors::Floors,
     guarded::{guarded_value, wrong_type},
+    phase::{Entrant, Held, fits},
     queue::{Turn, WaitQueue},
 };
 
 /// The contents of a server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Store {
-    locks: HashMap<Key, StoredLock>,
+    locks: HashMap<Key, Held>,
     floors: Floors,
     /// Guarded values; a key is this or a lock, never both.
     guarded: HashMap<Key, (Vec<u8>, Fence)>,
@@ -53,7 +55,7 @@ pub struct Store {
     up_since: Micros,
 }
 
-/// The key of a held lock: its value and its expiry.
+/// The key of a lock that is held alone: its value and its expiry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct StoredLock {
     token: Token,
@@ -111,7 +113,10 @@ impl Store {
                 Ok(self.repair(now, claim, *fence, *restart_delay).into())
             }
             Request::Renew(batch) => {
-                Ok(batch.iter().map(|claim| Ok(self.renew(now, claim))).collect::<Vec<_>>().into())
+                let mut renew = |claim: &Claim| {
+                    if claim.mode.is_shared() { self.renew_share(now, claim) } else { self.renew(now, claim) }
+                };
+                Ok(batch.iter().map(|claim| Ok(renew(claim))).collect::<Vec<_>>().into())
             }
             Request::Release { claim, mode } => {
                 let (owned, told) = self.release(now, claim, mode, process, reached);
@@ -124,6 +129,12 @@ impl Store {
                 return passed_on(&poll.claim.key, polled.into(), is_granted, told);
             }
             Request::Waiters { key, most } => Ok(self.waiters(now, key, *most).into()),
+            Request::Downgrade { claim, from } => {
+                let (fence, told) = self.downgrade(now, claim, from, reached);
+                let is_done = fence.is_ok();
+                return passed_on(&claim.key, fence.into(), is_done, told);
+            }
+            Request::Sharers { key, most } => Ok(self.sharers(now, key, *most).into()),
             Request::Holder(key) => Ok(Looked { holder: self.holder(now, key), tracked: true }.into()),
             Request::Held { pattern, .. } => Ok((0, self.held(now, pattern)).into()),
             Request::ForceRelease { key, by } => match self.force_release(now, key, by, reached) {
@@ -158,11 +169,11 @@ impl Store {
         match self.lock(now, key) {
             None if heir_of.is_some() => Acquired::Gone,
             None => Acquired::Granted(self.grant(now, key, token.clone(), *life, proposal, *fence_memory)),
-            Some(lock) if lock.token == *token => {
+            Some(Held::Alone(lock)) if lock.token == *token => {
                 lock.until = lock.until.max(now + micros(*life));
                 Acquired::Granted(lock.fence)
             }
-            Some(lock)
+            Some(Held::Alone(lock))
                 if heir_of
                     .as_ref()
                     .is_some_and(|tokens| tokens.iter().any(|token| token.owns(lock.token.as_str()))) =>
@@ -171,7 +182,7 @@ impl Store {
                 let (floor, until) = (u64::from(lock.fence) + 1, lock.until.max(now + micros(*life)));
                 let least = proposal.map_or(now, |proposal| now.max(proposal.into())).max(floor);
                 let fence = self.issue(now, key, least, *fence_memory);
-                self.locks.insert(key.clone(), StoredLock { token: token.clone(), fence, until });
+                self.locks.insert(key.clone(), Held::Alone(StoredLock { token: token.clone(), fence, until }));
                 Acquired::Granted(fence)
             }
             Some(_) => busy(self.holder(now, key).unwrap_or_default()),
@@ -197,7 +208,8 @@ impl Store {
             Err(Denial::Taken) => return Repaired::Taken,
             Ok(lock) => (lock.fence, lock.until) = (lock.fence.max(fence), until),
             Err(Denial::Gone | Denial::Forced(_)) => {
-                drop(self.locks.insert(key.clone(), StoredLock { token: token.clone(), fence, until }));
+                let lock = StoredLock { token: token.clone(), fence, until };
+                drop(self.locks.insert(key.clone(), Held::Alone(lock)));
             }
         }
         self.floors.raise(now, key, fence, *fence_memory);
@@ -230,27 +242,38 @@ impl Store {
     fn release(
         &mut self,
         now: Micros,
-        Claim { key, token, .. }: &Claim,
+        claim: &Claim,
         mode: &ReleaseMode,
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Owned, Vec<Notified>) {
+        let Claim { key, token, .. } = claim;
+        let is_shared = claim.mode.is_shared();
         match mode {
+            ReleaseMode::Delete if is_shared => return self.part(now, claim, mode, reached),
             ReleaseMode::Delete => {}
             ReleaseMode::Leave => {
                 if let Some(queue) = self.live_queue(now, key) {
                     queue.leave(now, token, process.name, WINDOW);
                 }
                 // A lock that it finds free is passed on too.
-                if self.lock(now, key).is_none() && !self.guarded.contains_key(key) {
-                    return (Err(Denial::Gone), self.pass_on(now, key, reached));
+                let is_guarded = self.guarded.contains_key(key);
+                match self.lock(now, key) {
+                    None if !is_guarded => {
+                        return (Err(Denial::Gone), self.pass_on(now, key, 0, reached));
+                    }
+                    Some(Held::Shared(_)) => return self.part(now, claim, mode, reached),
+                    _ => {}
                 }
+            }
+            ReleaseMode::Retain(keep, stays) if is_shared => {
+                return (self.retain_share(now, claim, *keep, stays), Vec::new());
             }
             ReleaseMode::Retain(keep, stays) => return (self.retain(now, key, token, *keep, stays), Vec::new()),
         }
         // Looked up once, where it is ours.
-        if self.locks.get(key).is_some_and(|lock| lock.until > now && lock.token == *token) {
-            return (Ok(()), self.pass_on(now, key, reached));
+        if matches!(self.locks.get(key), Some(Held::Alone(lock)) if lock.until > now && lock.token == *token) {
+            return (Ok(()), self.pass_on(now, key, 0, reached));
         }
         // A waiter that leaves has no holder to tell.
         let leaves = *mode == ReleaseMode::Leave;
@@ -267,7 +290,26 @@ impl Store {
         Ok(())
     }
 
-    /// Takes the lock when it is the token's turn, and enters the queue, if it shall, when it is not.
+    /// Parts with a share. A leave lets those in who fit even if its token has none: it may have been in their way.
+    fn part(
+        &mut self,
+        now: Micros,
+        Claim { key, token, .. }: &Claim,
+        mode: &ReleaseMode,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Owned, Vec<Notified>) {
+        let phase = match self.shared(now, key) {
+            Ok(phase) => phase,
+            Err(denial) => return (Err(denial), Vec::new()),
+        };
+        let (was_in, count) = (phase.part(now, token), phase.sharers(now));
+        let owned = if was_in { Ok(()) } else { Err(Denial::Gone) };
+        let told =
+            if was_in || *mode == ReleaseMode::Leave { self.pass_on(now, key, count, reached) } else { Vec::new() };
+        (owned, told)
+    }
+
+    /// Takes the lock, or a share of it, when it is the token's turn, and enters the queue, if it shall, when it is not.
     fn poll(
         &mut self,
         now: Micros,
@@ -275,44 +317,115 @@ impl Store {
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Polled, Vec<Notified>) {
-        let Claim { key, token, life, fence_memory, .. } = &poll.claim;
-        let mut told = Vec::new();
-        let free = !self.guarded.contains_key(key)
-            && match self.lock(now, key) {
-                Some(lock) if lock.token == *token => {
-                    lock.until = lock.until.max(now + micros(*life));
-                    let fence = lock.fence;
-                    self.leave_queue(now, poll, process.name);
-                    return (Polled::Granted(fence), told);
-                }
-                Some(_) => false,
-                None => true,
-            };
+        let Claim { key, token, life, fence_memory, mode, .. } = &poll.claim;
+        let (mut told, limit) = (Vec::new(), mode.limit());
+        let is_simple = mode.is_shared() && poll.restart_delay.is_zero();
+        if is_simple && self.live_queue(now, key).is_none_or(|queue| queue.len() == 0) {
+            let joined = self.shared(now, key).ok().and_then(|phase| phase.join_simply(now, token, *life, limit));
+            if let Some(fence) = joined {
+                return (Polled::Granted(fence), told);
+            }
+        }
+        let confirmed = |phase_or_lock: &mut Held| match phase_or_lock {
+            Held::Alone(lock) if lock.token == *token => {
+                lock.until = lock.until.max(now + micros(*life));
+                Ok(lock.fence)
+            }
+            Held::Alone(_) => Err(None),
+            Held::Shared(phase) if phase.is_in(now, token) => {
+                phase.stay(now, token, *life);
+                Ok(phase.fence)
+            }
+            Held::Shared(phase) => Err(Some(phase.sharers(now))),
+        };
+        // How many share it; `None`: it is somebody's alone.
+        let count = match self.lock(now, key).map(confirmed) {
+            Some(Ok(fence)) => {
+                self.leave_queue(now, poll, process.name);
+                return (Polled::Granted(fence), told);
+            }
+            Some(Err(count)) => count,
+            None => Some(0).filter(|_| !self.guarded.contains_key(key)),
+        };
         let entered = poll.enter && {
             self.live_queue(now, key);
             self.queues.entry(key.clone()).or_default().enter(now, poll, process)
         };
-        let recovers_for = self.recovers_for(now, poll.restart_delay).filter(|_| free);
-        if free && recovers_for.is_none() {
-            let up = self.up(now);
-            let turn = self.live_queue(now, key);
-            match turn.map_or(Turn::Nobodys, |queue| queue.promote(Some(token), now, up, reached, &mut told)) {
-                Turn::Granted { token, grant, fence_memory } => {
-                    self.grant(now, key, token, grant, None, fence_memory);
+        let recovers_for = self.recovers_for(now, poll.restart_delay).filter(|_| count.is_some());
+        if let Some(count) = count.filter(|_| recovers_for.is_none()) {
+            let (is_ahead, count) = self.promote(now, key, Some(token), count, reached, &mut told);
+            if !is_ahead && fits(count, limit) {
+                self.leave_queue(now, poll, process.name);
+                let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit };
+                let fence = self.let_in(now, key, me, count);
+                if limit > 0 {
+                    // Those behind may fit as well.
+                    self.promote(now, key, None, count.unwrap_or(0) + 1, reached, &mut told);
                 }
-                Turn::Mine | Turn::Nobodys => {
-                    self.leave_queue(now, poll, process.name);
-                    let fence = self.grant(now, key, token.clone(), *life, None, *fence_memory);
-                    return (Polled::Granted(fence), told);
-                }
+                return (Polled::Granted(fence), told);
             }
         }
-        let holder = self.holder(now, key).unwrap_or_default();
+        let holder = self.holder_for(now, key, limit).filter(|_| recovers_for.is_none()).unwrap_or_default();
         let queue = self.live_queue(now, key);
         let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| poll.enter);
         let ahead = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, ahead)| ahead);
         let (ticket, ahead) = (place.map(|(ticket, _)| ticket), u32::try_from(ahead).unwrap_or(u32::MAX));
         (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, notified: true }, told)
+    }
+
+    /// Lets those of the queue in who fit beside so many. Whether somebody comes before `me` still, and how many share the
+    /// lock then; `None`: it is somebody's alone.
+    fn promote(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        me: Option<&Token>,
+        count: u32,
+        reached: &dyn Fn(&str) -> bool,
+        told: &mut Vec<Notified>,
+    ) -> (bool, Option<u32>) {
+        let (at, mut count) = ((now, self.up(now)), count);
+        let Some(queue) = self.live_queue(now, key) else { return (false, Some(count)) };
+        let Turn { is_ahead, let_in } = queue.promote(me, at, count, reached, told);
+        for one in let_in {
+            let is_alone = one.limit == 0;
+            self.let_in(now, key, one, Some(count));
+            if is_alone {
+                return (is_ahead, None);
+            }
+            count += 1;
+        }
+        (is_ahead, Some(count))
+    }
+
+    /// A lock that a token has alone becomes one that another token shares.
+    fn downgrade(
+        &mut self,
+        now: Micros,
+        Claim { key, token, life, fence_memory, mode, .. }: &Claim,
+        from: &Token,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> (Downgraded, Vec<Notified>) {
+        let mut told = Vec::new();
+        if let Ok(phase) = self.shared(now, key) {
+            let fence = if phase.is_in(now, token) {
+                phase.stay(now, token, *life);
+                Ok(phase.fence)
+            } else {
+                Err(Denial::Taken)
+            };
+            return (fence, told);
+        }
+        let own = match self.held_by(now, key, from) {
+            Ok(lock) => lock.fence,
+            Err(denial) => return (Err(denial), told),
+        };
+        // Its floor may be forgotten, and the clock behind: its own fence is a floor too.
+        self.floors.raise(now, key, own, *fence_memory);
+        let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit: mode.limit() };
+        let fence = self.let_in(now, key, me, Some(0));
+        self.promote(now, key, None, 1, reached, &mut told);
+        (Ok(fence), told)
     }
 
     /// How many wait, and the first of them with their tickets.
@@ -332,15 +445,24 @@ impl Store {
         if self.guarded.contains_key(key) {
             return Some(guarded_value());
         }
-        let StoredLock { token, fence, until } = self.lock(now, key)?;
+        let held = self.lock(now, key)?;
+        let ((token, fence), until) = (held.token_and_fence(), held.until());
         let remaining = Duration::from_micros(until.saturating_sub(now));
         // Zero: it is acquired in steps, and has none yet.
-        Some(Holder::of(Some(token.clone()), Some(remaining), Some(*fence).filter(|fence| *fence > fence::ZERO)))
+        Some(Holder::of(Some(token), Some(remaining), Some(fence).filter(|fence| *fence > fence::ZERO)))
+    }
+
+    /// The same for one who wants it with this limit: those who share it are in its way for another time than its key lives.
+    fn holder_for(&mut self, now: Micros, key: &Key, limit: u32) -> Option<Holder> {
+        let holder = self.holder(now, key)?;
+        let Ok(phase) = self.shared(now, key) else { return Some(holder) };
+        let left = Duration::from_micros(phase.ends_for(now, limit).saturating_sub(now));
+        Some(holder.lasting(Some(left)).shared_by(phase.sharers(now)))
     }
 
     /// The locks that are held and match a pattern.
     fn held(&self, now: Micros, pattern: &str) -> Vec<String> {
-        let held = self.locks.iter().filter(|(_, lock)| lock.until > now).map(|(key, _)| key.lock());
+        let held = self.locks.iter().filter(|(_, held)| held.until() > now).map(|(key, _)| key.lock());
         held.filter(|lock| glob::matches(pattern, lock)).map(ToOwned::to_owned).collect()
     }
 
@@ -355,10 +477,16 @@ impl Store {
         if self.guarded.contains_key(key) {
             return Err(wrong_type(key, "a guarded value, not a lock"));
         }
-        let Some(StoredLock { token, until, .. }) = self.lock(now, key) else { return Ok((false, Vec::new())) };
-        let forced = Forced { from: token.clone(), by: by.clone(), until: *until };
-        self.forced.insert(key.clone(), forced);
-        Ok((true, self.pass_on(now, key, reached)))
+        match self.lock(now, key) {
+            None => return Ok((false, Vec::new())),
+            Some(Held::Alone(StoredLock { token, until, .. })) => {
+                let forced = Forced { from: token.clone(), by: by.clone(), until: *until };
+                self.forced.insert(key.clone(), forced);
+            }
+            // Their value is nobody's: none of them is told.
+            Some(Held::Shared(_)) => {}
+        }
+        Ok((true, self.pass_on(now, key, 0, reached)))
     }
 
     /// Gives the lock to another holder, whoever has it, and ahead of its queue: for tests.
@@ -372,9 +500,14 @@ impl Store {
         self.locks.remove(key);
     }
 
+    /// Its queue is gone: for tests.
+    pub fn lose_queue(&mut self, key: &Key) {
+        self.queues.remove(key);
+    }
+
     /// The lock as the key shows it now: what has expired is gone.
-    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut StoredLock> {
-        if self.locks.get(key).is_some_and(|lock| lock.until <= now) {
+    fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut Held> {
+        if self.locks.get(key).is_some_and(|held| held.until() <= now) {
             self.locks.remove(key);
         }
         self.locks.get_mut(key)
@@ -394,17 +527,13 @@ impl Store {
         }
     }
 
-    /// Passes a lock on to the first waiter that can be reached. It becomes free if there is none, or if it is too
-    /// early to grant anything.
-    fn pass_on(&mut self, now: Micros, key: &Key, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
+    /// Goes on after somebody has parted with a lock that so many share still: lets those of its queue in who fit and can
+    /// be reached. It becomes free if nobody has it then, or if it is too early to grant anything.
+    fn pass_on(&mut self, now: Micros, key: &Key, count: u32, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
         let mut told = Vec::new();
-        let up = self.up(now);
-        let queue = self.live_queue(now, key);
-        match queue.map(|queue| queue.promote(None, now, up, reached, &mut told)) {
-            Some(Turn::Granted { token, grant, fence_memory }) => {
-                self.grant(now, key, token, grant, None, fence_memory);
-            }
-            Some(Turn::Mine | Turn::Nobodys) | None => drop(self.locks.remove(key)),
+        let (_, count) = self.promote(now, key, None, count, reached, &mut told);
+        if count == Some(0) {
+            self.locks.remove(key);
         }
         told
     }
@@ -421,7 +550,7 @@ impl Store {
     ) -> Fence {
         let least = proposal.map_or(now, |proposal| now.max(proposal.into()));
         let fence = self.issue(now, key, least, memory);
-        self.locks.insert(key.clone(), StoredLock { token, fence, until: now + micros(span) });
+        self.locks.insert(key.clone(), Held::Alone(StoredLock { token, fence, until: now + micros(span) }));
         fence
     }
 
@@ -441,8 +570,8 @@ impl Store {
         if self.guarded.contains_key(key) {
             return Err(Denial::Taken);
         }
-        let lock = self.lock(now, key).ok_or(Denial::Gone)?;
-        if lock.token == *token { Ok(lock) } else { Err(Denial::Taken) }
+        let held = self.lock(now, key).ok_or(Denial::Gone)?;
+        held.alone().filter(|lock| lock.token == *token).ok_or(Denial::Taken)
     }
 
     /// The same for its holder, who is told if it was taken by force.
@@ -460,7 +589,7 @@ impl Store {
     fn sweep(&mut self, now: Micros) {
         if self.floors.len() > self.crowded {
             self.floors.sweep(now);
-            self.locks.retain(|_, lock| lock.until > now);
+            self.locks.retain(|_, held| held.until() > now);
             self.queues.retain(|_, queue| !queue.is_over(now));
             self.forced.retain(|_, forced| forced.until > now);
             self.crowded = 2 * self.floors.len().max(512);

@@ -13,6 +13,9 @@ const MARK: &str = "lh1:";
 /// this many bytes of any value. A value that fills them is another program's.
 pub const TOO_LONG: usize = 256;
 
+/// The identity in the value of a lock that is shared.
+const OF_A_PHASE: &str = "lh1:00000000-0000-0000-0000-000000000000";
+
 /// How long the identity is, in bytes: the mark and a UUID.
 const IDENTITY: usize = MARK.len() + 36;
 
@@ -81,6 +84,11 @@ impl Token {
     /// The part that distinguishes this acquisition from every other.
     pub fn identity(&self) -> &str {
         self.0.get(..IDENTITY).unwrap_or(&self.0)
+    }
+
+    /// Whether it is that of a phase, which stands for all who share a lock.
+    pub fn is_of_a_phase(&self) -> bool {
+        self.identity() == OF_A_PHASE
     }
 
     /// All of it.

@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, outliving::Outliving, time::Time,
-    token::Token, troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
+    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, mode::Mode, outliving::Outliving,
+    time::Time, token::Token, troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
 };
 
 use crate::{
@@ -245,7 +245,7 @@ impl Acquire {
     fn claim(&self, token: Token) -> Claim {
         let LockOptions { ttl, fence_memory, .. } = self.wanted.options;
         let life = self.outliving().life(ttl, Duration::ZERO);
-        Claim { key: self.wanted.key.clone(), token, ttl, life, fence: None, fence_memory }
+        Claim { key: self.wanted.key.clone(), token, mode: Mode::Exclusive, ttl, life, fence: None, fence_memory }
     }
 
     /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.

@@ -4,6 +4,7 @@ use leasehold_protocol::{
     jitter::Jitter,
     key::Key,
     message::Denial,
+    mode::Mode,
     outliving::Outliving,
     renewal::LeaseConfig,
 };
@@ -29,7 +30,8 @@ fn held_for(outliving: Outliving) -> (Arc<Hold>, Signal) {
         panic!("it is granted in time")
     };
     let (key, fence_memory, life) = (Key::of_lock("job"), fence::MEMORY, outliving.life(TTL, Duration::ZERO));
-    let claim = Claim { key, token: random::token("host:7"), ttl: TTL, life, fence: None, fence_memory };
+    let claim =
+        Claim { key, token: random::token("host:7"), mode: Mode::Exclusive, ttl: TTL, life, fence: None, fence_memory };
     Hold::new(claim, fence::ZERO, None, acquisition, Group::default())
 }
 

@@ -12,6 +12,7 @@ use leasehold_protocol::{
     jitter::Jitter,
     key::Key,
     message::{Claim, Route},
+    mode::Mode,
     outliving::Outliving,
     renewal::LeaseConfig,
     time::Time,
@@ -108,7 +109,7 @@ fn hold() -> Arc<Hold> {
     let won = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");
     let (key, token, fence_memory) = (Key::of_lock("job"), random::token("host:7"), fence::MEMORY);
     Hold::new(
-        Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory },
+        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory },
         fence::ZERO,
         None,
         won,

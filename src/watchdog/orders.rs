@@ -6,6 +6,7 @@ use leasehold_protocol::{
     acquisition::{Actions, Undo},
     key::Key,
     message::{Claim, ReleaseMode, Route},
+    mode::Mode,
     tally::Nodes,
     token::Token,
 };
@@ -90,7 +91,15 @@ impl Watchdog {
         let (key, token, fence_memory) = (key.clone(), token.clone(), Duration::ZERO);
         self.undo(
             &order,
-            &Claim { key, token, ttl: self.command_timeout, life: self.command_timeout, fence: None, fence_memory },
+            &Claim {
+                key,
+                token,
+                mode: Mode::Exclusive,
+                ttl: self.command_timeout,
+                life: self.command_timeout,
+                fence: None,
+                fence_memory,
+            },
         );
     }
 }

@@ -298,6 +298,8 @@ mod tests {
         renewal::LeaseConfig,
     };
 
+    use leasehold_protocol::mode::Mode;
+
     use super::*;
     use crate::{metrics::Group, random};
 
@@ -317,7 +319,8 @@ mod tests {
             panic!("it is granted in time")
         };
         let (key, token) = (Key::of_lock(name), random::token("host:7"));
-        let claim = Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY };
+        let claim =
+            Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY };
         Hold::new(claim, fence::ZERO, None, acquisition, Group::default()).0
     }
 

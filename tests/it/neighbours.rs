@@ -26,8 +26,8 @@ fn length(reply: &Value) -> usize {
 
 fn each_script(wire: &mut Wire) -> Vec<(&'static str, Value)> {
     let [lock, fence, queue, wait] = KEYS;
-    let poll = [TOKEN, "30000", "0", "1000", "9000", "~process", "1", "0", "86400000"];
-    let poll = [&["EVAL", POLL, "4", lock, fence, queue, wait][..], &poll].concat();
+    let poll = [TOKEN, "30000", "0", "1000", "9000", "~process", "1", "0", "86400000", "0"];
+    let poll = [&["EVAL", POLL, "5", lock, fence, queue, wait, "{job}:lh:holders"][..], &poll].concat();
     [
         ("acquire", vec!["EVAL", ACQUIRE, "2", lock, fence, TOKEN, "30000", "86400000"]),
         ("combined", vec!["EVAL", COMBINED, "2", fence, lock, "0", "86400000", "", TOKEN, "30000"]),

@@ -15,6 +15,7 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Denial, Owned, Poll, Polled, ReleaseMode, Reply, Request, VoteReply},
+    mode::Mode,
     queue_position,
     store::{Applied, Notified, Process, Store},
     time::{Micros, micros},
@@ -93,7 +94,7 @@ impl Scene {
             store: Store::default(),
             now: 1_000_000,
             key: Key::new("", "job").unwrap(),
-            tokens: std::array::from_fn(|n| Token::new(Uuid::from_u128(n as u128), &n.to_string())),
+            tokens: std::array::from_fn(|n| Token::new(Uuid::from_u128(n as u128 + 1), &n.to_string())),
             listening: CHANNELS.into(),
             tickets: [None; 8],
             trusting: 8,
@@ -129,7 +130,15 @@ impl Scene {
 
     fn claim(&self, at: usize) -> Claim {
         let (key, token) = (self.key.clone(), self.tokens[at].clone());
-        Claim { key, token, ttl: Duration::ZERO, life: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim {
+            key,
+            token,
+            mode: Mode::Exclusive,
+            ttl: Duration::ZERO,
+            life: TTL,
+            fence: None,
+            fence_memory: fence::MEMORY,
+        }
     }
 
     /// The reply to a request of this token's process, and who is notified.
@@ -311,7 +320,8 @@ impl<'a> Scripts<'a> {
     fn eval(&mut self, script: &str, args: &[&str]) -> Value {
         let paged = script.replace("local PAGE = 32\n", &format!("local PAGE = {}\n", self.page));
         assert_eq!(paged == script, self.page == 32);
-        let mut command = vec!["EVAL", &*paged, "4", "job", "{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait"];
+        let mut command = vec!["EVAL", &*paged, "5", "job"];
+        command.extend(["{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait", "{job}:lh:holders"]);
         command.extend(args);
         self.wire.must(&command)
     }
@@ -340,10 +350,10 @@ impl<'a> Scripts<'a> {
                 let (enters, delay) = (if enter { "1" } else { "0" }, Scene::restart_delay(at, self.trusting));
                 let delay = delay.as_secs().to_string();
                 let memory = text(fence::MEMORY);
-                let args = [token(at), &ttl, &ticket, &grant, &window, &channel(at), enters, &delay, &memory];
+                let args = [token(at), &ttl, &ticket, &grant, &window, &channel(at), enters, &delay, &memory, "0"];
                 match self.eval(scripts::POLL, &args).array() {
                     [Value::Int(1), ..] => "granted".into(),
-                    [code, .., ticket, rank, entered] => {
+                    [code, _, _, ticket, rank, entered, ..] => {
                         if enter {
                             self.tickets[at] = ticket.text();
                         }

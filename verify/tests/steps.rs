@@ -13,6 +13,7 @@ use leasehold_protocol::{
     holder::Holder,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Denial, Owned, Reply, Request, VoteReply},
+    mode::Mode,
     stepwise::{Single, SingleReply},
     store::{Process, Store},
     time::{Micros, micros},
@@ -78,7 +79,7 @@ fn shown(holder: &Holder, issued: Fence) -> String {
 }
 
 fn tokens() -> [Token; 3] {
-    std::array::from_fn(|n| Token::new(Uuid::from_u128(n as u128), &n.to_string()))
+    std::array::from_fn(|n| Token::new(Uuid::from_u128(n as u128 + 1), &n.to_string()))
 }
 
 struct Memory {
@@ -101,6 +102,7 @@ impl Memory {
         Claim {
             key,
             token,
+            mode: Mode::Exclusive,
             ttl: Duration::ZERO,
             life: TTLS[ttl],
             fence: Some(self.issued),

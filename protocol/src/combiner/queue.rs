@@ -153,11 +153,20 @@ mod tests {
     use crate::{
         key::Key,
         message::{AcquireRequest, Claim},
+        mode::Mode,
     };
 
     fn waiting(token: &Token) -> Waiting<()> {
         let (ttl, fence_memory) = (Duration::from_secs(1), Duration::ZERO);
-        let claim = Claim { key: Key::of_lock("job"), token: token.clone(), ttl, life: ttl, fence_memory, fence: None };
+        let claim = Claim {
+            key: Key::of_lock("job"),
+            token: token.clone(),
+            mode: Mode::Exclusive,
+            ttl,
+            life: ttl,
+            fence_memory,
+            fence: None,
+        };
         let want = Want::Acquire(AcquireRequest { claim, voting: None, heir_of: None });
         Waiting { want, caller: (), until: Time::NEVER, limit: ttl }
     }

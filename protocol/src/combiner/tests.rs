@@ -1,5 +1,5 @@
 use super::*;
-use crate::{fence, key::Key, message::Voting};
+use crate::{fence, key::Key, message::Voting, mode::Mode};
 
 const PACE: Duration = Duration::from_millis(1);
 const LIMIT: Duration = Duration::from_secs(1);
@@ -11,7 +11,7 @@ fn at(micros: u64) -> Time {
 
 fn claim(name: &str) -> Claim {
     let (key, token) = (Key::of_lock(name), Token::random("host:7"));
-    Claim { key, token, ttl: LIMIT, life: LIMIT, fence: None, fence_memory: fence::MEMORY }
+    Claim { key, token, mode: Mode::Exclusive, ttl: LIMIT, life: LIMIT, fence: None, fence_memory: fence::MEMORY }
 }
 
 fn acquire(name: &str) -> Want {

@@ -1,9 +1,10 @@
 //! The queue of one lock, pure: its order, and which of its waiters can still be notified.
 //!
-//! It knows no lock. [`Store`](super::Store) asks it whose turn it is whenever a lock is free, or about to be.
+//! It knows no lock. [`Store`](super::Store) asks it whose turn it is whenever somebody has parted with a lock, or asks.
 
 use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
 
+use super::phase::{Entrant, fits};
 use crate::{
     hash::HashMap,
     message::{Claim, Poll},
@@ -44,24 +45,20 @@ pub struct Process<'a> {
     pub hears: bool,
 }
 
-/// The one whose turn it is.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    Mine,
-    Nobodys,
-    /// This waiter, which is no longer in the queue.
-    Granted {
-        token: Token,
-        grant: Duration,
-        fence_memory: Duration,
-    },
+/// Those whose turn it is.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// Whether somebody comes before the one who asks still.
+    pub(super) is_ahead: bool,
+    /// These waiters are let in, one after the other. They are no longer in the queue.
+    pub(super) let_in: Vec<Entrant>,
 }
 
 /// The waiters of one lock.
 ///
 /// 1. The smallest ticket is first. A new ticket is larger than all in the queue.
-/// 2. An unreachable waiter loses its place only when it is its turn, or when it is to be notified as the next. Its
-///    ticket restores the place.
+/// 2. An unreachable waiter loses its place only when it is its turn, or when it is to be notified as the next. So does a
+///    first one that does not fit: it must not hold up those behind it. A ticket restores the place.
 /// 3. A process that says nothing after a grant is passed over once that grant has lapsed. So a stopped process costs the
 ///    time of a single grant, and so does a killed one that polled; and one that is well may have several under way.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -81,6 +78,7 @@ struct QueuedWaiter {
     alive_until: Micros,
     restart_delay: Duration,
     fence_memory: Duration,
+    limit: u32,
     process: Arc<str>,
     hears: bool,
 }
@@ -92,10 +90,18 @@ impl WaitQueue {
         // A clock that went back puts nobody before those who came first.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(poll.ticket).unwrap_or_else(|| now.max(last + 1));
-        let Poll { grant, restart_delay, claim: Claim { fence_memory, .. }, .. } = *poll;
+        let Poll { grant, restart_delay, claim: Claim { fence_memory, mode, .. }, .. } = *poll;
         let (Process { name, hears }, alive_until) = (process, now + micros(poll.window));
-        let waiter =
-            QueuedWaiter { ticket, grant, alive_until, restart_delay, fence_memory, process: name.into(), hears };
+        let waiter = QueuedWaiter {
+            ticket,
+            grant,
+            alive_until,
+            restart_delay,
+            fence_memory,
+            limit: mode.limit(),
+            process: name.into(),
+            hears,
+        };
         self.waiters.insert(poll.claim.token.clone(), waiter);
         self.spoke(now, name, poll.window);
         self.line.insert((ticket, poll.claim.token.clone()))
@@ -119,38 +125,51 @@ impl WaitQueue {
         self.expires = now + 2 * micros(window);
     }
 
-    /// Finds whose turn it is on a node that has been `up` for this long. `reached` tells whether somebody listens on a
-    /// channel. The notifications are added to `told`.
+    /// Finds whose turn it is on a node that has been `up` for this long, while so many share the lock. `reached` tells
+    /// whether somebody listens on a channel. The notifications are added to `told`.
     pub(super) fn promote(
         &mut self,
         me: Option<&Token>,
-        now: Micros,
-        up: Duration,
+        (now, up): (Micros, Duration),
+        count: u32,
         reached: &dyn Fn(&str) -> bool,
         told: &mut Vec<Notified>,
     ) -> Turn {
-        while let Some(token) = self.head() {
-            if me == Some(&token) {
-                return Turn::Mine;
-            }
+        let (mut count, mut let_in, mut last) = (Some(count), Vec::new(), None);
+        let is_ahead = loop {
+            let Some(token) = self.head() else {
+                self.marks.clear();
+                break false;
+            };
             // It keeps its place, even if the lock is being released: that may be the replay of a release. The node may
             // have forgotten that release, and the grant that came after it.
-            if self.waiters.get(&token).is_some_and(|waiter| up < waiter.restart_delay) {
-                return Turn::Nobodys;
-            }
-            let Some(waiter) = self.remove(&token).filter(|waiter| self.reaches(waiter, now, reached)) else {
-                continue;
+            let Some(waiter) =
+                self.waiters.get(&token).filter(|waiter| me != Some(&token) && up >= waiter.restart_delay)
+            else {
+                break false;
             };
+            let (is_there, limit) = (self.reaches(waiter, now, reached), waiter.limit);
+            if is_there && !fits(count, limit) {
+                break true;
+            }
+            let Some(waiter) = self.remove(&token).filter(|_| is_there) else { continue };
             if waiter.hears {
                 told.push(Notified::Granted { channel: waiter.process.clone(), token: token.clone() });
             }
-            self.tell_next(me, &waiter, now, reached, told);
             let lapses = now + micros(waiter.grant);
-            self.marks.entry(waiter.process).and_modify(|until| *until = lapses.min(*until)).or_insert(lapses);
-            return Turn::Granted { token, grant: waiter.grant, fence_memory: waiter.fence_memory };
+            let mark = self.marks.entry(waiter.process.clone()).or_insert(lapses);
+            *mark = lapses.min(*mark);
+            count = count.filter(|_| limit > 0).map(|count| count + 1);
+            let_in.push(Entrant { token, span: waiter.grant, fence_memory: waiter.fence_memory, limit });
+            last = Some(waiter);
+            if limit == 0 {
+                break true;
+            }
+        };
+        if let Some(last) = last {
+            self.tell_next(me, &last, now, reached, told);
         }
-        self.marks.clear();
-        Turn::Nobodys
+        Turn { is_ahead, let_in }
     }
 
     /// Notifies the next waiter, which should poll when the grant may have lapsed. If it is of the same process,

@@ -1,7 +1,7 @@
 //! Keys of a cluster whose slot is being moved, one by one: requests that need one key, and keys that go to another
 //! server.
 
-use super::{Store, StoredLock, guarded_value};
+use super::{Held, Store, StoredLock, guarded_value};
 use crate::{
     fence,
     holder::Holder,
@@ -38,10 +38,10 @@ impl Store {
         match self.lock(now, key) {
             None => {
                 let lock = StoredLock { token: token.clone(), fence: fence::ZERO, until };
-                self.locks.insert(key.clone(), lock);
+                self.locks.insert(key.clone(), Held::Alone(lock));
                 SingleReply::Taken
             }
-            Some(lock) if lock.token == *token => {
+            Some(Held::Alone(lock)) if lock.token == *token => {
                 lock.until = lock.until.max(until);
                 SingleReply::Taken
             }
@@ -68,8 +68,9 @@ impl Store {
     /// The key of a lock goes to another server, by whose clock it lives as long there.
     pub fn move_lock(&mut self, now: Micros, key: &Key, to: &mut Self, there: Micros) {
         if self.has_lock(now, key) {
-            if let Some(lock) = self.locks.remove(key) {
-                to.locks.insert(key.clone(), StoredLock { until: there + (lock.until - now), ..lock });
+            if let Some(mut held) = self.locks.remove(key) {
+                held.set_until(there + (held.until() - now));
+                to.locks.insert(key.clone(), held);
             }
         }
     }
@@ -87,14 +88,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{message::Denial, token::Token};
+    use crate::{message::Denial, mode::Mode, token::Token};
 
     const NOW: Micros = 1_000_000_000;
     const TTL: Duration = Duration::from_secs(1);
 
     fn claim(label: &str) -> Claim {
         let (key, token) = (Key::of_lock("job"), Token::random(label));
-        Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 
     fn owned(reply: SingleReply) -> Owned {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::mode::Mode;
 
 const TTL: Duration = Duration::from_millis(100);
 const DAY: Duration = fence::MEMORY;
@@ -15,7 +16,15 @@ fn request(key: &Key, token: &Token, ttl: Duration) -> AcquireRequest {
 }
 
 fn claim(key: &Key, token: &Token, ttl: Duration) -> Claim {
-    Claim { key: key.clone(), token: token.clone(), ttl, life: ttl, fence: None, fence_memory: DAY }
+    Claim {
+        key: key.clone(),
+        token: token.clone(),
+        mode: Mode::Exclusive,
+        ttl,
+        life: ttl,
+        fence: None,
+        fence_memory: DAY,
+    }
 }
 
 fn release_as(store: &mut Store, now: Micros, (key, token): (&Key, &Token), mode: &ReleaseMode) -> Owned {

@@ -13,6 +13,7 @@ use leasehold_protocol::{
     fence,
     key::Key,
     message::{Claim, Reply, Request, Route, Shard},
+    mode::Mode,
     time::micros,
 };
 use tokio::sync::watch;
@@ -83,7 +84,15 @@ impl Memory {
     /// In one step: its holder must not find the key gone.
     fn take_over(&self, key: &Key, ttl: Duration) {
         let token = random::token("somebody else");
-        let claim = Claim { key: key.clone(), token, ttl, life: ttl, fence: None, fence_memory: fence::MEMORY };
+        let claim = Claim {
+            key: key.clone(),
+            token,
+            mode: Mode::Exclusive,
+            ttl,
+            life: ttl,
+            fence: None,
+            fence_memory: fence::MEMORY,
+        };
         self.store.lock().take_over(micros(self.epoch + self.clock.now()), claim);
         self.changed(key);
     }

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use leasehold_protocol::{
     message::{AcquireRequest, Claim, ReleaseMode},
+    mode::Mode,
     slot::Keys,
 };
 
@@ -59,7 +60,8 @@ fn everybody_who_listens_is_told_of_a_lock_that_is_let_go_of() {
     }
     let counts = || both.each_ref().map(|told| told.0.load(Ordering::Relaxed));
     let (key, token, stays) = (Key::new("", "job").unwrap(), random::token("one"), random::token("one"));
-    let claim = Claim { key, token, ttl: limit, life: limit, fence: None, fence_memory: Duration::ZERO };
+    let claim =
+        Claim { key, token, mode: Mode::Exclusive, ttl: limit, life: limit, fence: None, fence_memory: Duration::ZERO };
     let send = |request| drop(memory.send(Route::Home, request, limit));
     let release = |claim: &Claim| send(Request::Release { claim: claim.clone(), mode: ReleaseMode::Delete });
     send(Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None, heir_of: None }));

@@ -10,7 +10,8 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     message::{
-        Acquired, Denial, Guarding, Looked, Owned, Page, Polled, Repaired, Reply, ServerIdentity, VoteReply, Waiters,
+        Acquired, Denial, Downgraded, Guarding, Looked, Owned, Page, Polled, Repaired, Reply, ServerIdentity, Sharers,
+        VoteReply, Waiters,
     },
     stepwise::SingleReply,
     token::Token,
@@ -148,7 +149,12 @@ pub(super) fn polled(reply: &Value, tracked: bool, notified: bool) -> Option<Pol
         }
         _ => return None,
     };
+    let (place, sharers) = match place {
+        [place @ .., sharers] if recovers_for.is_none() => (place, u32::try_from(sharers.as_i64()?).ok()?),
+        place => (place, 0),
+    };
     let [ticket, ahead, entered] = place else { return None };
+    let holder = if sharers > 0 { holder.shared_by(sharers) } else { holder };
     let ticket = Some(ticket.as_u64()?).filter(|&ticket| ticket != 0);
     let ahead = u32::try_from(ahead.as_i64()?).ok()?;
     Some(Polled::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, tracked, notified })
@@ -224,6 +230,33 @@ pub(super) fn holding(reply: &Value, tracked: bool) -> Option<Looked> {
         _ => return None,
     };
     Some(Looked { holder, tracked })
+}
+
+pub(super) fn sharers(reply: &Value) -> Option<Option<Sharers>> {
+    let (pttl, value, count, all) = match array(reply) {
+        [none] if none.as_i64() == Some(0) => return Some(None),
+        [some, pttl, value, count, all @ ..] if some.as_i64() == Some(1) => (pttl, value, count, all),
+        _ => return None,
+    };
+    let (holder, count) = (found(pttl, value)?, u32::try_from(count.as_i64()?).ok()?);
+    let mut first = Vec::new();
+    for pair in all.chunks(2) {
+        let [token, left] = pair else { return None };
+        // Anything but a token of ours counts, and is shown without a label.
+        let token = token.as_str().and_then(|token| Token::parse(&token));
+        first.push(Holder::of(token, Some(Duration::from_millis(left.as_u64()?)), holder.fence()));
+    }
+    Some(Some(Sharers { holder: holder.shared_by(count), first }))
+}
+
+pub(super) fn downgraded(reply: &Value) -> Option<Downgraded> {
+    match array(reply) {
+        [done, issued] if done.as_i64() == Some(1) => fence(issued).map(Ok),
+        _ => match released(reply)? {
+            Err(denial) => Some(Err(denial)),
+            Ok(()) => None,
+        },
+    }
 }
 
 /// Keys that are no text are nobody's locks.

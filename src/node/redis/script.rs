@@ -32,14 +32,14 @@ scripts! {
     1 RAISE = "value" "issue" "floor" "raise";
     2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
     3 RENEW = "value" "renew";
-    4 RELEASE = "release" "keys" "value" "release_by_identity" "issue" "may_vote" "promote" "pass_on" "release_to_queue";
+    4 RELEASE = "release" "keys" "value" "release_by_identity" "issue" "may_vote" "phase" "promote" "pass_on" "release_to_queue";
     5 KEEP = "value" "keep";
     6 HOLDER repeats = "holder";
-    7 FORCE_RELEASE = "keys" "value" "issue" "may_vote" "promote" "pass_on" "force_release";
+    7 FORCE_RELEASE = "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "force_release";
     8 GUARDED_SET = "guarded_set";
     9 GUARDED_GET repeats = "guarded_get";
-    10 POLL repeats = "keys" "value" "issue" "may_vote" "promote" "poll";
-    11 LEAVE = "keys" "value" "issue" "may_vote" "promote" "pass_on" "leave";
+    10 POLL repeats = "keys" "value" "issue" "may_vote" "phase" "promote" "poll";
+    11 LEAVE = "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "leave";
     12 QUEUE repeats = "queue";
     13 LOOK = "look";
     14 HELD repeats = "held";
@@ -52,6 +52,12 @@ scripts! {
     21 RELEASE_ALONE = "value" "release_alone";
     22 COMBINED_SLOTS repeats = "value" "issue" "combined_slots";
     23 SUCCEED repeats = "value" "issue" "succeed";
+    24 JOIN repeats = "join" "keys" "value" "issue" "may_vote" "phase" "promote" "poll";
+    25 PART = "part" "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "part_and_pass_on";
+    26 RENEW_SHARES = "renew_shares";
+    27 KEEP_SHARE = "keys" "value" "phase" "keep_share";
+    28 SHARERS repeats = "sharers";
+    29 DOWNGRADE repeats = "keys" "value" "issue" "may_vote" "phase" "promote" "downgrade";
 }
 
 impl Script {

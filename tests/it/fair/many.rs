@@ -25,8 +25,8 @@ const GRANT: Duration = Duration::from_secs(1);
 fn polls(proxy: &Proxy) -> Vec<(String, Instant)> {
     let poll = Match::script(POLL);
     let seen = proxy.seen().into_iter().filter(|seen| poll.matches(&seen.args));
-    // After the script and its four keys.
-    seen.map(|seen| (String::from_utf8_lossy(&seen.args[7]).into_owned(), seen.at)).collect()
+    // After the script and its five keys.
+    seen.map(|seen| (String::from_utf8_lossy(&seen.args[8]).into_owned(), seen.at)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -221,9 +221,9 @@ fn f99_an_acquire_is_replayed_after_its_floor_has_gone() {
     assert!(wire.del(FENCE));
     assert_eq!(acquire(&mut wire, &(first + 1_000_000).to_string()), first);
     let (line, wait) = ("{job}:lh:queue", "{job}:lh:wait");
-    let poll =
-        ["EVAL", POLL, "4", "job", FENCE, line, wait, TOKEN, "30000", "0", "1000", "1000", "", "1", "0", "3600000"];
-    let polled = wire.must(&poll);
+    let poll = ["EVAL", POLL, "5", "job", FENCE, line, wait, "{job}:lh:holders"];
+    let arguments = [TOKEN, "30000", "0", "1000", "1000", "", "1", "0", "3600000", "0"];
+    let polled = wire.must(&[&poll[..], &arguments].concat());
     assert_eq!((polled.array()[0].int(), fence(&polled)), (1, first), "nor does a poll");
 }
 

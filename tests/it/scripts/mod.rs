@@ -2,6 +2,7 @@
 
 mod combined;
 mod queue;
+mod shares;
 mod succession;
 mod votes;
 

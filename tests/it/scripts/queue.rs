@@ -14,7 +14,8 @@ use super::{FENCE, LOCK, MEMORY, TTL, fence_in, labels, owner, token};
 
 const LINE: &str = "{job}:lh:queue";
 const WAIT: &str = "{job}:lh:wait";
-const KEYS: [&str; 4] = [LOCK, FENCE, LINE, WAIT];
+const HOLDERS: &str = "{job}:lh:holders";
+const KEYS: [&str; 5] = [LOCK, FENCE, LINE, WAIT, HOLDERS];
 
 const GRANT: &str = "5000";
 const WINDOW: &str = "60000";
@@ -66,7 +67,7 @@ impl Poll<'_> {
     fn raw(&self, wire: &mut Wire) -> Value {
         let enter = if self.enter { "1" } else { "0" };
         let Self { label, channel, ticket, grant, window, restart_delay, .. } = *self;
-        eval(wire, POLL, &[&token(label), TTL, ticket, grant, window, channel, enter, restart_delay, MEMORY])
+        eval(wire, POLL, &[&token(label), TTL, ticket, grant, window, channel, enter, restart_delay, MEMORY, "0"])
     }
 
     #[track_caller]
@@ -78,7 +79,7 @@ impl Poll<'_> {
         };
         match reply.array() {
             [Value::Int(1), fence, ..] => Polled::Granted(fence.int()),
-            [Value::Int(0), Value::Int(pttl), value, ticket @ Value::Bulk(_), Value::Int(rank), Value::Int(new)] => {
+            [Value::Int(0), Value::Int(pttl), value, ticket @ Value::Bulk(_), Value::Int(rank), Value::Int(new), _] => {
                 Polled::Waits {
                     pttl: *pttl,
                     value: some(value).map(|value| labels(&value)),
@@ -94,7 +95,7 @@ impl Poll<'_> {
 }
 
 fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
-    let mut command = vec!["EVAL", script, "4"];
+    let mut command = vec!["EVAL", script, "5"];
     command.extend(KEYS);
     command.extend(args);
     wire.cmd(&command)

@@ -99,7 +99,24 @@ fn a_replay_is_a_write() {
     let queue = ["{job}:lh:queue", "{job}:lh:wait"];
     let one = token("one");
     let poll = vec![
-        "EVAL", POLL, "4", LOCK, FENCE, queue[0], queue[1], &one, TTL, "0", "1000", "1000", "~c", "1", "0", MEMORY,
+        "EVAL",
+        POLL,
+        "5",
+        LOCK,
+        FENCE,
+        queue[0],
+        queue[1],
+        "{job}:lh:holders",
+        &one,
+        TTL,
+        "0",
+        "1000",
+        "1000",
+        "~c",
+        "1",
+        "0",
+        MEMORY,
+        "0",
     ];
     let stays = token("what stays");
     for (what, script) in [

@@ -8,6 +8,7 @@ use leasehold_protocol::{
     message::{
         AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Repaired, Reply, Request, VoteReply, Voting, only,
     },
+    mode::Mode,
     store::{Process, Store},
     time::{Micros, Time},
 };
@@ -122,7 +123,7 @@ impl Run<'_> {
         let now = self.state.time_at(self.setup, node);
         let claim = |owner| {
             let (key, token) = (self.setup.key.clone(), self.setup.tokens.of(owner).clone());
-            Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+            Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
         };
         let restart_delay = self.setup.restart_delay;
         let mut sessions = self.state.clients[usize::from(owner.0)].sessions.iter();

@@ -8,6 +8,7 @@ use leasehold_protocol::{
     holder::Holder,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Reply, Request, VoteReply},
+    mode::Mode,
     outliving::Outliving,
     plurality::Plurality,
     store::{Process, Store},
@@ -270,6 +271,7 @@ impl World {
             let claim = Claim {
                 key,
                 token,
+                mode: Mode::Exclusive,
                 ttl: Duration::ZERO,
                 life: Duration::ZERO,
                 fence: None,
@@ -295,7 +297,7 @@ impl World {
     /// The lock, as a token wants it that has this fence.
     pub(super) fn claim(&self, token: &Token, ttl: Duration, fence: Option<Fence>) -> Claim {
         let (key, token) = (self.key.clone(), token.clone());
-        Claim { key, token, ttl, life: ttl, fence, fence_memory: fence::MEMORY }
+        Claim { key, token, mode: Mode::Exclusive, ttl, life: ttl, fence, fence_memory: fence::MEMORY }
     }
 
     /// Whoever asks all nodes is certain of the fence of this lease, or of none.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{fence, key::Key};
+use crate::{fence, key::Key, mode::Mode};
 
 const SECOND: Micros = 1_000_000;
 const MINUTE: Micros = 60 * SECOND;
@@ -10,6 +10,7 @@ fn poll(token: &Token) -> Poll {
         claim: Claim {
             key: Key::new("", "job").unwrap(),
             token: token.clone(),
+            mode: Mode::Exclusive,
             ttl: Duration::from_secs(30),
             life: Duration::from_secs(30),
             fence: None,
@@ -37,10 +38,8 @@ fn tokens<const N: usize>() -> [Token; N] {
 
 fn turn(queue: &mut WaitQueue, now: Micros, silent: &str) -> (Option<Token>, Vec<Notified>) {
     let mut told = Vec::new();
-    match queue.promote(None, now, Duration::ZERO, &|channel| channel != silent, &mut told) {
-        Turn::Granted { token, .. } => (Some(token), told),
-        Turn::Mine | Turn::Nobodys => (None, told),
-    }
+    let Turn { let_in, .. } = queue.promote(None, (now, Duration::ZERO), 0, &|channel| channel != silent, &mut told);
+    (let_in.into_iter().next().map(|one| one.token), told)
 }
 
 #[test]
@@ -183,7 +182,7 @@ fn the_head_that_asks_is_told_that_it_is_its_turn() {
     queue.enter(1, &poll(&a), hears("gone"));
     queue.enter(1, &poll(&b), hears("gone"));
     let mut told = Vec::new();
-    assert_eq!(queue.promote(Some(&b), 2, Duration::ZERO, &|_| false, &mut told), Turn::Mine);
+    assert_eq!(queue.promote(Some(&b), (2, Duration::ZERO), 0, &|_| false, &mut told), Turn::default());
     assert_eq!((queue.len(), told), (1, vec![]));
 }
 

@@ -21,7 +21,7 @@ impl Cluster {
                 self.acquire_in_steps(via, claim).await
             }
             // The place in the queue runs out by itself.
-            Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave } => {
+            Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave } if !claim.mode.is_shared() => {
                 let key = claim.key.clone();
                 match self.ask_single(via, &key, Single::Release(claim)).await? {
                     SingleReply::Owned(owned) => Ok(owned.into()),

@@ -1,29 +1,33 @@
--- Enters the queue of a lock, says that one still waits, takes the lock when it is one's turn, and confirms a grant.
+-- Enters the queue of a lock, says that one still waits, takes the lock or a share of it when it is one's turn, and confirms
+-- a grant.
 --
--- Needs  keys.lua, value.lua, issue.lua, may_vote.lua and promote.lua before it
--- KEYS   1 lock   2 fence   3 queue   4 wait
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
+-- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
 -- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait for the
 --        token's confirmation  5 window in ms: how long a process counts as alive that says nothing, and half of what the
 --        queue outlives its last word by  6 channel of the token's process, after a "~" if it does not hear there
 --        7 "1" to enter the queue, "0" to only look  8 restart delay in s  9 fence memory in ms
---        and perhaps a witness of this server's uptime  10 run id  11 seconds
--- Reply  {1, fence}  the lock is the token's, for its TTL; and the run id, if the uptime was read
---        {0, PTTL in ms, value, ticket, rank, entered}  it waits. PTTL is -2 if the lock is still free: poll
---          again at once. value is its first 256 bytes, nil if the lock is free; {0, type} for another type than a string, {0} if that is
---          not told. ticket is decimal text, "0" if it only looked; rank is how many wait before it; entered is 1 if it
---          was not in the queue and the hash before, else 0
+--        10 "0" to hold it alone, else to share it beside fewer than so many others
+--        and perhaps a witness of this server's uptime  11 run id  12 seconds
+-- Reply  {1, fence}  the lock is the token's, or it shares it, for its TTL; and the run id, if the uptime was read
+--        {0, remaining in ms, value, ticket, rank, entered, sharers}  it waits. remaining is the PTTL, or -2 if the lock is
+--          still free: poll again at once. Beside sharers it is the time until one of them would be over if nobody renewed,
+--          or all of them for who wants it alone; and 0 if more of the queue could be let in. value is its first 256 bytes, nil
+--          if the lock is free; {0, type} for another type than a string, {0} if that is not told. ticket is decimal text,
+--          "0" if it only looked; rank is how many wait before it; entered is 1 if it was not in the queue and the hash
+--          before, else 0; sharers is how many share it
 --        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
 --          to grant it, and for how long that lasts: meanwhile it waits
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
 --
 -- Atomic because between the look at the queue and the taking of the lock somebody else could do the same.
--- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence that its value has (rule 5). A
--- server that was started lately confirms it too: who still polls has not let go of what is there.
+-- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence that its value has, or its
+-- phase (rule 5). A server that was started lately confirms it too: who still polls has not let go of what is there.
 -- Everything that can be refused is read before the first write, and that one is refused when memory is out.
-local token, ttl, channel, enters, delay = ARGV[1], ARGV[2], ARGV[6], ARGV[7] == '1', ARGV[8]
-local memory = ARGV[9]
+local token, ttl, channel, enters, delay = ARGV[1], tonumber(ARGV[2]), ARGV[6], ARGV[7] == '1', ARGV[8]
+local memory, limit = ARGV[9], tonumber(ARGV[10])
 local process = process_of(channel)
-witness_run, witnessed = ARGV[10], ARGV[11]
+witness_run, witnessed = ARGV[11], ARGV[12]
 
 -- So many marks of processes that have no waiter may be in `wait` before somebody looks whether they are of any use, and at
 -- so many fields at a time.
@@ -33,7 +37,8 @@ local function misplaced(key, reply)
   if type(reply) == 'number' then
     return nil
   elseif string.find(reply.err, 'WRONGTYPE', 1, true) then
-    return redis.error_reply('ERR the queue key ' .. key .. ' holds another type: delete it to go on')
+    local what = key == holders and 'key ' or 'queue key '
+    return redis.error_reply('ERR the ' .. what .. key .. ' holds another type: delete it to go on')
   end
   return reply
 end
@@ -55,14 +60,29 @@ end
 if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
   return value
 end
-local recovers = 0
+local now_ms = millis(now)
+-- -1: it is somebody's alone.
+local phase, count = phase_of(value), -1
 if value == false then
+  count = 0
+elseif phase then
+  count = sharers(now_ms)
+  refusal = misplaced(holders, count)
+  if refusal then
+    return refusal
+  end
+end
+local recovers = 0
+if count >= 0 then
   recovers, refusal = recovers_for(delay)
   if refusal then
     return refusal
   end
 end
-local free = value == false and recovers <= 0
+local open = count >= 0 and recovers <= 0
+local function fits()
+  return count == 0 or count > 0 and count < limit
+end
 
 -- It has said something. Somebody may have deleted the hash, and a mark alone would stay for ever.
 local function mark()
@@ -110,16 +130,20 @@ local function drop_marks(window)
   end
 end
 
-if not denial(value, token) then
+if phase and count > 0 and is_in(token, now_ms) then
+  stays(token, ttl, now_ms)
+  leave()
+  return {1, phase}
+elseif not phase and not denial(value, token) then
   -- A replay writes too: what it answers counts for a write.
-  redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), tonumber(ttl)))
+  redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ttl))
   leave()
   return {1, fence_of(value)}
 end
 
 -- Nobody is before us: no need to enter what would be left at once.
-local entered, ahead, count = 0, length > 0, 0
-if ahead or not free then
+local entered, ahead, is_full, began = 0, length > 0, false, phase
+if not (open and not ahead and fits()) then
   if enters then
     local ticket, alive_until = tonumber(ARGV[3]), string.format('%.0f', now + ARGV[5] * 1000)
     if ticket == 0 then
@@ -132,7 +156,7 @@ if ahead or not free then
       check_memo(ticket)
     end
     -- The hash alone may have been lost, and the entries of this process's other waiters with it.
-    local entry = table.concat({ARGV[4], alive_until, delay, memory, channel}, '|')
+    local entry = table.concat({ARGV[4], alive_until, delay, memory, (limit > 0 and limit .. '*' or '') .. channel}, '|')
     local missing = redis.call('HSET', wait, token, entry)
     entered = math.max(entered, missing)
     mark()
@@ -140,20 +164,38 @@ if ahead or not free then
       drop_marks(ARGV[5] * 1000)
     end
   end
-  if free then
-    ahead, count = promote(token, now, issued, 0)
+  if open then
+    -- Whoever is let in first begins a phase.
+    began = count == 0 and issued or phase
+    ahead, count, is_full = promote(token, now, issued, count)
   end
 end
 
-if free and not ahead then
-  local option, expires = floor_expires(issued, now, memory)
-  if option then
-    redis.call('SET', fence, issued, option, expires)
+if open and not ahead and fits() then
+  if limit > 0 and count > 0 then
+    refusal = joins(token, ttl, now_ms, limit)
+  else
+    began = issued
+    local option, expires = floor_expires(issued, now, memory)
+    if limit > 0 then
+      refusal = begins(token, ttl, now_ms, issued, option, expires)
+    else
+      if option then
+        redis.call('SET', fence, issued, option, expires)
+      end
+      redis.call('SET', lock, with_fence(token, issued), 'PX', ttl)
+    end
   end
-  redis.call('SET', lock, with_fence(token, issued), 'PX', ttl)
+  if refusal then
+    return refusal
+  end
   leave()
-  return run_id and {1, issued, run_id} or {1, issued}
-elseif count ~= 0 then
+  if limit > 0 and redis.call('EXISTS', queue) == 1 then
+    -- Those behind may fit as well.
+    promote('', now, issued, count + 1)
+  end
+  return run_id and {1, began, run_id} or {1, began}
+elseif open and count ~= 0 then
   value = redis.call('GETRANGE', lock, 0, 255)
 end
 
@@ -169,4 +211,19 @@ end
 if type(value) == 'table' then
   value = {0, redis.pcall('TYPE', lock).ok}
 end
-return {0, redis.call('PTTL', lock), value, ticket, rank, entered}
+local remaining = redis.call('PTTL', lock)
+if count == 0 then
+  -- Of a phase, only the key is left.
+  remaining, value = -2, false
+elseif count > 0 and is_full then
+  remaining = 0
+elseif count > 0 then
+  local at
+  if limit == 0 then
+    at = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+  else
+    at = redis.call('ZRANGEBYSCORE', holders, now_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  end
+  remaining = math.max((tonumber(at) or now_ms) - now_ms, 0)
+end
+return {0, remaining, value, ticket, rank, entered, math.max(count, 0)}

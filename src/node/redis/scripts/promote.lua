@@ -1,25 +1,28 @@
--- Part of a script: gives a lock to the first of its queue.
+-- Part of a script: gives a lock to the first of its queue, or lets the first ones of it share it.
 --
--- Needs  keys.lua, value.lua, issue.lua and may_vote.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua and phase.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
 --        4 wait, a hash:
 --          token -> "grant in ms|alive until, in µs|restart delay in s|fence memory in ms|channel". A process is known by
---            its channel. A "~" before the channel says that no notification arrives there, and the process polls
+--            its channel. A "~" before the channel says that no notification arrives there, and the process polls. A
+--            "<limit>*" before both: it shares the lock, beside fewer than so many others
 --          "!" .. process -> its mark: until when, in µs, it counts as alive if it says nothing. That is a window after it has
 --            spoken, and a grant after it was granted something. Without a mark it is alive. No release of this library
 --            has had other marks. Clients of before the first one left the moment of a grant, which is over here, so that they are
 --            passed over until they speak, as they meant it. They take any mark for that: when one of them parts with
 --            the lock, those who have spoken here lose their places, and have them back within a heartbeat of 5 s
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
+--        5 holders
 --
--- promote(me, now, issued, count) is for a lock that is free or about to be: `count` hold it, and that is 0. `now` is the text
--- of the time in µs, `issued` that of the next fence. The old head has the lock for its grant then, with a fence, and it was
--- called; so was who comes next. Unless the head is `me`, or there is nobody to grant to, or not yet, or no right to do it.
--- It gives
+-- promote(me, now, issued, count): `count` share the lock now, 0 if it is free or about to be. `now` is the text of the time
+-- in µs, `issued` that of the next fence. The first ones of the queue that fit have the lock for their grants then, with a
+-- fence, and were called; so was who comes next. It stops at `me`, and where there is nobody to grant to, or not yet, or no
+-- right to do it. It gives
 --   whether somebody comes before `me` still;
---   how many hold it then, -1 if it is somebody's alone;
---   whether the rest is for another call: too many could not be reached.
--- Who cannot be reached loses its place, and has it back when it polls with its ticket. A process that is stopped, and so
+--   how many share it then, -1 if it is somebody's alone;
+--   whether the rest is for another call: too many could not be reached, or many were let in.
+-- Who cannot be reached loses its place, and has it back when it polls with its ticket. So does the first one that does not
+-- fit and is not there any more: it must not hold up those behind it. A process that is stopped, and so
 -- still counts as a receiver, or that polls and was killed, is given what there is for the length of one grant: then its
 -- mark is over, and keeps its other waiters from it. Until then it may have more than one grant, as one that is well does
 -- that has not come to confirm the first.
@@ -34,6 +37,8 @@
 local MEMO = '>'
 -- How many waiters are read at a time.
 local PAGE = 32
+-- How many are let in by one call: then the next one is told to go on.
+local AT_ONCE = 32
 -- How many pages are read for one grant, in some milliseconds at most. The next grant goes on from there.
 local PAGES = 100
 
@@ -86,7 +91,7 @@ local function clear()
 end
 
 local function promote(me, now, issued, count)
-  local is_silent, is_deaf = {}, {}
+  local is_silent, is_deaf, now_ms = {}, {}, millis(now)
 
   local function silent(process)
     if is_silent[process] == nil then
@@ -96,6 +101,8 @@ local function promote(me, now, issued, count)
     return is_silent[process]
   end
 
+  -- reaches(alive_until, channel, message) tells whether a waiter is there, and gives it the message. Without one it only
+  -- asks.
   local function reaches(alive_until, channel, message)
     local process, hears = process_of(channel)
     if silent(process) or hears and is_deaf[process] then
@@ -105,15 +112,28 @@ local function promote(me, now, issued, count)
     end
     -- A killed process costs one message, however many of its waiters there are. An error, such as no right to the
     -- channel, says nothing about the process, which polls too.
-    is_deaf[process] = redis.pcall('PUBLISH', process, message) == 0
+    if message then
+      is_deaf[process] = redis.pcall('PUBLISH', process, message) == 0
+    else
+      is_deaf[process] = redis.pcall('PUBSUB', 'NUMSUB', process)[2] == 0
+    end
     return not is_deaf[process]
   end
 
   local function entry(token)
     local text = redis.pcall('HGET', wait, token)
     if type(text) == 'string' then
-      return string.match(text, '^(%d+)|(%d+)|(%d+)|(%d+)|(.*)$')
+      local grant, alive_until, delay, memory, channel = string.match(text, '^(%d+)|(%d+)|(%d+)|(%d+)|(.*)$')
+      if grant then
+        local limit, rest = string.match(channel, '^(%d+)%*(.*)$')
+        return grant, alive_until, delay, memory, rest or channel, tonumber(limit or 0)
+      end
     end
+  end
+
+  local function drop(token)
+    redis.pcall('ZREM', queue, token)
+    redis.pcall('HDEL', wait, token)
   end
 
   -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than the one that was granted
@@ -138,8 +158,7 @@ local function promote(me, now, issued, count)
         elseif is_same and is_told then
           last = token
         elseif not is_known or not reaches(alive_until, channel, 'next ' .. grant .. ' ' .. token) then
-          redis.pcall('ZREM', queue, token)
-          redis.pcall('HDEL', wait, token)
+          drop(token)
         elseif not is_same then
           is_over = true
           break
@@ -170,50 +189,76 @@ local function promote(me, now, issued, count)
     return passed, known
   end
 
-  -- Without the memo each grant would walk past all waiters of a process again.
-  local function tell_next(grant, granted_to)
-    local passed, known = walk(grant, granted_to)
-    if type(passed) == 'string' and passed ~= known then
-      redis.pcall('HSET', wait, MEMO, passed .. '|' .. granted_to)
+  local granted, last_grant, last_process = 0, nil, nil
+
+  -- Tells who comes next. Without the memo each grant would walk past all waiters of a process again.
+  local function over(is_ahead, is_full)
+    if granted > 0 then
+      local passed, known = walk(granted < AT_ONCE and last_grant or 0, last_process)
+      if type(passed) == 'string' and passed ~= known then
+        redis.pcall('HSET', wait, MEMO, passed .. '|' .. last_process)
+      end
     end
+    return is_ahead, count, is_full
+  end
+
+  -- An error has no first element either.
+  local function admitted(token, grant, memory, limit)
+    if limit > 0 and count > 0 then
+      return not joins(token, grant, now_ms, limit)
+    end
+    local option, expires = floor_expires(issued, now, memory)
+    if limit > 0 then
+      return not begins(token, grant, now_ms, issued, option, expires)
+    end
+    -- The floor first: without a lock it is a gap, and a lock without it may be followed by one with its fence.
+    local floor = option and redis.pcall('SET', fence, issued, option, expires) or {}
+    return not floor.err and not redis.pcall('SET', lock, with_fence(token, issued), 'PX', grant).err
   end
 
   for _ = 1, 1000 do
     -- An error has no first element either.
     local head = redis.pcall('ZRANGE', queue, 0, 0)[1]
     if head == me then
-      return false, count
+      return over(false)
     elseif not head then
       clear()
-      return false, count
+      return over(false)
     end
-    local grant, alive_until, delay, memory, channel = entry(head)
+    local grant, alive_until, delay, memory, channel, limit = entry(head)
     -- Not even what is being released here: the release may be the replay of one that this server has forgotten, with
     -- the grant that came after it.
     if grant and (recovers_for(delay) or 1) > 0 then
-      return false, count
-    end
-    if redis.pcall('ZREM', queue, head) ~= 1 then
-      return false, count
-    end
-    if grant and reaches(alive_until, channel, 'granted ' .. #head .. ' ' .. head .. lock) then
-      -- The floor first: without a lock it is a gap, and a lock without it may be followed by one with its fence.
-      local option, expires = floor_expires(issued, now, memory)
-      local floor = option and redis.pcall('SET', fence, issued, option, expires) or {}
-      if floor.err or redis.pcall('SET', lock, with_fence(head, issued), 'PX', grant).err then
-        return false, count
+      return over(false)
+    elseif grant and count > 0 and count >= limit then
+      -- It does not fit, and waits on.
+      if reaches(alive_until, channel) then
+        return over(true)
       end
+      drop(head)
+    elseif grant and granted >= AT_ONCE then
+      return over(true, true)
+    elseif redis.pcall('ZREM', queue, head) ~= 1 then
+      return over(false)
+    elseif grant and reaches(alive_until, channel, 'granted ' .. #head .. ' ' .. head .. lock) then
+      if not admitted(head, tonumber(grant), memory, limit) then
+        return over(false)
+      end
+      count = limit == 0 and -1 or count + 1
       local process = process_of(channel)
+      granted, last_grant, last_process = granted + 1, grant, process
       local mark, lapses = redis.pcall('HGET', wait, '!' .. process), string.format('%.0f', now + grant * 1000)
       if type(mark) ~= 'string' or not has_gone_by(mark, lapses) then
         -- Before the entry goes: a hash that was empty in between would have lost its expiry.
         redis.pcall('HSET', wait, '!' .. process, lapses)
       end
       redis.pcall('HDEL', wait, head)
-      tell_next(grant, process)
-      return true, -1
+      if limit == 0 then
+        return over(true)
+      end
+    else
+      redis.pcall('HDEL', wait, head)
     end
-    redis.pcall('HDEL', wait, head)
   end
-  return true, count, true
+  return over(true, true)
 end

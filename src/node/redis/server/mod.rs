@@ -40,6 +40,7 @@ mod following;
 mod pack;
 mod replicas;
 mod request;
+mod shares;
 mod single;
 mod witness;
 

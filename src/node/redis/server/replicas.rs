@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    message::{Acquired, Guarding, Polled, ReleaseMode, Repaired, Reply, Request},
+    message::{Acquired, Guarding, Poll, Polled, ReleaseMode, Repaired, Reply, Request},
     replication::{Entered, LONGEST, Next, Replication, SHORTEST, SLICE, slice_of},
     rounded::Rounded,
     stepwise::{Single, SingleReply},
@@ -36,7 +36,9 @@ impl Patience {
     pub(super) fn of(request: &Request, limit: Duration, command: Duration) -> Option<Self> {
         match request {
             Request::Acquire(request) => Some(Self::of_grant(request.claim.ttl, limit, command)),
-            Request::Poll(poll) => Some(Self::of_grant(poll.claim.ttl, limit, command)),
+            Request::Poll(Poll { claim, .. }) | Request::Downgrade { claim, .. } => {
+                Some(Self::of_grant(claim.ttl, limit, command))
+            }
             Request::Renew(batch) => Some(Self::of_renewals(batch.iter().map(|claim| claim.ttl).min()?, limit)),
             Request::Release { mode: ReleaseMode::Retain(keep, _), .. } => Some(Self::within(limit, *keep)),
             Request::GuardedSet { .. } => Some(Self::new(limit, SLICE)),
@@ -99,6 +101,7 @@ impl Answered for Reply {
             Self::Repaired(repaired) => *repaired == Repaired::Done,
             Self::Renewed(all) => all.iter().any(|one| matches!(one, Ok(Ok(())))),
             Self::Polled(polled) => matches!(polled, Polled::Granted(_)),
+            Self::Downgraded(fence) => fence.is_ok(),
             Self::Guarding(guarding) => matches!(guarding, Guarding::Written),
             _ => false,
         }

@@ -26,7 +26,7 @@ use crate::{
         redis::{
             info, reply,
             script::{
-                ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, KEEP, LEAVE, POLL, QUEUE,
+                ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE,
                 RAISE, REHEARSE, RELEASE, RENEW, REPAIR, SUCCEED, Script,
             },
             transport::{Before, Connection, Way, is_no_right_to_a_key, left},
@@ -120,6 +120,9 @@ impl Connections {
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
             Request::Repair { claim, fence, restart_delay } => self.repair(via, claim, fence, restart_delay),
+            Request::Renew(batch) if batch.first().is_some_and(|claim| claim.mode.is_shared()) => {
+                self.renew_shares(via, batch)
+            }
             Request::Renew(batch) => {
                 let (keys, watch) = (batch.len(), via.route == Route::Tracked);
                 let arguments = move |all: &mut Vec<Value>| renewals(&batch, watch, all);
@@ -131,39 +134,15 @@ impl Connections {
                     reply::renewed(reply)
                 })
             }
-            Request::Release { claim, mode } => match mode {
-                ReleaseMode::Delete => {
-                    let witness = self.witness.clone();
-                    let arguments = move |all: &mut Vec<Value>| {
-                        let [lock, fence, queue, wait] = queue_keys(&claim.key);
-                        all.extend(packed([lock, fence, queue, wait, Argument::Value(&claim)]));
-                        witness.testify_to_queues(all);
-                    };
-                    self.run_in(flight, via, &RELEASE, 4, arguments, |reply, _| reply::released(reply))
-                }
-                ReleaseMode::Leave => {
-                    // Where it was notified, or would have been: by now it may not be listening.
-                    let (channel, witness) = (self.subscription.name().to_owned(), self.witness.clone());
-                    let arguments = move |all: &mut Vec<Value>| {
-                        all.extend(packed(queue_keys(&claim.key)));
-                        all.extend([claim.token.as_str().into(), channel.as_str().into(), millis(WINDOW)]);
-                        witness.testify_to_queues(all);
-                    };
-                    self.run(via, &LEAVE, 4, arguments, |reply, _| reply::released(reply))
-                }
-                ReleaseMode::Retain(keep, stays) => {
-                    let arguments = move |all: &mut Vec<Value>| {
-                        all.extend([claim.key.lock().into(), value(&claim), millis(keep), stays.as_str().into()]);
-                    };
-                    self.run(via, &KEEP, 1, arguments, |reply, _| reply::released(reply))
-                }
-            },
+            Request::Release { claim, mode } => self.release(via, claim, mode, flight),
             Request::Poll(poll) => self.poll(via, poll),
             Request::Waiters { key, most } => {
                 let most = i64::try_from(most).unwrap_or(i64::MAX);
                 let arguments = move |all: &mut Vec<Value>| all.extend([key.queue().into(), most.into()]);
                 self.run(via, &QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
             }
+            Request::Sharers { key, most } => self.sharers(via, key, most),
+            Request::Downgrade { claim, from } => self.downgrade(via, claim, from),
             Request::Holder(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
                 self.run(via, &HOLDER, 1, arguments, |reply, way| reply::holding(reply, way.tracked))
@@ -179,7 +158,7 @@ impl Connections {
                     all.extend(packed(queue_keys(&key)));
                     all.extend([key.forced().into(), by.to_text().into()]);
                 };
-                self.run(via, &FORCE_RELEASE, 4, arguments, |reply, _| reply::flag(reply))
+                self.run(via, &FORCE_RELEASE, 5, arguments, |reply, _| reply::flag(reply))
             }
             Request::GuardedSet { key, value, fence } => {
                 let arguments =
@@ -256,6 +235,38 @@ impl Connections {
         })
     }
 
+    fn release(&self, via: Via, claim: Claim, mode: ReleaseMode, flight: Option<Flight>) -> Answer<Reply> {
+        let witness = self.witness.clone();
+        match mode {
+            ReleaseMode::Delete if claim.mode.is_shared() => self.part(via, claim),
+            ReleaseMode::Delete => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    let [lock, fence, queue, wait, holders] = queue_keys(&claim.key);
+                    all.extend(packed([lock, fence, queue, wait, holders, Argument::Value(&claim)]));
+                    witness.testify_to_queues(all);
+                };
+                self.run_in(flight, via, &RELEASE, 5, arguments, |reply, _| reply::released(reply))
+            }
+            ReleaseMode::Leave => {
+                // Where it was notified, or would have been: by now it may not be listening.
+                let channel = self.subscription.name().to_owned();
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend(packed(queue_keys(&claim.key)));
+                    all.extend([claim.token.as_str().into(), channel.as_str().into(), millis(WINDOW)]);
+                    witness.testify_to_queues(all);
+                };
+                self.run(via, &LEAVE, 5, arguments, |reply, _| reply::released(reply))
+            }
+            ReleaseMode::Retain(keep, stays) if claim.mode.is_shared() => self.keep_share(via, claim, keep, stays),
+            ReleaseMode::Retain(keep, stays) => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    all.extend([claim.key.lock().into(), value(&claim), millis(keep), stays.as_str().into()]);
+                };
+                self.run(via, &KEEP, 1, arguments, |reply, _| reply::released(reply))
+            }
+        }
+    }
+
     fn repair(&self, via: Via, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
@@ -277,22 +288,24 @@ impl Connections {
 
     fn poll(&self, via: Via, poll: Poll) -> Answer<Reply> {
         let (witness, notified) = (self.witness.clone(), self.subscription.channel().is_some());
+        let script = if poll.claim.mode.is_shared() { &JOIN } else { &POLL };
         // The process has the name whether or not it hears there.
         let channel = format!("{}{}", if notified { "" } else { "~" }, self.subscription.name());
         let arguments = move |all: &mut Vec<Value>| {
-            let Claim { key, token, life, fence_memory, .. } = &poll.claim;
+            let Claim { key, token, life, fence_memory, mode, .. } = &poll.claim;
             all.extend(packed(queue_keys(key)));
             all.extend([token.as_str().into(), millis(*life)]);
             all.push(poll.ticket.unwrap_or_default().to_string().into());
             all.extend([millis(poll.grant), millis(poll.window)]);
             all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
             all.extend([whole_seconds(poll.restart_delay), millis(*fence_memory)]);
+            all.push(i64::from(mode.limit()).into());
             if !poll.restart_delay.is_zero() {
                 witness.testify_and_queue(all);
             }
         };
         let witness = self.witness.clone();
-        self.run(via, &POLL, 4, arguments, move |reply, way| {
+        self.run(via, script, 5, arguments, move |reply, way| {
             witness.read(reply);
             reply::polled(reply, way.tracked, notified)
         })
@@ -421,9 +434,10 @@ pub(super) fn renewals(batch: &[Claim], watch: bool, all: &mut Vec<Value>) {
 }
 
 /// The keys of every script that may pass a lock on.
-fn queue_keys(key: &Key) -> [Argument<'_>; 4] {
-    let [fence, queue, wait] = [key.fence_parts(), key.queue_parts(), key.wait_parts()].map(Argument::Parts);
-    [Argument::Whole(key.lock()), fence, queue, wait]
+pub(super) fn queue_keys(key: &Key) -> [Argument<'_>; 5] {
+    let companions = [key.fence_parts(), key.queue_parts(), key.wait_parts(), key.holders_parts()];
+    let [fence, queue, wait, holders] = companions.map(Argument::Parts);
+    [Argument::Whole(key.lock()), fence, queue, wait, holders]
 }
 
 /// The only one that a script of many keys has for each.

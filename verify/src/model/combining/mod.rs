@@ -23,6 +23,7 @@ use leasehold_protocol::{
     holder::Holder,
     key::Key,
     message::{AcquireRequest, Claim, ReleaseMode, Request, Voting},
+    mode::Mode,
     store::Store,
     time::Time,
     token::Token,
@@ -125,7 +126,7 @@ impl Setup {
     fn claim(&self, session: Number, fence: Option<Fence>) -> Claim {
         let key = self.keys[self.wanted[usize::from(session)]].clone();
         let token = self.tokens[usize::from(session)].clone();
-        Claim { key, token, ttl: TTL, life: TTL, fence, fence_memory: fence::MEMORY }
+        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence, fence_memory: fence::MEMORY }
     }
 
     fn session(&self, token: &Token) -> Number {

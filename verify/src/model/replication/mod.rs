@@ -27,7 +27,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{fence, key::Key, message::Claim, replication::Replication, store::Store};
+use leasehold_protocol::{fence, key::Key, message::Claim, mode::Mode, replication::Replication, store::Store};
 use stateright::{Model, Path, Property};
 
 use self::{
@@ -175,7 +175,7 @@ impl Setup {
 
     fn claim(&self, owner: Owner) -> Claim {
         let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
-        Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 }
 

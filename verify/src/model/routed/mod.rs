@@ -35,6 +35,7 @@ use leasehold_protocol::{
     fence,
     key::Key,
     message::Claim,
+    mode::Mode,
     slot,
     stepwise::Single,
     time::Micros,
@@ -226,7 +227,7 @@ impl<H: Handover> Setup<H> {
 
     fn claim(&self, owner: Owner) -> Claim {
         let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
-        Claim { key, token, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 }
 

@@ -1,0 +1,86 @@
+//! Whether a lock is held alone or shared, and the value that the key of a shared one has.
+
+use std::{fmt, num::NonZeroU32};
+
+use uuid::Uuid;
+
+use crate::{fence::Fence, token::Token};
+
+/// How a lock is held, or wanted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Beside nobody.
+    #[default]
+    Exclusive,
+    /// Beside others who share it.
+    Shared {
+        /// It comes in if fewer than so many share it by then. `None`: however many do.
+        limit: Option<NonZeroU32>,
+    },
+}
+
+impl Mode {
+    /// Whether it is a share.
+    pub fn is_shared(self) -> bool {
+        self != Self::Exclusive
+    }
+
+    /// The limit as the scripts have it: it comes in beside fewer than so many others. Zero: it is held alone.
+    pub fn limit(self) -> u32 {
+        match self {
+            Self::Exclusive => 0,
+            Self::Shared { limit } => limit.map_or(u32::MAX, NonZeroU32::get),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exclusive => f.write_str("alone"),
+            Self::Shared { limit: None } => f.write_str("to read"),
+            Self::Shared { limit: Some(limit) } => write!(f, "one of {limit} permits"),
+        }
+    }
+}
+
+/// Stands in the key of a lock that is shared: the nil UUID is that of no acquisition, so no compare finds this value
+/// to be its own.
+pub fn token_of_a_phase() -> Token {
+    Token::new(Uuid::nil(), "shared")
+}
+
+/// The fence of the phase that a value stands for; `None` for that of a lock that somebody holds alone, and for another
+/// library's.
+pub fn phase_of(value: &str) -> Option<Fence> {
+    let (token, fence) = Token::read_value(value)?;
+    token.is_of_a_phase().then_some(fence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_has_a_number_in_each_mode() {
+        let shared = |limit| Mode::Shared { limit: NonZeroU32::new(limit) };
+        for (mode, limit, says) in
+            [(Mode::Exclusive, 0, "alone"), (shared(0), u32::MAX, "to read"), (shared(4), 4, "one of 4 permits")]
+        {
+            assert_eq!((mode.limit(), mode.is_shared(), &*mode.to_string()), (limit, limit > 0, says));
+        }
+        assert_eq!(Mode::default(), Mode::Exclusive);
+    }
+
+    #[test]
+    fn the_value_of_a_phase_is_no_acquisitions() {
+        let fence = Fence::try_from(1_795_243_932_883_512_u64).unwrap();
+        let value = token_of_a_phase().value(fence);
+        assert_eq!(value, "lh1:00000000-0000-0000-0000-000000000000:1795243932883512@shared");
+        assert_eq!(phase_of(&value), Some(fence));
+        for other in [&*Token::random("shared").value(fence), "lh1:00000000-0000-0000-0000-000000000000:x@shared", ""] {
+            assert_eq!(phase_of(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Locks that are shared: who is in, and until when.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{Store, StoredLock};
+use crate::{
+    fence::Fence,
+    holder::Holder,
+    key::Key,
+    message::{Claim, Denial, Owned, Sharers},
+    mode::token_of_a_phase,
+    time::{Micros, micros},
+    token::Token,
+};
+
+/// The contents of a lock's key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Held {
+    Alone(StoredLock),
+    Shared(Box<Phase>),
+}
+
+/// A time in which a lock is shared.
+///
+/// 1. A sharer counts until its time is over. Where somebody comes in because others are over, those are taken out: they
+///    do not come back when the clock goes back.
+/// 2. The lock's key and the places outlive each one who shares. They are written when less than a TTL of either is left.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Phase {
+    pub(super) fence: Fence,
+    /// The end of the lock's key.
+    until: Micros,
+    places: BTreeMap<Token, Micros>,
+    /// The end of the places' own key; zero while it has none.
+    places_until: Micros,
+}
+
+impl Held {
+    pub(super) fn until(&self) -> Micros {
+        match self {
+            Self::Alone(lock) => lock.until,
+            Self::Shared(phase) => phase.until,
+        }
+    }
+
+    pub(super) fn set_until(&mut self, until: Micros) {
+        match self {
+            Self::Alone(lock) => lock.until = until,
+            Self::Shared(phase) => phase.until = until,
+        }
+    }
+
+    /// Its holder, if it has one.
+    pub(super) fn alone(&mut self) -> Option<&mut StoredLock> {
+        match self {
+            Self::Alone(lock) => Some(lock),
+            Self::Shared(_) => None,
+        }
+    }
+
+    pub(super) fn token_and_fence(&self) -> (Token, Fence) {
+        match self {
+            Self::Alone(lock) => (lock.token.clone(), lock.fence),
+            Self::Shared(phase) => (token_of_a_phase(), phase.fence),
+        }
+    }
+}
+
+impl Phase {
+    pub(super) fn begun(now: Micros, fence: Fence, token: Token, span: Duration) -> Self {
+        let until = now + micros(span);
+        Self { fence, until, places: BTreeMap::from([(token, until)]), places_until: until }
+    }
+
+    /// How many share it.
+    pub(super) fn sharers(&self, now: Micros) -> u32 {
+        u32::try_from(self.ends(now).count()).unwrap_or(u32::MAX)
+    }
+
+    /// Until when each is in.
+    fn ends(&self, now: Micros) -> impl Iterator<Item = (&Token, Micros)> {
+        let are_there = self.places_until > now;
+        self.places.iter().map(|(token, until)| (token, *until)).filter(move |(_, until)| are_there && *until >= now)
+    }
+
+    pub(super) fn is_in(&self, now: Micros, token: &Token) -> bool {
+        self.places_until > now && self.places.get(token).is_some_and(|until| *until >= now)
+    }
+
+    /// One who is in stays for so long from now on.
+    pub(super) fn stay(&mut self, now: Micros, token: &Token, span: Duration) {
+        self.places.insert(token.clone(), now + micros(span));
+        self.outlive(now, span);
+    }
+
+    /// Lets one in beside others, of whom there were fewer than its limit.
+    fn join(&mut self, now: Micros, token: Token, span: Duration, limit: u32) {
+        if self.places_until <= now {
+            self.empty();
+        }
+        self.places.insert(token, now + micros(span));
+        if !self.outlive(now, span) && u32::try_from(self.places.len()).is_ok_and(|all| all > limit) {
+            self.places.retain(|_, until| *until >= now);
+        }
+    }
+
+    /// Lets one in where that is simple, as the scripts do: there is a place for it whoever is over. Their phase goes on,
+    /// even if all are.
+    pub(super) fn join_simply(&mut self, now: Micros, token: &Token, span: Duration, limit: u32) -> Option<Fence> {
+        let all = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
+        if self.places_until <= now || all == 0 || all >= limit {
+            return None;
+        }
+        self.join(now, token.clone(), span, limit);
+        Some(self.fence)
+    }
+
+    /// Has key and places live longer than who has just come in or stayed; whether that was due. Neither ever lives for
+    /// less than before.
+    fn outlive(&mut self, now: Micros, span: Duration) -> bool {
+        if self.until.min(self.places_until) > now + micros(span) {
+            return false;
+        }
+        // In whole milliseconds, as a server counts.
+        let longer = now + (micros(span) * 4).div_ceil(3_000) * 1_000;
+        (self.until, self.places_until) = (self.until.max(longer), self.places_until.max(longer));
+        self.places.retain(|_, until| *until >= now);
+        true
+    }
+
+    /// Takes one out; whether it was in.
+    pub(super) fn part(&mut self, now: Micros, token: &Token) -> bool {
+        let was_in = self.is_in(now, token);
+        self.places.remove(token);
+        if self.places.is_empty() {
+            self.empty();
+        }
+        was_in
+    }
+
+    /// The key of the places is gone.
+    pub(super) fn empty(&mut self) {
+        self.places.clear();
+        self.places_until = 0;
+    }
+
+    /// When one of them would be over, or all for who wants it alone.
+    pub(super) fn ends_for(&self, now: Micros, limit: u32) -> Micros {
+        let ends = self.ends(now).map(|(_, until)| until);
+        if limit == 0 { ends.max() } else { ends.min() }.unwrap_or(now)
+    }
+}
+
+impl Store {
+    /// Lets one in, who fits: alone, or beside so many.
+    pub(super) fn let_in(&mut self, now: Micros, key: &Key, one: Entrant, count: Option<u32>) -> Fence {
+        let Entrant { token, span, fence_memory, limit } = one;
+        if limit == 0 {
+            return self.grant(now, key, token, span, None, fence_memory);
+        }
+        if count != Some(0) {
+            if let Some(Held::Shared(phase)) = self.lock(now, key) {
+                phase.join(now, token, span, limit);
+                return phase.fence;
+            }
+        }
+        let fence = self.issue(now, key, now, fence_memory);
+        self.locks.insert(key.clone(), Held::Shared(Box::new(Phase::begun(now, fence, token, span))));
+        fence
+    }
+
+    /// Gives a share that is still the token's its full life; never brings one back (rule 7).
+    pub(super) fn renew_share(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
+        let phase = self.shared(now, key)?;
+        if fence.is_some_and(|fence| fence != phase.fence) {
+            // A later phase, which its token may have come into again from a queue.
+            return Err(Denial::Gone);
+        }
+        if !phase.is_in(now, token) {
+            phase.part(now, token);
+            return Err(Denial::Gone);
+        }
+        phase.stay(now, token, *life);
+        Ok(())
+    }
+
+    /// Replaces a sharer by another one that stays for a time.
+    pub(super) fn retain_share(
+        &mut self,
+        now: Micros,
+        Claim { key, token, .. }: &Claim,
+        keep: Duration,
+        stays: &Token,
+    ) -> Owned {
+        let phase = self.shared(now, key)?;
+        if phase.is_in(now, stays) {
+            return Ok(());
+        }
+        if !phase.is_in(now, token) {
+            phase.part(now, token);
+            return Err(Denial::Gone);
+        }
+        phase.places.insert(stays.clone(), now + micros(keep));
+        phase.places.remove(token);
+        phase.outlive(now, keep);
+        Ok(())
+    }
+
+    /// The phase of a lock that is shared.
+    pub(super) fn shared(&mut self, now: Micros, key: &Key) -> Result<&mut Phase, Denial> {
+        if self.guarded.contains_key(key) {
+            return Err(Denial::Taken);
+        }
+        match self.lock(now, key).ok_or(Denial::Gone)? {
+            Held::Shared(phase) => Ok(phase),
+            Held::Alone(_) => Err(Denial::Taken),
+        }
+    }
+
+    /// The holder of a lock, and the first ones of those who share it.
+    pub(super) fn sharers(&mut self, now: Micros, key: &Key, most: usize) -> Option<Sharers> {
+        let holder = self.holder(now, key)?;
+        let Ok(phase) = self.shared(now, key) else { return Some(Sharers { holder, first: Vec::new() }) };
+        let (count, mut ends) = (phase.sharers(now), phase.ends(now).collect::<Vec<_>>());
+        ends.sort_by_key(|(token, until)| (*until, token.as_str()));
+        let of = |(token, until): (&Token, Micros)| {
+            Holder::of(Some(token.clone()), Some(Duration::from_micros(until - now)), Some(phase.fence))
+        };
+        let first = ends.into_iter().take(most).map(of).collect();
+        Some(Sharers { holder: holder.shared_by(count), first })
+    }
+
+    /// The places of those who share a lock are lost: for tests.
+    pub fn lose_places(&mut self, now: Micros, key: &Key) {
+        if let Ok(phase) = self.shared(now, key) {
+            phase.empty();
+        }
+    }
+
+    /// The end of a lock's key, and of the places of those who share it: for tests. Each key is looked at, so that what has
+    /// expired is gone, and does not come back when the clock goes back.
+    pub fn ends(&mut self, now: Micros, key: &Key) -> Option<(Micros, Vec<(Token, Micros)>)> {
+        self.floors.sweep(now);
+        self.forced.retain(|_, forced| forced.until > now);
+        let held = self.lock(now, key)?;
+        let until = held.until();
+        let places = match held {
+            Held::Shared(phase) if phase.places_until > now => {
+                phase.places.iter().map(|(token, until)| (token.clone(), *until)).collect()
+            }
+            _ => Vec::new(),
+        };
+        Some((until, places))
+    }
+}
+
+/// One who is let in.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Entrant {
+    pub(super) token: Token,
+    pub(super) span: Duration,
+    pub(super) fence_memory: Duration,
+    /// As [`Mode::limit`](crate::mode::Mode::limit).
+    pub(super) limit: u32,
+}
+
+/// Whether one with this limit may come in beside so many, or beside one who has the lock alone.
+pub(super) fn fits(count: Option<u32>, limit: u32) -> bool {
+    count.is_some_and(|count| count == 0 || count < limit)
+}
+
+#[cfg(test)]
+mod tests;

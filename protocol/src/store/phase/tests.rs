@@ -1,0 +1,211 @@
+use std::num::NonZeroU32;
+
+use super::*;
+use crate::{
+    failure::Failure,
+    fence,
+    message::{Downgraded, Poll, Polled, ReleaseMode, Reply, Request},
+    mode::{Mode, token_of_a_phase},
+    store::{Applied, Notified, Process},
+};
+
+const NOW: Micros = 1_000_000_000;
+const TTL: Duration = Duration::from_millis(300);
+const MS: Micros = 1_000;
+
+struct Scene {
+    store: Store,
+    key: Key,
+    now: Micros,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { store: Store::default(), key: Key::of_lock("job"), now: NOW }
+    }
+
+    fn claim(&self, token: &Token, limit: Option<u32>) -> Claim {
+        let mode = match limit {
+            Some(0) => Mode::Exclusive,
+            limit => Mode::Shared { limit: limit.and_then(NonZeroU32::new) },
+        };
+        let (key, token) = (self.key.clone(), token.clone());
+        Claim { key, token, mode, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+    }
+
+    fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, request: &Request) -> (T, Vec<Notified>) {
+        let process = Process { name: "p", hears: true };
+        let Applied { reply, told, .. } = self.store.apply(self.now, request, process, &|_| true);
+        (reply.and_then(T::try_from).unwrap(), told)
+    }
+
+    /// With a limit: `Some(0)` to have it alone, `None` to read.
+    fn poll(&mut self, token: &Token, limit: Option<u32>) -> Polled {
+        let poll = Poll {
+            claim: self.claim(token, limit),
+            ticket: None,
+            grant: TTL / 3,
+            window: Duration::from_secs(60),
+            enter: true,
+            restart_delay: Duration::ZERO,
+        };
+        self.ask(&Request::Poll(poll)).0
+    }
+
+    #[track_caller]
+    fn comes_in(&mut self, token: &Token, limit: Option<u32>) -> Fence {
+        match self.poll(token, limit) {
+            Polled::Granted(fence) => fence,
+            waits @ Polled::Waits { .. } => panic!("{waits:?}"),
+        }
+    }
+
+    /// Who shares it by then, and how long it has to wait.
+    #[track_caller]
+    fn waits(&mut self, token: &Token, limit: Option<u32>) -> (Option<u32>, Micros) {
+        match self.poll(token, limit) {
+            Polled::Waits { holder, .. } => (holder.sharers(), micros(holder.remaining().unwrap())),
+            granted @ Polled::Granted(_) => panic!("{granted:?}"),
+        }
+    }
+
+    fn release(&mut self, token: &Token, limit: Option<u32>, mode: ReleaseMode) -> (Owned, usize) {
+        let claim = self.claim(token, limit);
+        let (owned, told) = self.ask(&Request::Release { claim, mode });
+        (owned, told.iter().filter(|told| matches!(told, Notified::Granted { .. })).count())
+    }
+
+    fn renew(&mut self, token: &Token, fence: Option<Fence>) -> Owned {
+        let claim = Claim { fence, ..self.claim(token, None) };
+        self.ask::<Vec<Result<Owned, Failure>>>(&Request::Renew([claim].into())).0.remove(0).unwrap()
+    }
+
+    fn sharers(&mut self) -> Option<Sharers> {
+        self.ask(&Request::Sharers { key: self.key.clone(), most: 10 }).0
+    }
+}
+
+fn tokens<const N: usize>() -> [Token; N] {
+    std::array::from_fn(|n| Token::random(&n.to_string()))
+}
+
+#[test]
+fn readers_share_a_phase_and_its_fence_and_the_writer_behind_them_comes_after_the_last() {
+    let (mut scene, [one, two, writer, late]) = (Scene::new(), tokens());
+    let fence = scene.comes_in(&one, None);
+    assert_eq!(scene.comes_in(&two, None), fence);
+    assert_eq!(scene.waits(&writer, Some(0)), (Some(2), micros(TTL)));
+    assert_eq!(scene.waits(&late, None).0, Some(2), "nobody is overtaken");
+    assert_eq!(scene.release(&one, None, ReleaseMode::Delete), (Ok(()), 0));
+    assert_eq!(scene.release(&one, None, ReleaseMode::Delete), (Err(Denial::Gone), 0), "the same, come again");
+    assert_eq!(scene.release(&two, None, ReleaseMode::Delete), (Ok(()), 1));
+    assert!(scene.comes_in(&writer, Some(0)) > fence);
+    assert_eq!(scene.release(&writer, Some(0), ReleaseMode::Delete), (Ok(()), 1));
+    scene.comes_in(&late, None);
+    assert_eq!(scene.release(&late, None, ReleaseMode::Leave), (Ok(()), 0));
+    assert_eq!(scene.sharers(), None, "the last one takes the key with it");
+}
+
+#[test]
+fn the_limit_is_that_of_the_one_who_asks() {
+    let (mut scene, [one, two, three, four]) = (Scene::new(), tokens());
+    scene.comes_in(&one, Some(2));
+    scene.now += 100 * MS;
+    scene.comes_in(&two, Some(2));
+    assert_eq!(scene.waits(&three, Some(2)), (Some(2), 200 * MS), "until the first of them would be over");
+    assert_eq!(scene.waits(&four, Some(9)).0, Some(2), "it fits, but is not the first");
+    assert_eq!(scene.release(&three, Some(2), ReleaseMode::Leave), (Err(Denial::Gone), 1), "it was in the way");
+    scene.comes_in(&four, Some(9));
+    assert_eq!(scene.sharers().unwrap().holder.sharers(), Some(3));
+}
+
+#[test]
+fn one_that_is_over_makes_room_and_does_not_come_back() {
+    let (mut scene, [one, two]) = (Scene::new(), tokens());
+    let fence = scene.comes_in(&one, Some(1));
+    scene.comes_in(&one, Some(1));
+    scene.now += micros(TTL) + MS;
+    assert!(scene.comes_in(&two, Some(1)) >= fence);
+    assert_eq!(scene.renew(&one, None), Err(Denial::Gone));
+    scene.now -= 10 * MS;
+    assert_eq!(scene.renew(&one, None), Err(Denial::Gone), "the clock went back");
+    assert_eq!(scene.sharers().unwrap().first.len(), 1);
+}
+
+#[test]
+fn the_key_outlives_each_one_who_shares_and_is_written_once_in_a_third_of_a_ttl() {
+    let (mut scene, [one, two]) = (Scene::new(), tokens());
+    scene.comes_in(&one, None);
+    scene.comes_in(&two, None);
+    let mut ends = std::collections::BTreeSet::new();
+    for _ in 0..30 {
+        scene.now += 30 * MS;
+        for token in [&one, &two] {
+            assert_eq!(scene.renew(token, None), Ok(()));
+        }
+        let (until, places) = scene.store.ends(scene.now, &scene.key.clone()).unwrap();
+        assert!(places.iter().all(|(_, end)| *end <= until), "{until} {places:?}");
+        ends.insert(until);
+    }
+    assert!(ends.len() <= 10, "900 ms are nine thirds: {ends:?}");
+}
+
+#[test]
+fn a_renewal_goes_by_the_phase_of_its_lease() {
+    let (mut scene, [one]) = (Scene::new(), tokens());
+    let fence = scene.comes_in(&one, None);
+    assert_eq!(scene.renew(&one, Some(fence)), Ok(()));
+    let key = scene.key.clone();
+    scene.store.delete(&key);
+    assert_eq!(scene.renew(&one, Some(fence)), Err(Denial::Gone));
+    let next = scene.comes_in(&one, None);
+    assert!(next > fence);
+    assert_eq!((scene.renew(&one, Some(fence)), scene.renew(&one, Some(next))), (Err(Denial::Gone), Ok(())));
+    scene.store.lose_places(scene.now, &key);
+    assert_eq!(scene.renew(&one, Some(next)), Err(Denial::Gone));
+}
+
+#[test]
+fn what_stays_in_the_place_of_a_share_is_renewed_by_nobody() {
+    let (mut scene, [one, stays, other]) = (Scene::new(), tokens());
+    scene.comes_in(&one, Some(1));
+    let keep = ReleaseMode::Retain(TTL * 10, stays.clone());
+    assert_eq!(scene.release(&one, Some(1), keep.clone()).0, Ok(()));
+    scene.now += 100 * MS;
+    assert_eq!(scene.release(&one, Some(1), keep).0, Ok(()), "the same, come again");
+    assert_eq!(scene.renew(&one, None), Err(Denial::Gone));
+    assert_eq!(scene.waits(&other, Some(1)), (Some(1), micros(TTL) * 10 - 100 * MS));
+}
+
+#[test]
+fn a_downgrade_leaves_no_moment_for_another_writer_and_lets_readers_in() {
+    let (mut scene, [writer, reads, reader, other]) = (Scene::new(), tokens());
+    let fence = scene.comes_in(&writer, Some(0));
+    scene.waits(&reader, None);
+    scene.waits(&other, Some(0));
+    let request = Request::Downgrade { claim: scene.claim(&reads, None), from: writer.clone() };
+    let (phase, told) = scene.ask::<Downgraded>(&request);
+    let phase = phase.unwrap();
+    assert!(phase > fence && matches!(&told[..], [Notified::Granted { token, .. }, ..] if *token == reader));
+    assert_eq!(scene.ask::<Downgraded>(&request).0, Ok(phase), "the same, come again");
+    assert_eq!(scene.comes_in(&reader, None), phase);
+    assert_eq!(scene.release(&reads, None, ReleaseMode::Delete), (Ok(()), 0));
+    assert_eq!(scene.ask::<Downgraded>(&request).0, Err(Denial::Taken));
+    assert_eq!(scene.release(&reader, None, ReleaseMode::Delete), (Ok(()), 1));
+    assert_eq!(scene.ask::<Downgraded>(&request).0, Err(Denial::Taken), "the other writer has it");
+}
+
+#[test]
+fn the_holder_of_a_lock_that_is_shared_is_nobody_by_name() {
+    let (mut scene, [one, alone]) = (Scene::new(), tokens());
+    scene.comes_in(&one, None);
+    let Sharers { holder, first } = scene.sharers().unwrap();
+    assert_eq!((holder.is_shared(), holder.sharers(), holder.label(), holder.token()), (true, Some(1), None, None));
+    assert_eq!(holder.whole_token(), Some(&token_of_a_phase()));
+    assert_eq!((first[0].label(), first[0].fence()), (Some(one.label()), holder.fence()));
+    scene.release(&one, None, ReleaseMode::Delete).0.unwrap();
+    scene.comes_in(&alone, Some(0));
+    let Sharers { holder, first } = scene.sharers().unwrap();
+    assert_eq!((holder.is_shared(), holder.sharers(), holder.label()), (false, None, Some(alone.label())));
+    assert!(first.is_empty());
+}

@@ -1,0 +1,111 @@
+-- Part of a script: those who share a lock.
+--
+-- Needs  keys.lua and value.lua before it
+-- KEYS   1 lock   2 fence   5 holders, a sorted set: token -> until when, in ms of this server's clock
+--
+-- While a lock is shared, its key has the value of an acquisition that nobody has made: that of the nil UUID, with the fence
+-- of this phase. So other libraries, and older versions of this one, find it taken.
+--
+-- 1. What is in `holders` counts only while the lock's key says that it is shared: whoever begins a phase empties the set.
+-- 2. A sharer counts until its time is over by this server's clock, as a key would. Where somebody comes in because others are
+--    over, those are taken out: they do not come back when the clock goes back.
+-- 3. The lock's key and the set outlive each sharer: whatever confirms a share looks at both. They are written when less than
+--    a TTL of either is left, and then to 4/3 of a TTL: about once in a third of a TTL, however many renew. So those who
+--    track the lock's key are left in peace.
+-- 4. The first write is one that `maxmemory` may refuse, but for who shares already.
+local holders = KEYS[5]
+local SHARED = 'lh1:00000000-0000-0000-0000-000000000000'
+
+-- phase_of(value) gives the text of the fence of the phase that this value stands for, or nil.
+local function phase_of(value)
+  return type(value) == 'string' and string.sub(value, 1, 40) == SHARED and fence_of(value) or nil
+end
+
+-- millis(now) takes the text of the time in µs.
+local function millis(now)
+  return tonumber(string.sub(now, 1, -4))
+end
+
+-- sharers(now_ms) gives how many share a lock whose key says so, or an error reply.
+local function sharers(now_ms)
+  return redis.pcall('ZCOUNT', holders, now_ms, '+inf')
+end
+
+local function is_in(token, now_ms)
+  local until_then = redis.pcall('ZSCORE', holders, token)
+  return type(until_then) == 'string' and tonumber(until_then) >= now_ms
+end
+
+-- outlives(span, now_ms) has key and set live longer than who has just come in or stayed for so many ms. It tells whether that
+-- was due. Neither ever lives for less than before.
+local function outlives(span, now_ms)
+  local key, set = redis.call('PTTL', lock), redis.call('PTTL', holders)
+  if math.min(key, set) > span then
+    return false
+  end
+  local longer = math.ceil(span * 4 / 3)
+  redis.call('PEXPIRE', lock, string.format('%.0f', math.max(key, longer)))
+  redis.call('PEXPIRE', holders, string.format('%.0f', math.max(set, longer)))
+  redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. now_ms)
+  return true
+end
+
+-- touches() is a write that changes nothing and needs no memory: what is answered counts for a write, and a server without
+-- memory allows what comes after one.
+local function touches()
+  local left = redis.call('PTTL', holders)
+  if left > 0 then
+    redis.call('PEXPIRE', holders, left)
+  else
+    redis.call('ZREM', holders, '')
+  end
+end
+
+-- stays(token, span, now_ms): one who is in stays for so many ms from now on. `as` takes its place, if there is one.
+local function stays(token, span, now_ms, as)
+  local until_then = string.format('%.0f', now_ms + span)
+  local changed = redis.pcall('ZADD', holders, 'CH', until_then, as or token)
+  if changed ~= 1 then
+    touches()
+    redis.call('ZADD', holders, until_then, as or token)
+  end
+  if as then
+    -- Not before: a set that was empty in between would have lost its expiry.
+    redis.call('ZREM', holders, token)
+  end
+  outlives(span, now_ms)
+end
+
+-- joins(token, span, now_ms, limit) lets one in beside others. It gives nothing, or an error reply.
+local function joins(token, span, now_ms, limit)
+  local added = redis.pcall('ZADD', holders, string.format('%.0f', now_ms + span), token)
+  if type(added) == 'table' then
+    return added
+  elseif not outlives(span, now_ms) and redis.call('ZCARD', holders) > limit then
+    redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. now_ms)
+  end
+end
+
+-- begins(token, span, now_ms, issued, option, expires) begins a phase with one. It gives nothing, or an error reply.
+local function begins(token, span, now_ms, issued, option, expires)
+  local members = redis.pcall('ZCARD', holders)
+  if type(members) == 'table' then
+    return string.find(members.err, 'WRONGTYPE', 1, true)
+      and redis.error_reply('ERR the key ' .. holders .. ' holds another type: delete it to go on') or members
+  end
+  -- The floor first: without a phase it is a gap.
+  local floor = option and redis.pcall('SET', fence, issued, option, expires) or {}
+  if floor.err then
+    return floor
+  end
+  local set = redis.pcall('SET', lock, with_fence(SHARED .. '@shared', issued), 'PX', span)
+  if set.err then
+    return set
+  end
+  if members > 0 then
+    redis.call('DEL', holders)
+  end
+  redis.call('ZADD', holders, string.format('%.0f', now_ms + span), token)
+  redis.call('PEXPIRE', holders, span)
+end
+

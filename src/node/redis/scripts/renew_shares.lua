@@ -1,0 +1,71 @@
+-- Extends shares that are still ours; never brings one back (rule 7).
+--
+-- KEYS   n locks, then n holders
+-- ARGV   n tokens, then n TTLs in ms, then n fences of their phases, or "" where any will do
+-- Reply  for each: 1 extended, 0 it is gone, -1 the key holds something else, or {-2, the text of an error}
+--
+-- Atomic per share because between the look and the extension its phase could end; the shares are in one call only to
+-- travel together. Idempotent: a replay extends again. Never sent tracked: up to Redis 7.0 that registers all keys, and
+-- `holders` changes with every renewal.
+local n = #KEYS / 2
+local SHARED = 'lh1:00000000-0000-0000-0000-000000000000:'
+local replies, time = {}, redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function extend(lock, holders, token, ttl)
+  local until_then = redis.pcall('ZSCORE', holders, token)
+  if type(until_then) == 'table' and not string.find(until_then.err, 'WRONGTYPE', 1, true) then
+    return {-2, until_then.err}
+  elseif type(until_then) ~= 'string' or tonumber(until_then) < now_ms then
+    return 0
+  end
+  local later = string.format('%.0f', now_ms + ttl)
+  local changed = redis.pcall('ZADD', holders, 'XX', 'CH', later, token)
+  if changed ~= 1 then
+    -- It writes in any case: what is answered counts for a write. And a server without memory allows what comes after a
+    -- write that needs none.
+    local left = redis.call('PTTL', holders)
+    if left > 0 then
+      redis.pcall('PEXPIRE', holders, left)
+    else
+      redis.pcall('ZREM', holders, '')
+    end
+    changed = redis.pcall('ZADD', holders, 'XX', later, token)
+  end
+  if type(changed) == 'table' then
+    return {-2, changed.err}
+  end
+  local key, set = redis.call('PTTL', lock), redis.call('PTTL', holders)
+  if math.min(key, set) <= ttl then
+    local longer = math.ceil(ttl * 4 / 3)
+    redis.call('PEXPIRE', lock, string.format('%.0f', math.max(key, longer)))
+    redis.call('PEXPIRE', holders, string.format('%.0f', math.max(set, longer)))
+    redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. string.format('%.0f', now_ms))
+  end
+  return 1
+end
+
+local values = redis.call('MGET', unpack(KEYS, 1, n))
+for i = 1, n do
+  local lock, value, phase = KEYS[i], values[i], ARGV[2 * n + i]
+  local is_later = value and phase ~= '' and string.sub(value, 1, 42 + #phase) ~= SHARED .. phase .. '@'
+  if not value then
+    -- A key of another type has no value either.
+    replies[i] = -redis.call('EXISTS', lock)
+  elseif string.sub(value, 1, 41) ~= SHARED then
+    replies[i] = -1
+  elseif is_later then
+    -- A later phase, which its token may have come into again from a queue: its own has ended.
+    replies[i] = 0
+  else
+    replies[i] = extend(lock, KEYS[n + i], ARGV[i], tonumber(ARGV[n + i]))
+  end
+  if replies[i] == 0 then
+    -- A server that has become a replica may never have had it, or not have it yet. Only a write tells what it is.
+    local written = redis.pcall('ZREM', KEYS[n + i], is_later and '' or ARGV[i])
+    if type(written) == 'table' and not string.find(written.err, 'WRONGTYPE', 1, true) then
+      replies[i] = {-2, written.err}
+    end
+  end
+end
+return replies

@@ -1,0 +1,29 @@
+-- Who shares a lock.
+--
+-- KEYS   1 lock   2 holders
+-- ARGV   1 how many of them at most
+-- Reply  {0}  nobody has it, or {1, PTTL in ms, value, how many share it, token, ms left, ...}, the first to go first. The
+--        value is as in holder.lua; who has it alone is no sharer
+--
+-- Atomic so that all belong together. Writes nothing.
+local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)
+if value == '' and redis.call('EXISTS', KEYS[1]) == 0 then
+  return {0}
+elseif type(value) ~= 'string' then
+  if not string.find(value.err, 'WRONGTYPE', 1, true) then
+    return value
+  end
+  value = {0, redis.pcall('TYPE', KEYS[1]).ok}
+end
+local reply = {1, redis.call('PTTL', KEYS[1]), value, 0}
+if type(value) == 'string' and string.sub(value, 1, 41) == 'lh1:00000000-0000-0000-0000-000000000000:' then
+  local time = redis.call('TIME')
+  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  reply[4] = redis.call('ZCOUNT', KEYS[2], now_ms, '+inf')
+  local all = redis.call('ZRANGEBYSCORE', KEYS[2], now_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+  for i = 1, #all, 2 do
+    reply[4 + i] = string.sub(all[i], 1, 256)
+    reply[5 + i] = all[i + 1] - now_ms
+  end
+end
+return reply

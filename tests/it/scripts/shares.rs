@@ -1,0 +1,219 @@
+//! The scripts of locks that are shared, at the wire. That they do what the memory node does is tested in `verify/`.
+
+use std::time::Duration;
+
+use support::{
+    ClockShim, Server, Value, Wire,
+    scripts::{ACQUIRE, DOWNGRADE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, RELEASE, RENEW_SHARES, SHARERS},
+};
+
+use super::{FENCE, LOCK, MEMORY, TTL, labels, owner, token};
+
+const LINE: &str = "{job}:lh:queue";
+const HOLDERS: &str = "{job}:lh:holders";
+const KEYS: [&str; 5] = [LOCK, FENCE, LINE, "{job}:lh:wait", HOLDERS];
+const GRANT: &str = "5000";
+const WINDOW: &str = "15000";
+/// Of one who reads.
+const ANY: &str = "4294967295";
+const ANOTHER_TYPE: &str = "ERR the key {job}:lh:holders holds another type: delete it to go on";
+
+fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
+    wire.cmd(&[&["EVAL", script, "5"][..], &KEYS, args].concat())
+}
+
+/// A poll of a process that listens on this channel, beside fewer than so many others; with "0", alone.
+fn poll(wire: &mut Wire, label: &str, channel: &str, limit: &str) -> Value {
+    let script = if limit == "0" { POLL } else { JOIN };
+    eval(wire, script, &[&token(label), TTL, "0", GRANT, WINDOW, channel, "1", "0", MEMORY, limit])
+}
+
+#[track_caller]
+fn comes_in(wire: &mut Wire, label: &str, limit: &str) -> String {
+    match poll(wire, label, "", limit).array() {
+        [Value::Int(1), fence, ..] => fence.text(),
+        other => panic!("{label}: {other:?}"),
+    }
+}
+
+#[track_caller]
+fn waits(wire: &mut Wire, label: &str, channel: &str, limit: &str) {
+    let reply = poll(wire, label, channel, limit);
+    assert!(matches!(reply.array(), [Value::Int(0), ..]), "{label}: {reply:?}");
+}
+
+fn part(wire: &mut Wire, label: &str) -> Value {
+    eval(wire, PART, &[&token(label)])
+}
+
+fn renew(wire: &mut Wire, label: &str) -> Value {
+    wire.cmd(&["EVAL", RENEW_SHARES, "2", LOCK, HOLDERS, &token(label), TTL, ""]).array()[0].clone()
+}
+
+/// Who shares it, by name: some may end in the same millisecond.
+fn sharers(wire: &mut Wire) -> Vec<String> {
+    let reply = wire.must(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10000"]);
+    let all = reply.array().get(4..).unwrap_or_default().chunks(2);
+    let mut names: Vec<_> = all.map(|pair| labels(&pair[0].text())).collect();
+    names.sort();
+    names
+}
+
+fn listen(server: &Server, channel: &str) -> Wire {
+    let mut wire = server.wire();
+    wire.must(&["SUBSCRIBE", channel]);
+    wire
+}
+
+#[test]
+fn other_libraries_and_a_plain_acquire_find_a_shared_lock_taken() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let fence = comes_in(&mut wire, "one", ANY);
+    assert!(wire.must(&["SET", LOCK, "another's", "NX", "PX", TTL]).is_nil());
+    let value = format!("lh1:00000000-0000-0000-0000-000000000000:{fence}@shared");
+    let acquired = wire.must(&["EVAL", ACQUIRE, "2", LOCK, FENCE, &token("plain"), TTL, MEMORY]);
+    assert!(matches!(acquired.array(), [Value::Int(0), _, found] if found.text() == value), "{acquired:?}");
+    let seen = wire.must(&["EVAL", LOOK, "1", LOCK]);
+    assert_eq!(seen.array()[0].array()[0].text(), value);
+    assert_eq!(eval(&mut wire, RELEASE, &[&token("plain")]), Value::Int(-1));
+    assert_eq!(part(&mut wire, "one"), Value::Int(1));
+    wire.set(LOCK, "another's");
+    waits(&mut wire, "two", "", ANY);
+    for parted in [part(&mut wire, "one"), renew(&mut wire, "one")] {
+        assert_eq!(parted, Value::Int(-1), "it is another's now");
+    }
+    assert_eq!(wire.get(LOCK).as_deref(), Some("another's"));
+}
+
+#[test]
+fn those_who_share_go_on_without_memory_and_nobody_comes_in() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    for label in ["one", "two", "three"] {
+        comes_in(&mut wire, label, ANY);
+    }
+    wire.must(&["CONFIG", "SET", "maxmemory", "1"]);
+    let refused = poll(&mut wire, "late", "", ANY);
+    assert!(refused.error().is_some_and(|error| error.contains("OOM")), "{refused:?}");
+    assert_eq!(renew(&mut wire, "one"), Value::Int(1));
+    comes_in(&mut wire, "two", "1");
+    let stays = token("kept");
+    assert_eq!(eval(&mut wire, KEEP_SHARE, &[&token("three"), "60000", &stays]), Value::Int(1));
+    assert_eq!(sharers(&mut wire), ["kept", "one", "two"]);
+    for label in ["one", "two", "kept"] {
+        assert_eq!(part(&mut wire, label), Value::Int(1), "{label}");
+    }
+    assert_eq!(wire.keys("*"), [FENCE]);
+    let refused = poll(&mut wire, "late", "", ANY);
+    assert!(refused.error().is_some_and(|error| error.contains("OOM")), "{refused:?}");
+    assert_eq!(wire.keys("*"), [FENCE]);
+}
+
+#[test]
+fn a_key_of_another_type_in_the_place_of_the_sharers_is_named_and_left_alone() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    comes_in(&mut wire, "one", ANY);
+    wire.del(HOLDERS);
+    wire.must(&["LPUSH", HOLDERS, "data"]);
+    for limit in ["0", "3", ANY] {
+        assert_eq!(poll(&mut wire, "late", "", limit).error(), Some(ANOTHER_TYPE), "{limit}");
+    }
+    assert_eq!((renew(&mut wire, "one"), part(&mut wire, "one")), (Value::Int(0), Value::Int(0)));
+    assert_eq!(eval(&mut wire, LEAVE, &[&token("one"), "", WINDOW]), Value::Int(0));
+    wire.del(LOCK);
+    assert_eq!(poll(&mut wire, "late", "", ANY).error(), Some(ANOTHER_TYPE), "nor is a phase begun");
+    assert!(!wire.exists(LOCK));
+    comes_in(&mut wire, "writer", "0");
+    let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("writer"), MEMORY]);
+    assert_eq!((downgraded.error(), owner(&mut wire).as_deref()), (Some(ANOTHER_TYPE), Some("writer")));
+    assert_eq!(wire.must(&["LLEN", HOLDERS]), Value::Int(1));
+}
+
+#[test]
+fn a_replay_of_what_counts_for_a_write_is_one() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let writes = |wire: &mut Wire| wire.info_field("persistence", "rdb_changes_since_last_save").unwrap();
+    comes_in(&mut wire, "one", ANY);
+    comes_in(&mut wire, "two", ANY);
+    for _ in 0..20 {
+        let before = writes(&mut wire);
+        comes_in(&mut wire, "one", ANY);
+        assert_ne!(writes(&mut wire), before, "a confirmation within the same millisecond");
+        let before = writes(&mut wire);
+        assert_eq!(renew(&mut wire, "one"), Value::Int(1));
+        assert_ne!(writes(&mut wire), before, "a renewal");
+        let before = writes(&mut wire);
+        assert_eq!(eval(&mut wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), Value::Int(1));
+        assert_ne!(writes(&mut wire), before, "a keeping");
+    }
+}
+
+#[test]
+fn readers_behind_a_writer_are_let_in_thirty_two_at_a_time_and_the_next_one_goes_on() {
+    const READERS: usize = 75;
+    let server = Server::start();
+    let (mut wire, mut ears) = (server.wire(), listen(&server, "all"));
+    comes_in(&mut wire, "writer", "0");
+    let names: Vec<String> = (0..READERS).map(|n| format!("reader{n}")).collect();
+    for name in &names {
+        waits(&mut wire, name, "all", ANY);
+    }
+    assert_eq!(eval(&mut wire, RELEASE, &[&token("writer")]), Value::Int(1));
+    assert_eq!(sharers(&mut wire).len(), 32);
+    ears.send(&["PING"]).unwrap();
+    let mut told = Vec::new();
+    while let [_, _, message] = ears.reply().unwrap().array() {
+        told.push(labels(&message.text()));
+    }
+    assert_eq!(told.last().map(String::as_str), Some("next 0 reader32"));
+    poll(&mut wire, "reader32", "all", ANY);
+    assert_eq!(sharers(&mut wire).len(), 65, "itself, and 32 behind it");
+    poll(&mut wire, "reader65", "all", ANY);
+    assert_eq!(sharers(&mut wire).len(), READERS);
+    assert!(!wire.exists(LINE));
+    let fences: std::collections::HashSet<_> = names.iter().map(|name| comes_in(&mut wire, name, ANY)).collect();
+    assert_eq!(fences.len(), 1, "one phase");
+}
+
+#[test]
+fn a_first_one_that_does_not_fit_holds_up_the_others_only_while_it_is_there() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let mut wire = server.wire();
+    let (killed, _stopped, _alive) = (listen(&server, "killed"), listen(&server, "stopped"), listen(&server, "alive"));
+    comes_in(&mut wire, "one", ANY);
+    comes_in(&mut wire, "two", ANY);
+    waits(&mut wire, "first", "killed", "0");
+    waits(&mut wire, "second", "stopped", "0");
+    waits(&mut wire, "reader", "alive", ANY);
+    drop(killed);
+    support::eventually(Duration::from_secs(5), "the server sees it", || {
+        wire.must(&["PUBSUB", "NUMSUB", "killed"]).array()[1].int() == 0
+    });
+    assert_eq!(part(&mut wire, "two"), Value::Int(1));
+    assert_eq!(wire.must(&["ZCARD", LINE]), Value::Int(2), "who was killed is passed over at once");
+    clock.forward(Duration::from_secs(14));
+    waits(&mut wire, "reader", "alive", ANY);
+    clock.forward(Duration::from_millis(1_500));
+    comes_in(&mut wire, "one", ANY);
+    comes_in(&mut wire, "reader", ANY);
+    assert_eq!((sharers(&mut wire), wire.exists(LINE)), (vec!["one".into(), "reader".into()], false));
+}
+
+#[test]
+fn without_the_right_to_count_listeners_a_killed_one_counts_as_there_for_its_window() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let mut wire = server.wire();
+    server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-pubsub"]);
+    let mut worker = server.wire();
+    worker.must(&["AUTH", "worker", "secret"]);
+    comes_in(&mut wire, "one", ANY);
+    waits(&mut wire, "dead", "dead", "0");
+    waits(&mut worker, "reader", "", ANY);
+    clock.forward(Duration::from_millis(15_500));
+    comes_in(&mut worker, "reader", ANY);
+}
