@@ -39,9 +39,10 @@ impl QueuePosition {
 
     /// When to poll next without a notification; `None` to wait for one.
     pub fn next_poll(&self, look: &Check, leads: bool, grant: Duration, backoff: &mut Backoff) -> Option<Duration> {
-        let (remaining, tracked) = match (look, self.recovers_for) {
+        let (remaining, watched) = match (look, self.recovers_for) {
             _ if self.ticket.is_none() => return Some(backoff.after(look)),
-            (Check::Held { holder, tracked, .. }, _) => (holder.remaining(), *tracked),
+            // Each of those who share it is over at a time that no notification would tell of.
+            (Check::Held { holder, tracked, .. }, _) => (holder.remaining(), *tracked || holder.is_shared()),
             // No notification can come before that.
             (Check::Failed(_), Some(left)) => (Some(left.min(HEARTBEAT)), true),
             _ => return Some(backoff.after(look)),
@@ -52,7 +53,7 @@ impl QueuePosition {
         if !self.notified {
             // No notification tells us of a grant: we have to poll while it lasts.
             Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
-        } else if first && !tracked {
+        } else if first && !watched {
             // No notification tells us of a lock that became free otherwise than by a release.
             Some(expiry.min(grant / 3))
         } else if leads || first {
@@ -66,7 +67,7 @@ impl QueuePosition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{holder::Holder, jitter::Jitter, tally::WakeCondition};
+    use crate::{holder::Holder, jitter::Jitter, mode::token_of_a_phase, tally::WakeCondition};
 
     const GRANT: Duration = Duration::from_millis(900);
 
@@ -125,6 +126,18 @@ mod tests {
     #[test]
     fn the_first_looks_often_when_nobody_watches_the_lock_for_it() {
         assert_eq!(next(&place(0, true), &held(None, false), true), Some(GRANT / 3));
+    }
+
+    #[test]
+    fn the_first_beside_those_who_share_the_lock_looks_when_one_of_them_would_be_over() {
+        for (remaining, least, most) in [(500, 500, 510), (30_000, 5_000, 5_000)] {
+            let [remaining, least, most] = [remaining, least, most].map(Duration::from_millis);
+            let holder = Holder::of(Some(token_of_a_phase()), Some(remaining), None);
+            let look = Check::Held { holder, tracked: false, needs: WakeCondition::ANY };
+            let poll = next(&place(0, true), &look, false).unwrap();
+            assert!(poll >= least && poll <= most, "{poll:?}");
+            assert_eq!(next(&place(2, true), &look, false), None, "the first calls it");
+        }
     }
 
     #[test]

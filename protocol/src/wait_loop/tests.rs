@@ -1,5 +1,5 @@
 use super::*;
-use crate::failure::Failure;
+use crate::{failure::Failure, mode::token_of_a_phase};
 
 const COMMAND: Duration = Duration::from_millis(200);
 const LATE: Duration = Duration::from_millis(1_200);
@@ -271,6 +271,24 @@ fn the_first_fair_waiter_has_the_lock_tracked_and_a_leader_keeps_the_queue_alive
     assert!(sleeps(wait.next(&facts(5_300))) < at(5_400));
     wait.slept();
     assert_eq!(wait.next(&facts(5_400)), Action::Check(Route::Keeper));
+}
+
+#[test]
+fn the_first_fair_waiter_beside_sharers_has_nothing_tracked_before_somebody_holds_the_lock_alone() {
+    let world = World::default();
+    let first = QueuePosition { ticket: Some(7), ahead: 0, notified: true, recovers_for: None };
+    let shared = Check::Held {
+        holder: Holder::of(Some(token_of_a_phase()), Some(REMAINING), None),
+        tracked: false,
+        needs: WakeCondition::ANY,
+    };
+    let mut wait = WaitLoop::new(true, 1, COMMAND, Time::NEVER, Jitter::from_seed(7));
+    wait.begins(shared, true, &world.queued(0, &first));
+    assert_eq!(wait.next(&world.queued(0, &first)), Action::Sleep(at(5_000)), "the heartbeat");
+    wait.slept();
+    assert_eq!(wait.next(&world.queued(5_000, &first)), Action::Check(Route::Keeper));
+    wait.checked(held(false), at(5_000), COMMAND, &world.queued(5_010, &first));
+    assert_eq!(wait.next(&world.queued(5_010, &first)), Action::Check(Route::Tracked));
 }
 
 #[test]
