@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence::Fence, loss, message::Route};
+use leasehold_protocol::{fence::Fence, loss, message::Route, mode::Mode};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 

@@ -18,6 +18,7 @@ use crate::{
     multi_lock::MultiLock,
     node::memory::{self, Memory},
     quorum::Quorum,
+    rw_lock::RwLock,
     scope::Scope,
 };
 
@@ -107,6 +108,36 @@ impl Leases {
     /// Its key is exactly the builder's prefix and this name: what other libraries with the same key lock, this locks.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(self.scope(), name.as_ref())
+    }
+
+    /// The name that many may read and one may write. Nothing is sent yet. See [`RwLock`].
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        self.scope().rw_lock(name)
+    }
+
+    /// The name that so many may hold at a time, 1 to 1,000,000: each with a lease like any other. Nothing is sent yet.
+    ///
+    /// A holder is let in if fewer than *its own* `permits` hold the name by then, whatever the others ask for. So a
+    /// deployment that goes from 3 to 5 permits needs no coordination: while both run, no more than 5 hold it, and none that asks
+    /// with 3 comes in beside 3.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let gpu = leases.semaphore("gpu:inference", 2);
+    /// let (one, other) = (gpu.acquire().await?, gpu.acquire().await?);
+    /// assert!(gpu.try_acquire().await?.is_none(), "both are taken");
+    /// one.release().await?;
+    /// let third = gpu.acquire().await?;
+    /// # third.release().await?; other.release().await?; Ok(()) }
+    /// ```
+    ///
+    /// It is always first come, first served: [`fair`](Lock::fair) changes nothing. All that have it at one time have the
+    /// same [fence](crate::Lease::fence), so it does not tell them apart: where a resource has to be protected from a holder that was stopped, give
+    /// each permit a name of its own. It works on one server, on a cluster and behind Sentinels; over a quorum the acquire ends with
+    /// [`Error::Config`].
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
+        self.scope().semaphore(name, permits)
     }
 
     /// The election of this name, which is the lock of this name. Nothing is sent yet.

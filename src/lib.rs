@@ -51,6 +51,7 @@ mod quorum;
 mod random;
 mod reentry;
 mod released;
+mod rw_lock;
 mod scope;
 mod server;
 #[cfg(all(test, not(leasehold_shuttle)))]
@@ -78,6 +79,7 @@ pub use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     loss::LossReason,
+    mode::Mode,
     node_status::{NodeState, NodeStatus},
     observer::Leadership,
     ticket::{ParseTicketError, Ticket},
@@ -100,6 +102,7 @@ pub use crate::{
     multi_lock::{MultiLease, MultiLeaseHandle, MultiLock},
     owner::Owner,
     released::Released,
+    rw_lock::RwLock,
     scope::Scope,
     server::Server,
     status::{Status, StatusChanges},

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::key::Key;
+use leasehold_protocol::{key::Key, mode::Mode};
 use tracing::Instrument as _;
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     foreign::{Relay, relayed},
     lease::Lease,
     metrics::Acquiring,
-    options::{Millis, check_grace, check_keep, check_once_per},
+    options::{Access, Millis, check_grace, check_keep, check_once_per},
     owner::Owner,
     scope::Scope,
 };
@@ -66,10 +66,22 @@ impl Lock {
         Self { scope, name, reentrant: false, keep_for, once_per: Millis::UNSET, grace, owner, on_wait: None }
     }
 
+    /// The same, acquired for this use.
+    pub(crate) fn with_access(mut self, access: Access) -> Self {
+        self.scope.options.access = access;
+        self
+    }
+
     /// The lock's name, without the prefix.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether its leases are held alone or shared.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.scope.options.access.mode()
     }
 
     /// Acquires the lock, waiting for as long as it takes: for other holders, and through outages of the server.

@@ -1,8 +1,8 @@
 //! The options of a lock, for which the builder has defaults, and the bounds of settings.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, ops::RangeInclusive, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence, holder::RELEASED, rounded::Rounded};
+use leasehold_protocol::{fence, holder::RELEASED, mode::Mode, rounded::Rounded};
 
 use crate::{error::Error, metrics::Group};
 
@@ -13,8 +13,33 @@ pub(crate) struct LockOptions {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) lock_delay: Millis,
     pub(crate) fair: bool,
+    pub(crate) access: Access,
     pub(crate) fence_memory: Duration,
     pub(crate) metrics_group: Group,
+}
+
+/// The use that is made of a name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// A plain lock.
+    #[default]
+    Lock,
+    /// One of those who share it, beside all others who do.
+    Read,
+    /// In its turn among them, and beside nobody.
+    Write,
+    /// One of those who share it, if there are fewer than so many.
+    Permit(u32),
+}
+
+impl Access {
+    pub(crate) fn mode(self) -> Mode {
+        match self {
+            Self::Lock | Self::Write => Mode::Exclusive,
+            Self::Read => Mode::Shared { limit: None },
+            Self::Permit(permits) => Mode::Shared { limit: Some(NonZeroU32::new(permits).unwrap_or(NonZeroU32::MIN)) },
+        }
+    }
 }
 
 impl Default for LockOptions {
@@ -24,6 +49,7 @@ impl Default for LockOptions {
             max_hold: None,
             lock_delay: Millis::UNSET,
             fair: false,
+            access: Access::Lock,
             fence_memory: fence::MEMORY,
             metrics_group: Group::default(),
         }
@@ -37,6 +63,7 @@ impl fmt::Debug for LockOptions {
             .field("max_hold", &self.max_hold)
             .field("lock_delay", &self.lock_delay)
             .field("fair", &self.fair)
+            .field("access", &self.access)
             .field("fence_memory", &self.fence_memory)
             .finish_non_exhaustive()
     }
@@ -48,6 +75,7 @@ impl LockOptions {
         check_times(self.ttl, self.max_hold, restart_delay)?;
         check_lock_delay(self.lock_delay.span().unwrap_or_default(), self.ttl, restart_delay)?;
         check_fence_memory(self.fence_memory)?;
+        self.check_access(is_quorum)?;
         if self.fair && is_quorum {
             return Err(Error::config(
                 "fair is on, which works on one server only, not over a quorum: turn it off, or use the url of one server",
@@ -55,7 +83,28 @@ impl LockOptions {
         }
         Ok(())
     }
+
+    fn check_access(&self, is_quorum: bool) -> Result<(), Error> {
+        match self.access {
+            Access::Permit(permits) if !PERMITS.contains(&permits) => {
+                Err(Error::config(format!("permits is {permits}: it must be from 1 to 1,000,000")))
+            }
+            Access::Read | Access::Write | Access::Permit(_) if is_quorum => Err(Error::config(
+                "shared locks work on one server only, not over a quorum, whose nodes may each admit others so that more \
+                 hold it than may: use the url of one server, or a name for each permit",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it is acquired in its turn, in the queue on the server.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.fair || self.access != Access::Lock
+    }
 }
+
+/// How many may hold a name at a time.
+const PERMITS: RangeInclusive<u32> = 1..=1_000_000;
 
 /// A span that may be unset, in whole milliseconds: it takes no room beside a flag, and locks are copied with each
 /// acquire. Part of a millisecond counts as a whole one.
@@ -136,7 +185,7 @@ pub(crate) fn check_label(label: &str) -> Result<(), Error> {
 }
 
 /// Shortest and longest TTL.
-const TTL: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
+const TTL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
 fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
     if !TTL.contains(&ttl) {

@@ -12,7 +12,8 @@ use crate::{
     guarded::Guarded,
     lock::Lock,
     multi_lock::MultiLock,
-    options::{LockOptions, Names, check_label, check_prefix},
+    options::{Access, LockOptions, Names, check_label, check_prefix},
+    rw_lock::RwLock,
 };
 
 /// A view of a [`Leases`](crate::Leases): the locks under a further prefix, held under a label of their own. It has the
@@ -70,6 +71,16 @@ impl Scope {
     /// The lock of this name; see [`Leases::lock`](crate::Leases::lock).
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(self.clone(), name.as_ref())
+    }
+
+    /// The name that many may read and one may write; see [`Leases::rw_lock`](crate::Leases::rw_lock).
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self.lock(name))
+    }
+
+    /// The name that so many may hold at a time; see [`Leases::semaphore`](crate::Leases::semaphore).
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
+        self.lock(name).with_access(Access::Permit(permits))
     }
 
     /// The election of this name; see [`Leases::election`](crate::Leases::election).

@@ -24,6 +24,8 @@ pub struct Holder {
     pub(crate) not_a_lock: Option<&'static str>,
     /// How many share the lock, as far as that was read.
     pub(crate) sharers: Option<u32>,
+    /// The remaining time is that of the first of these who would be over, and not of the last.
+    pub(crate) is_until_first: bool,
     /// The lock is free, and its queue is not ready to pass it on.
     pub(crate) is_nobody: bool,
 }
@@ -82,6 +84,19 @@ impl Holder {
         self.not_a_lock
     }
 
+    /// Whether it stands for all who share the lock. Then it has their common [fence](Self::fence), and no label and token;
+    /// its remaining time is that of the last of them.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.token.as_ref().is_some_and(Token::is_of_a_phase)
+    }
+
+    /// How many share the lock. `None`: it is held alone, or that was not read.
+    #[must_use]
+    pub fn sharers(&self) -> Option<u32> {
+        self.sharers
+    }
+
     /// The secret that identifies this acquisition and proves ownership: with it, anybody can release the lock. It is
     /// never printed. The key's value begins with it.
     #[must_use]
@@ -98,7 +113,16 @@ pub const RELEASED: &str = " (released)";
 impl Holder {
     /// A holder of these parts.
     pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Self {
-        Self { token, remaining, fence, is_ours: false, not_a_lock: None, sharers: None, is_nobody: false }
+        Self {
+            token,
+            remaining,
+            fence,
+            is_ours: false,
+            not_a_lock: None,
+            sharers: None,
+            is_until_first: false,
+            is_nobody: false,
+        }
     }
 
     /// Nobody: the lock is free, but one call does not remove all the waiters of its queue that are gone.
@@ -137,19 +161,14 @@ impl Holder {
         Self { is_ours: true, ..self }
     }
 
-    /// Whether it stands for those who share the lock.
-    pub fn is_shared(&self) -> bool {
-        self.token.as_ref().is_some_and(Token::is_of_a_phase)
-    }
-
-    /// How many share the lock. `None`: it is held alone, or that was not read.
-    pub fn sharers(&self) -> Option<u32> {
-        self.sharers
-    }
-
     /// The same, of so many who share the lock.
     pub fn shared_by(self, sharers: u32) -> Self {
         Self { sharers: Some(sharers).filter(|_| self.is_shared()), ..self }
+    }
+
+    /// The same, whose remaining time is that of the one who goes first.
+    pub fn until_the_first(self) -> Self {
+        Self { is_until_first: true, ..self }
     }
 
     /// The same holder, whose key lives for another time.
@@ -187,6 +206,9 @@ impl fmt::Display for Holder {
         if self.is_nobody {
             return f.write_str("nobody: its queue is being cleared of waiters that have gone");
         }
+        if self.is_shared() {
+            return self.show_sharers(f);
+        }
         match self.label() {
             Some(label) => label.chars().try_for_each(|char| write_visibly(f, char))?,
             None => f.write_str("another program (its key has none of our tokens)")?,
@@ -206,6 +228,30 @@ impl fmt::Display for Holder {
     }
 }
 
+impl Holder {
+    /// `3 share it (fence 1795…), the last of them for 12.3 s unless renewed`.
+    fn show_sharers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sharers {
+            Some(1) => f.write_str("1 shares it")?,
+            Some(sharers) => write!(f, "{sharers} share it")?,
+            None => f.write_str("those who share it")?,
+        }
+        if self.is_ours {
+            f.write_str(", this program too")?;
+        }
+        if let Some(fence) = self.fence {
+            write!(f, " (fence {fence})")?;
+        }
+        let Some(remaining) = self.remaining else { return Ok(()) };
+        let who = match (self.sharers, self.is_until_first) {
+            (Some(1), _) => "",
+            (_, true) => "the first of them ",
+            (_, false) => "the last of them ",
+        };
+        write!(f, ", {who}for {} unless renewed", Rounded(remaining))
+    }
+}
+
 /// Another process wrote the label: it must neither begin a line of a log, nor move anything in a terminal.
 fn write_visibly(f: &mut fmt::Formatter<'_>, char: char) -> fmt::Result {
     match char {
@@ -220,6 +266,7 @@ impl fmt::Debug for Holder {
             .field("label", &self.label())
             .field("remaining", &self.remaining)
             .field("fence", &self.fence)
+            .field("sharers", &self.sharers)
             .field("not_a_lock", &self.not_a_lock)
             .finish_non_exhaustive()
     }

@@ -25,9 +25,9 @@ use crate::{error::Error, lease::Lease, random, wait::FairWaiter};
 const SAME_SPLITS: u32 = 2;
 
 impl Acquire {
-    /// Competes with everybody else, in the queue if it is fair.
+    /// Competes with everybody else, in its turn if it is fair or one of those who may share.
     pub(super) async fn compete(&self) -> Result<Lease, Error> {
-        let lease = if self.wanted.options.fair { self.queue_up().await? } else { self.try_or_wait().await? };
+        let lease = if self.wanted.options.is_queued() { self.queue_up().await? } else { self.try_or_wait().await? };
         // The owner's other acquires are told, and the one that polls this would stop: no await from here on.
         lease.takes_its_owner_slot();
         tell_acquired(&lease);

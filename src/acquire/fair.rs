@@ -137,7 +137,12 @@ impl<'a> Standing<'a> {
                 self.waiter.tracks(tracked && ahead == 0);
                 match recovers_for {
                     Some(left) => Err(Check::Failed(self.recovering(left))),
-                    None => Err(Check::Held { holder, tracked, needs: WakeCondition::ANY }),
+                    None => {
+                        // One place is enough for who shares it.
+                        let is_first = holder.is_shared() && self.acquire.wanted.options.access.mode().is_shared();
+                        let holder = if is_first { holder.until_the_first() } else { holder };
+                        Err(Check::Held { holder, tracked, needs: WakeCondition::ANY })
+                    }
                 }
             }
             Err(failure) => {

@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, mode::Mode, outliving::Outliving,
-    time::Time, token::Token, troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
+    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, outliving::Outliving, time::Time,
+    token::Token, troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
 };
 
 use crate::{
@@ -135,6 +135,15 @@ impl Acquire {
                         outcome = self.compete() => return outcome,
                     }
                 }
+                Reentry::Held(hold, _)
+                    if hold.claim.mode.is_shared() && !self.wanted.options.access.mode().is_shared() =>
+                {
+                    let name = self.wanted.key.name();
+                    return Err(Error::config(format!(
+                        "this owner shares {name:?}: release that first, for two that share it and want it alone would \
+                         wait for each other"
+                    )));
+                }
                 Reentry::Held(hold, owner_slot) => {
                     self.owner_slot = Some(owner_slot);
                     if let Some(lease) = self.share(&hold).await? {
@@ -243,9 +252,9 @@ impl Acquire {
 
     /// The claim of an attempt with this token.
     fn claim(&self, token: Token) -> Claim {
-        let LockOptions { ttl, fence_memory, .. } = self.wanted.options;
+        let LockOptions { ttl, access, fence_memory, .. } = self.wanted.options;
         let life = self.outliving().life(ttl, Duration::ZERO);
-        Claim { key: self.wanted.key.clone(), token, mode: Mode::Exclusive, ttl, life, fence: None, fence_memory }
+        Claim { key: self.wanted.key.clone(), token, mode: access.mode(), ttl, life, fence: None, fence_memory }
     }
 
     /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.

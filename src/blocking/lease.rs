@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{fence::Fence, ticket::Ticket};
+use leasehold_protocol::{fence::Fence, mode::Mode, ticket::Ticket};
 use tokio_util::sync::CancellationToken;
 
 use super::{on_lost, wait, wait_within};
@@ -36,6 +36,7 @@ macro_rules! view {
                 status -> Status;
                 cancellation_token -> CancellationToken;
                 fence -> Fence;
+                mode -> Mode;
                 name -> &str;
                 label -> &str;
                 hold_count -> usize;

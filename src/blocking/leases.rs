@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_protocol::node_status::NodeStatus;
 
-use super::{Builder, Election, Guarded, Lock, MultiLock, Scope, wait};
+use super::{Builder, Election, Guarded, Lock, MultiLock, RwLock, Scope, wait};
 use crate::{capabilities::Capabilities, deployment::ReplicaFacts, error::Error};
 
 wrapper! {
@@ -60,6 +60,16 @@ impl Leases {
     /// The lock of this name. Nothing is sent yet.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock(self.0.lock(name))
+    }
+
+    /// The name that many may read and one may write: [`Leases::rw_lock`](crate::Leases::rw_lock).
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock(self.0.rw_lock(name))
+    }
+
+    /// The name that so many may hold at a time: [`Leases::semaphore`](crate::Leases::semaphore).
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
+        Lock(self.0.semaphore(name, permits))
     }
 
     /// The election of this name, which is the lock of this name. Nothing is sent yet.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{holder::Holder, ticket::Ticket};
+use leasehold_protocol::{holder::Holder, mode::Mode, ticket::Ticket};
 
 use super::{Lease, LeaseHandle, wait};
 use crate::{error::Error, owner::Owner, waiter::Waiter};
@@ -46,6 +46,7 @@ impl Lock {
     getters! {
         Lock:
         name -> &str;
+        mode -> Mode;
     }
 
     /// Acquires the lock, waiting for as long as it takes: [`Lock::acquire`](crate::Lock::acquire).

@@ -113,6 +113,7 @@ mod leases;
 mod lock;
 mod multi_lock;
 mod on_lost;
+mod rw_lock;
 mod scope;
 mod wait;
 
@@ -124,6 +125,7 @@ pub use self::{
     leases::Leases,
     lock::Lock,
     multi_lock::{MultiLease, MultiLeaseHandle, MultiLock},
+    rw_lock::RwLock,
     scope::Scope,
 };
 use self::{

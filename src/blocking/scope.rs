@@ -1,6 +1,6 @@
 //! A part of a program, or a tenant of it, in the blocking API.
 
-use super::{Election, Guarded, Lock, MultiLock, wait};
+use super::{Election, Guarded, Lock, MultiLock, RwLock, wait};
 use crate::error::Error;
 
 wrapper! {
@@ -21,6 +21,16 @@ impl Scope {
     /// The lock of this name.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock(self.0.lock(name))
+    }
+
+    /// The name that many may read and one may write.
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock(self.0.rw_lock(name))
+    }
+
+    /// The name that so many may hold at a time.
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
+        Lock(self.0.semaphore(name, permits))
     }
 
     /// The election of this name.

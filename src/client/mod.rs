@@ -326,7 +326,10 @@ impl NodeListener for Listener {
 
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
         let now = self.now();
+        // It has to outlive all who share it.
+        let is_too_short = |hold: &Hold| hold.claim.mode.is_shared() && left < hold.remaining(now);
         self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, now))
+            && !self.watchdog.has_hold(key, is_too_short)
     }
 
     fn taken_over(&self, keys: &Keys) {

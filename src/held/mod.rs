@@ -9,6 +9,7 @@ use leasehold_protocol::{
     holder::RELEASED,
     loss::{self, Loss, LossReason},
     message::{Claim, ReleaseMode, Route},
+    mode,
     outliving::Outliving,
     renewal::Phase,
     time::Time,
@@ -213,9 +214,18 @@ impl Hold {
         Time::from_nanos(self.valid_until.load(Ordering::Acquire)).since(now)
     }
 
+    /// Whether both share the lock, at one time.
+    pub(crate) fn shares_with(&self, other: &Self) -> bool {
+        self.claim.mode.is_shared() && other.claim.mode.is_shared() && self.fence == other.fence
+    }
+
     /// Whether a key with this value, which will live for so long, is as our last renewal left it: then nobody else has
     /// changed it since, or to no effect.
     pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
+        if self.claim.mode.is_shared() {
+            // Those who share it extend it for each other (rule 15).
+            return mode::phase_of(value) == Some(self.fence);
+        }
         // The server counts in whole milliseconds.
         self.claim.token.owns(value) && left >= self.remaining(now) && left < self.claim.life + Duration::from_millis(1)
     }

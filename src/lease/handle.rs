@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route};
+use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route, mode::Mode};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -126,6 +126,12 @@ macro_rules! view {
             pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
                 let signal = self.view().signal();
                 async move { relayed!(Relay::of_signals(), signal.lost()) }
+            }
+
+            /// Whether it is held alone or shared.
+            #[must_use]
+            pub fn mode(&self) -> Mode {
+                self.view().hold.claim.mode
             }
 
             /// Whether the lease holds right now. It reads the clock, so it is right even when the process was stopped

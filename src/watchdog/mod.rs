@@ -109,10 +109,11 @@ impl Watchdog {
         if too_late {
             self.wake.notify_one();
         }
-        // Hints go to the newest hold. The one before has lost the lock, and must hear of that from its server.
-        if let Some(before) = before {
-            before.hint(self.now());
-            self.reschedule(&before);
+        // Those before that do not share it with this one have lost the lock, and must hear of that from its server.
+        if before.is_some_and(|before| !before.shares_with(hold)) {
+            let (now, mut before) = (self.now(), self.holds_of(hold.claim.key.lock()));
+            before.retain(|before| !Arc::ptr_eq(before, hold));
+            self.hint_each(&before, now);
         }
     }
 
@@ -150,15 +151,33 @@ impl Watchdog {
 
     /// The same holder, which knows whether its lease is one of ours.
     pub(crate) fn recognize(&self, key: &Key, holder: Holder) -> Holder {
-        let is_ours = self.has_hold(key.lock(), |hold| Some(&hold.claim.token) == holder.whole_token());
+        let is_ours = self.has_hold(key.lock(), |hold| {
+            // Those who share it at one time have one fence, and no token of theirs is in the key.
+            let is_shared = holder.is_shared() && hold.claim.mode.is_shared();
+            if is_shared { holder.fence() == Some(hold.fence) } else { Some(&hold.claim.token) == holder.whole_token() }
+        });
         if is_ours { holder.ours() } else { holder }
     }
 
     /// Something may have happened to this key on this node: asks about it at once. The answer decides, not the hint.
     pub(crate) fn hint(&self, key: &str, node: usize) {
-        let Some(hold) = self.table.lock().exclusive(key) else { return };
-        hold.hint_of(node, self.now());
-        self.reschedule(&hold);
+        let now = self.now();
+        if let Some(hold) = self.table.lock().exclusive(key) {
+            hold.hint_of(node, now);
+            return self.reschedule(&hold);
+        }
+        self.hint_each(&self.holds_of(key), now);
+    }
+
+    fn hint_each(&self, holds: &[Arc<Hold>], now: Time) {
+        for hold in holds {
+            hold.hint(now);
+            self.reschedule(hold);
+        }
+    }
+
+    fn holds_of(&self, key: &str) -> Vec<Arc<Hold>> {
+        self.table.lock().holds_of(key).cloned().collect()
     }
 
     /// Something may have happened to each of these keys. The questions are spread, or they would come all at once.

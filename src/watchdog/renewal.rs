@@ -20,6 +20,9 @@ use crate::{
     quorum::{FanOut, Member},
 };
 
+/// The most shares that one script renews: each takes twice what a lock takes that is held alone.
+const SHARES: usize = 250;
+
 /// Into so many parts a batch is taken that is refused. Two would find one key of 500 with 18 requests, and 250 with up
 /// to 998; with eight it takes 24, and up to 572.
 const PARTS: usize = 8;
@@ -39,7 +42,7 @@ impl Watchdog {
         let route = self.route();
         for (at, member) in self.quorum.members() {
             for (shard, batch) in by_shard(member, batch) {
-                for batch in without_refused(at, &batch) {
+                for batch in by_mode(&batch).iter().flat_map(|batch| without_refused(at, batch)) {
                     self.send((at, shard), member, route, sent, batch);
                 }
             }
@@ -261,6 +264,17 @@ fn by_shard(member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch)> {
         parts.entry(shard_of(hold)).or_default().push(hold.clone());
     }
     parts.into_iter().map(|(shard, part)| (shard, Arc::new(part))).collect()
+}
+
+/// The locks that are held alone, and those that are shared: these take another script, which reads two keys of each.
+fn by_mode(batch: &HoldBatch) -> Vec<HoldBatch> {
+    let is_shared = |hold: &Arc<Hold>| hold.claim.mode.is_shared();
+    if !batch.iter().any(is_shared) {
+        return vec![batch.clone()];
+    }
+    let (shared, alone): (Vec<_>, Vec<_>) = batch.iter().cloned().partition(is_shared);
+    let shared = shared.chunks(SHARES).map(<[_]>::to_vec);
+    (!alone.is_empty()).then_some(alone).into_iter().chain(shared).map(Arc::new).collect()
 }
 
 /// The batch in as few parts as this node will renew: those that it has refused go alone, until it does not.

@@ -31,8 +31,8 @@ const MANY_GONE: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The newest hold of each key: of a lock that shuts everybody else out, the only one that can be a good one. Each
-    /// entry is one pointer.
+    /// The newest hold of each key: of a lock that shuts everybody else out, the only one that can be a good one. Of one
+    /// that is shared, all may be. Each entry is one pointer.
     newest: HashSet<ByKey>,
     /// Those before them that somebody still has, by their addresses, and how many there are.
     older: HashMap<Key, HashMap<usize, Arc<Hold>>>,
@@ -150,9 +150,9 @@ impl Table {
         Some(removed)
     }
 
-    /// The last that was acquired of a lock that shuts everybody else out.
+    /// The last that was acquired of a lock, if it shuts everybody else out.
     pub(super) fn exclusive(&self, key: &str) -> Option<Arc<Hold>> {
-        self.newest.get(key).map(|ByKey(hold)| hold.clone())
+        self.newest.get(key).filter(|ByKey(hold)| !hold.claim.mode.is_shared()).map(|ByKey(hold)| hold.clone())
     }
 
     /// Every hold of one key, the newest first.

@@ -34,6 +34,7 @@ mod sentinel;
 mod servers;
 mod set_back;
 mod settings;
+mod sharing;
 mod stopping;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 mod tls;

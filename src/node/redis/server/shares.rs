@@ -47,10 +47,14 @@ impl Connections {
         self.run(via, &SHARERS, 2, arguments, |reply, _| reply::sharers(reply))
     }
 
-    /// Never tracked: up to Redis 7.0 that tracks all keys of a script, and these change with every renewal.
+    /// Never tracked: up to Redis 7.0 that tracks all keys of a script, and these change with every renewal. Where the
+    /// locks' own keys are to be tracked, they are looked at behind it.
     pub(super) fn renew_shares(&self, via: Via, batch: Arc<[Claim]>) -> Answer<Reply> {
-        let via = if via.route == Route::Tracked { Via { route: Route::Keeper, ..via } } else { via };
-        let (keys, connection) = (2 * batch.len(), self.connection(via.route));
+        let (via, tracking) = match via.route {
+            Route::Tracked => (Via { route: Route::Keeper, ..via }, Some(self.subscription.clone())),
+            Route::Home | Route::Keeper => (via, None),
+        };
+        let (keys, connection, claims) = (2 * batch.len(), self.connection(via.route), batch.clone());
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(batch.iter().map(|claim| claim.key.lock().into()));
             all.extend(batch.iter().map(|claim| claim.key.holders().into()));
@@ -58,11 +62,17 @@ impl Connections {
             all.extend(batch.iter().map(|claim| millis(claim.life)));
             all.extend(batch.iter().map(|claim| claim.fence.map_or_else(|| "".into(), number)));
         };
-        self.run(via, &RENEW_SHARES, keys, arguments, move |reply, _| {
+        let renewal: Answer<Reply> = self.run(via, &RENEW_SHARES, keys, arguments, move |reply, _| {
             if reply::is_of_no_primary(reply) {
                 connection.find_primary();
             }
             reply::renewed(reply)
+        });
+        let Some(tracking) = tracking else { return renewal };
+        Box::pin(async move {
+            let answer = renewal.await?;
+            tracking.look_at(claims.iter().map(|claim| claim.key.lock()).collect());
+            Ok(answer)
         })
     }
 

@@ -14,6 +14,7 @@
 //! 5. A refused command is not tried again before the keeper has a new connection, and is warned about once.
 
 use std::{
+    collections::HashSet,
     pin::pin,
     sync::{
         Arc, OnceLock, Weak,
@@ -87,6 +88,7 @@ pub(super) struct Subscription {
     /// It is known whether the server notifies us.
     known: Notify,
     listener: OnceLock<Weak<dyn NodeListener>>,
+    own_invalidations: OnceLock<Arc<OwnInvalidations>>,
     closed: CancellationToken,
     metrics: NodeMetrics,
 }
@@ -117,6 +119,7 @@ impl Subscription {
             wanted: Notify::new(),
             known: Notify::new(),
             listener: OnceLock::new(),
+            own_invalidations: OnceLock::new(),
             closed: CancellationToken::new(),
             metrics,
         })
@@ -198,9 +201,18 @@ impl Subscription {
         in_slots: bool,
     ) {
         let own_invalidations = OwnInvalidations::new(keeper.clone(), host, endpoint.limits.command, in_slots);
+        let own_invalidations = self.own_invalidations.get_or_init(|| own_invalidations);
         let closed = self.closed.clone();
-        let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&endpoint, &keeper, &own_invalidations))).await;
+        let _closed = closed.run_until_cancelled(Box::pin(self.sessions(&endpoint, &keeper, own_invalidations))).await;
         self.off();
+    }
+
+    /// Looks at the keys of held locks, so that they are tracked from now on.
+    pub(super) fn look_at(&self, keys: HashSet<&str>) {
+        let (Some(looks), Some(listener)) = (self.own_invalidations.get(), self.listener()) else { return };
+        if self.is_on() {
+            keys.iter().for_each(|key| looks.add(key, &listener));
+        }
     }
 
     /// Whether anybody holds a lock, or waits for one.

@@ -1,0 +1,266 @@
+//! Who is let in beside whom, with which fence, for how long, and what is left of it.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, Lease, Lock, LossReason, Mode, Owner};
+use support::{HANGS, Server, eventually_async, within};
+use tokio::task::JoinSet;
+
+use crate::{
+    common::{Confirmed as _, LONG, NAME, SHORT, ending, program, program_with},
+    fair::line::{PROMPT, SOON, had, nothing_is_left, place, programs},
+};
+
+/// What a try is told about those who have the lock.
+async fn busy(lock: &Lock) -> String {
+    match lock.acquire_within(Duration::ZERO).await {
+        Err(Error::TimedOut { holder, .. }) => holder.to_string(),
+        outcome => panic!("not busy: {outcome:?}"),
+    }
+}
+
+async fn acquired(lock: &Lock) -> Lease {
+    within(HANGS, "the lock", lock.acquire()).await.unwrap()
+}
+
+#[tokio::test]
+async fn readers_share_a_name_and_its_fence_and_a_writer_has_it_alone() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let [mine, theirs] = [&one, &other].map(|leases| leases.rw_lock(NAME));
+    let to_read = Mode::Shared { limit: None };
+    assert_eq!((mine.name(), mine.read().mode(), mine.write().mode()), (NAME, to_read, Mode::Exclusive));
+    let (first, second) = (acquired(&mine.read()).await, acquired(&theirs.read()).await);
+    assert_eq!((first.fence(), first.mode()), (second.fence(), to_read));
+    assert!(mine.write().try_acquire().await.unwrap().is_none());
+    assert!(one.lock(NAME).try_acquire().await.unwrap().is_none(), "a plain lock is shut out too");
+    let says = busy(&theirs.write()).await;
+    let expected = format!("2 share it, this program too (fence {}), the last of them for ", first.fence());
+    assert!(says.starts_with(&expected), "{says}");
+    let fence = first.fence();
+    first.release().await.unwrap().confirmed();
+    assert!(theirs.write().try_acquire().await.unwrap().is_none(), "one is left");
+    second.release().await.unwrap().confirmed();
+    let writing = acquired(&theirs.write()).await;
+    assert!(writing.fence() > fence, "later than those before");
+    assert!(mine.read().try_acquire().await.unwrap().is_none());
+    let fence = writing.fence();
+    writing.release().await.unwrap().confirmed();
+    let last = acquired(&mine.read()).await;
+    assert!(last.fence() > fence);
+    last.release().await.unwrap().confirmed();
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn as_many_hold_a_name_as_there_are_permits() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let [mine, theirs] = [&one, &other].map(|leases| leases.semaphore(NAME, 3));
+    assert_eq!(mine.mode().to_string(), "one of 3 permits");
+    let held = [acquired(&mine).await, acquired(&theirs).await, acquired(&mine).await];
+    assert!(theirs.try_acquire().await.unwrap().is_none());
+    let says = busy(&theirs).await;
+    assert!(
+        says.starts_with("3 share it, this program too (fence ") && says.contains("), the first of them for "),
+        "{says}"
+    );
+    let waiter = place(&theirs).await;
+    let [freed, ..] = &held;
+    let fence = freed.fence();
+    let began = Instant::now();
+    let [freed, second, third] = held;
+    freed.release().await.unwrap().confirmed();
+    let (fourth, at) = had(waiter).await;
+    assert!(at - began < PROMPT, "{:?}", at - began);
+    assert_eq!((fourth.fence(), second.fence()), (fence, fence), "nobody was alone in between");
+    for lease in [second, third, fourth] {
+        lease.check().unwrap();
+        lease.release().await.unwrap().confirmed();
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn a_reader_does_not_overtake_a_writer_that_waits() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let [mine, theirs] = [&one, &other].map(|leases| leases.rw_lock(NAME));
+    let first = acquired(&mine.read()).await;
+    let writer = place(&theirs.write()).await;
+    let mut readers = Vec::new();
+    for lock in [mine.read(), theirs.read(), mine.read()] {
+        assert!(lock.try_acquire().await.unwrap().is_none(), "somebody waits before it");
+        readers.push(place(&lock).await);
+    }
+    first.release().await.unwrap().confirmed();
+    let (writing, _) = had(writer).await;
+    assert!(readers.iter().all(|reader| !reader.is_finished()));
+    let (fence, began) = (writing.fence(), Instant::now());
+    writing.release().await.unwrap().confirmed();
+    for reader in readers {
+        let (reading, at) = had(reader).await;
+        assert!(reading.fence() > fence && at - began < PROMPT, "{:?}", at - began);
+        // The others come in beside it.
+        tokio::spawn(async move { reading.lost().await });
+    }
+}
+
+#[tokio::test]
+async fn shares_are_renewed_in_two_programs_for_as_long_as_they_are_held() {
+    let server = Server::start();
+    let (one, other) = (program_with(server.url(), SHORT).await, program_with(server.url(), SHORT).await);
+    let mut held = Vec::new();
+    for leases in [&one, &other, &one, &other] {
+        held.push(acquired(&leases.rw_lock(NAME).read()).await);
+        held.push(acquired(&leases.semaphore("pool", 9)).await);
+    }
+    let alone = acquired(&one.lock("alone")).await;
+    let until = Instant::now() + 4 * SHORT;
+    while Instant::now() < until {
+        alone.check().unwrap();
+        held.iter().for_each(|lease| lease.check().unwrap());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for lease in held.into_iter().chain([alone]) {
+        lease.release().await.unwrap().confirmed();
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn all_who_share_a_key_are_told_at_once_that_it_was_deleted() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let mut told = JoinSet::new();
+    for leases in [&one, &other] {
+        for _ in 0..10 {
+            let lease = acquired(&leases.rw_lock(NAME).read()).await;
+            told.spawn(async move { (lease.lost().await, Instant::now(), lease) });
+        }
+    }
+    let mut wire = server.wire();
+    // From its first renewal on a key is tracked.
+    eventually_async(SOON, "a key that is watched", || {
+        wire.info_field("stats", "tracking_total_keys").as_deref() == Some("1")
+    })
+    .await;
+    let began = Instant::now();
+    assert!(wire.del(NAME));
+    for _ in 0..20 {
+        let (lost, at, lease) = within(SOON, "the news", told.join_next()).await.unwrap().unwrap();
+        assert_eq!(lost.reason(), LossReason::Deleted);
+        assert!(at - began < PROMPT, "{:?}", at - began);
+        drop(lease);
+    }
+    let writing = acquired(&other.rw_lock(NAME).write()).await;
+    writing.release().await.unwrap().confirmed();
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test]
+async fn a_share_that_was_dropped_is_free() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let permit = acquired(&one.semaphore(NAME, 1)).await;
+    let waiter = place(&other.semaphore(NAME, 1)).await;
+    drop(permit);
+    let (permit, _) = had(waiter).await;
+    let panics = tokio::spawn(async move {
+        let _permit = permit;
+        panic!("the work fails");
+    });
+    assert!(panics.await.unwrap_err().is_panic());
+    acquired(&one.semaphore(NAME, 1)).await.release().await.unwrap().confirmed();
+    // Cancelled, with a place and without one.
+    let reading = acquired(&one.rw_lock(NAME).read()).await;
+    let writer = place(&other.rw_lock(NAME).write()).await;
+    let reader = place(&one.rw_lock(NAME).read()).await;
+    writer.abort();
+    let (beside, _) = had(reader).await;
+    assert_eq!(beside.fence(), reading.fence());
+    drop((beside, reading));
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn an_owner_that_shares_a_name_gets_it_again_but_not_alone() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let name = leases.rw_lock(NAME);
+    let (read, write) = (name.read().reentrant(true), name.write().reentrant(true));
+    let reading = acquired(&read).await;
+    let again = acquired(&read).await;
+    assert_eq!((again.fence(), again.hold_count()), (reading.fence(), 2));
+    let error = within(HANGS, "an answer", write.acquire()).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        r#"this owner shares "job": release that first, for two that share it and want it alone would wait for each other"#
+    );
+    assert!(matches!(error, Error::Config(_)), "{error:?}");
+    drop((again, reading));
+    let writing = acquired(&write).await;
+    let reading = acquired(&read).await;
+    assert_eq!((reading.mode(), reading.hold_count()), (Mode::Exclusive, 2), "as it is held");
+    drop(writing);
+    reading.check().unwrap();
+    assert!(leases.rw_lock(NAME).read().owner(Owner::anonymous()).try_acquire().await.unwrap().is_none());
+    drop(reading);
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn permits_out_of_bounds_and_a_quorum_are_refused_before_anything_is_sent() {
+    let leases = leasehold::Leases::connect_lazy("redis://127.0.0.1:1").unwrap();
+    for permits in [0, 1_000_001] {
+        let error = leases.semaphore(NAME, permits).acquire().await.unwrap_err();
+        assert_eq!(error.to_string(), format!("permits is {permits}: it must be from 1 to 1,000,000"));
+    }
+    let quorum = leasehold::Leases::builder().quorum((1..=3).map(|port| format!("redis://127.0.0.1:{port}")));
+    let quorum = quorum.build_lazy().unwrap();
+    let memory = leasehold::Leases::builder().quorum((1..=3).map(|n| format!("memory://shared-{n}")));
+    let memory = memory.build().await.unwrap();
+    for leases in [quorum, memory] {
+        let name = leases.rw_lock(NAME);
+        for lock in [name.read(), name.write(), leases.semaphore(NAME, 2)] {
+            let error = within(HANGS, "an answer", lock.acquire()).await.unwrap_err();
+            assert!(matches!(error, Error::Config(_)), "{error:?}");
+            assert_eq!(
+                error.to_string(),
+                "shared locks work on one server only, not over a quorum, whose nodes may each admit others so that more \
+                 hold it than may: use the url of one server, or a name for each permit"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_kept_share_keeps_its_place() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let pool = leases.semaphore(NAME, 2);
+    let (kept, other) = (acquired(&pool).await, acquired(&pool).await);
+    kept.release_keeping(LONG).await.unwrap().confirmed();
+    assert!(pool.try_acquire().await.unwrap().is_none(), "two have it still");
+    other.release().await.unwrap().confirmed();
+    let one = acquired(&pool).await;
+    assert!(pool.try_acquire().await.unwrap().is_none());
+    assert!(leases.rw_lock(NAME).write().try_acquire().await.unwrap().is_none());
+    one.release().await.unwrap().confirmed();
+}
+
+#[tokio::test]
+async fn a_forced_release_ends_it_for_all_who_share_it() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let readers = [acquired(&one.rw_lock(NAME).read()).await, acquired(&other.rw_lock(NAME).read()).await];
+    assert!(one.lock(NAME).force_release().await.unwrap());
+    let writing = acquired(&other.rw_lock(NAME).write()).await;
+    for reader in readers {
+        let _ended = ending(within(SOON, "the loss", async { Err::<(), _>(Error::from(reader.lost().await)) }).await);
+        let _ended = ending(reader.release().await);
+    }
+    writing.check().unwrap();
+    writing.release().await.unwrap().confirmed();
+    nothing_is_left(&mut server.wire()).await;
+}

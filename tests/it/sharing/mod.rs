@@ -1,0 +1,3 @@
+//! Locks that many hold at a time: readers beside readers, and permits.
+
+mod holding;
