@@ -9,6 +9,7 @@ use crate::{
     acquire::{Acquire, Patience},
     error::Error,
     foreign::{Relay, relayed},
+    held::Heir,
     lease::{Lease, LeaseHandle},
     lock::Lock,
     metrics::Acquiring,
@@ -44,12 +45,12 @@ impl Lease {
     /// The lease is dropped then, as at the end of its scope.
     ///
     /// - [`Error::Lost`]: it has ended before.
-    /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; or it has a
-    ///   [`keep_for`](Lock::keep_for), which is of its release.
+    /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; it has a
+    ///   [`keep_for`](Lock::keep_for), which is of its release; or it is a share, whose place is freed at no cost.
     pub fn into_ticket(self) -> Result<Ticket, Error> {
         let view = self.as_handle();
         let LeaseHandle { client, hold, .. } = view;
-        let (handed_over, reaction) = hold.hand_over(client.now(), &view.signal());
+        let (handed_over, reaction) = hold.hand_over(client.now(), &view.signal(), Heir::Another);
         client.watchdog.execute(hold, reaction);
         handed_over?;
         let (lock, label, fence) = (self.name(), self.label(), u64::from(self.fence()));
@@ -79,6 +80,9 @@ impl Lock {
     /// Goes on with the lock of the lease that the ticket was made from. One atomic step puts a token of its own in the
     /// place of that one's, with a larger fence ([rule 13](crate::docs::safety#rule-13)). It waits for nobody, and nobody
     /// in a queue is overtaken.
+    ///
+    /// A lock that is [shared](crate::RwLock) goes on from a lease that has the lock alone, as in a
+    /// [downgrade](Lease::downgrade). A ticket of a share is adopted by nobody.
     ///
     /// The lease has the options of this lock: its TTL, its label, its [`lock_delay`](Self::lock_delay). Only the interval of
     /// a [`once_per`](Self::once_per) comes with the ticket, since an adoption is no new acquire. The rest of it that there

@@ -92,6 +92,15 @@ impl Lease {
         }
     }
 
+    /// Its owner's place at this lock.
+    pub(crate) fn owner_slot(&self) -> Option<Arc<OwnerSlot>> {
+        self.owner_slot.clone()
+    }
+
+    pub(crate) fn grace(&self) -> Duration {
+        Duration::from_millis(self.grace.into())
+    }
+
     fn view(&self) -> &LeaseHandle {
         &self.view
     }
@@ -192,7 +201,7 @@ impl Lease {
 
     /// Completes when work under it must have stopped, after its grace.
     pub(crate) fn stop(&self) -> impl Future<Output = Lost> + use<> {
-        self.handle().out_of_grace(Duration::from_millis(self.grace.into()))
+        self.handle().out_of_grace(self.grace())
     }
 
     /// Runs `work` for as long as the lease holds: stops polling it, and drops it, the moment the lease is lost. Then

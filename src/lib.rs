@@ -28,6 +28,7 @@ mod clock;
 mod credentials;
 mod deployment;
 pub mod docs;
+mod downgrade;
 mod election;
 mod error;
 mod foreign;

@@ -145,6 +145,10 @@ impl StageChange {
 }
 
 impl Holding {
+    pub(crate) fn group(&self) -> Group {
+        self.group
+    }
+
     pub(crate) fn begins(group: Group) -> Self {
         group.change(HELD, 1);
         Self { group, stage: StageCell::new() }

@@ -84,7 +84,7 @@ impl LockOptions {
         Ok(())
     }
 
-    fn check_access(&self, is_quorum: bool) -> Result<(), Error> {
+    pub(crate) fn check_access(&self, is_quorum: bool) -> Result<(), Error> {
         match self.access {
             Access::Permit(permits) if !PERMITS.contains(&permits) => {
                 Err(Error::config(format!("permits is {permits}: it must be from 1 to 1,000,000")))

@@ -172,6 +172,11 @@ impl Acquisition {
         if let Stage::Held(lease) = &self.stage { lease.valid_until() } else { Time::ZERO }
     }
 
+    /// When the lease ends, however well it is renewed: never, unless it has a `max_hold`.
+    pub fn hold_ends(&self) -> Time {
+        if let Stage::Held(lease) = &self.stage { lease.hold_ends() } else { Time::NEVER }
+    }
+
     /// When to call [`on_tick`](Self::on_tick) next, if ever.
     pub fn next_tick(&self) -> Option<Time> {
         if let Stage::Held(lease) = &self.stage { lease.next_tick() } else { None }

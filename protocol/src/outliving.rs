@@ -31,6 +31,11 @@ impl Outliving {
         Self { lock_delay, once_per }
     }
 
+    /// By how much the key outlives a holder that dies.
+    pub fn lock_delay(self) -> Duration {
+        span(self.lock_delay)
+    }
+
     /// How long the key has to live from now on, so long after the sending of the acquire.
     pub fn life(self, ttl: Duration, elapsed: Duration) -> Duration {
         (ttl + span(self.lock_delay)).max(self.interval_left(elapsed))

@@ -216,6 +216,11 @@ impl HeldLease {
         }
     }
 
+    /// When the holder may not believe in it any more, however well it is renewed.
+    pub fn hold_ends(&self) -> Time {
+        self.hold_ends
+    }
+
     /// When to call [`tick`](Self::tick) next; `None` once it is over.
     pub fn next_tick(&self) -> Option<Time> {
         match self.phase {

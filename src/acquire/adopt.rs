@@ -9,7 +9,12 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    attempt::Verdict, backoff::Backoff, failure::Failure, loss::LossReason, message::Route, ticket::Ticket,
+    attempt::Verdict,
+    backoff::Backoff,
+    failure::Failure,
+    loss::{Loss, LossReason},
+    message::Route,
+    ticket::Ticket,
     token::Token,
 };
 use tokio_util::sync::CancellationToken;
@@ -17,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Acquire,
     attempt::{Predecessors, why},
+    in_place::Ended,
     tell::tell_acquired,
 };
 use crate::{
@@ -41,7 +47,14 @@ impl Acquire {
                 self.owner_slot = Some(slot);
             }
         }
-        let lease = self.succeed(ticket).await?;
+        let lease = if self.wanted.options.access.mode().is_shared() {
+            self.share_in_place_of(ticket.token()).await.map_err(|ended| match ended {
+                Ended::Denied(loss) => self.too_late(ticket, loss),
+                Ended::Failed(error) => error,
+            })?
+        } else {
+            self.succeed(ticket).await?
+        };
         lease.keep_for(self.wanted.keep_for);
         lease.takes_its_owner_slot();
         tell_acquired(&lease);
@@ -108,8 +121,8 @@ impl Acquire {
     }
 
     /// The end of the lease that the ticket was made from.
-    fn too_late(&self, ticket: &Ticket, reason: LossReason) -> Error {
-        let lost = Lost::new(self.wanted.key.name(), ticket.fence(), reason.into(), wall(), Duration::ZERO);
+    fn too_late(&self, ticket: &Ticket, loss: impl Into<Loss>) -> Error {
+        let lost = Lost::new(self.wanted.key.name(), ticket.fence(), loss.into(), wall(), Duration::ZERO);
         Error::Lost(lost)
     }
 }

@@ -24,6 +24,7 @@ mod adopt;
 mod attempt;
 mod compete;
 mod fair;
+mod in_place;
 mod tell;
 mod wait;
 

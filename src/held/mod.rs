@@ -20,6 +20,7 @@ use crate::{
     foreign::{Event, LeaseSpan},
     lost::Lost,
     metrics::{Group, Holding},
+    options::{Access, LockOptions, Millis},
     owner::OwnerId,
     random,
     status::{Board, HasBoard, Signal, Status},
@@ -36,7 +37,7 @@ mod sharing;
 pub(crate) use self::{
     change::PhaseChange,
     noted::{NOT_HERE, Noted, SCHEDULED},
-    sharing::{AfterLast, SharedEntry},
+    sharing::{AfterLast, Heir, SharedEntry},
 };
 
 /// A server counts in whole milliseconds.
@@ -182,9 +183,24 @@ impl Hold {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
 
-    /// Whether the key is to be kept after a release at that moment.
-    fn is_kept_after(&self, now: Time) -> bool {
-        Time::from_nanos(self.keep_until.load(Ordering::Acquire)) > now
+    /// For how long from that moment on the key is to be kept, whenever it is released.
+    pub(crate) fn kept_for(&self, now: Time) -> Duration {
+        Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now)
+    }
+
+    /// The options of a lease that goes on from this one at that moment.
+    pub(crate) fn options(&self, now: Time, access: Access) -> LockOptions {
+        let Claim { ttl, fence_memory, .. } = self.claim;
+        let hold_ends = self.state.lock().acquisition.hold_ends();
+        LockOptions {
+            ttl,
+            max_hold: (hold_ends != Time::NEVER).then(|| hold_ends.since(now)),
+            lock_delay: Millis::some(self.outliving.lock_delay()),
+            fair: false,
+            access,
+            fence_memory,
+            metrics_group: self.measured.group(),
+        }
     }
 
     /// The rest of the interval in which the lock is acquired once.
@@ -198,7 +214,7 @@ impl Hold {
         if self.is_on_trial.load(Ordering::Acquire) {
             return ReleaseMode::Delete;
         }
-        let asked = Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now);
+        let asked = self.kept_for(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
         let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
         let rest = rest.max(self.interval_left(now));

@@ -27,6 +27,15 @@ pub(crate) enum SharedEntry {
     Over,
 }
 
+/// Who goes on from a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heir {
+    /// Whoever has the ticket, perhaps another program.
+    Another,
+    /// Its own holder, who shares the lock from then on.
+    Itself,
+}
+
 /// The work that is left when a lease lets go.
 pub(crate) enum AfterLast {
     /// Others hold on; or there is nothing left to release. The lease had been lost if there is a `Lost`.
@@ -102,11 +111,11 @@ impl Hold {
 
     /// Its only lease leaves it to an heir: from here on nobody believes in it, no renewal goes out, and the key stays (rule
     /// 13).
-    pub(crate) fn hand_over(self: &Arc<Self>, now: Time, signal: &Signal) -> (Result<(), Error>, Reaction) {
+    pub(crate) fn hand_over(self: &Arc<Self>, now: Time, signal: &Signal, to: Heir) -> (Result<(), Error>, Reaction) {
         let reaction = self.expire_if_due(now);
         let over = self.lost(now, now, LossReason::HandedOver);
         let mut state = self.state.lock();
-        if let Err(refused) = self.may_be_handed_over(now, &mut state) {
+        if let Err(refused) = self.may_be_handed_over(now, &mut state, to) {
             return (Err(refused), reaction);
         }
         state.end = Some(over.clone());
@@ -120,13 +129,18 @@ impl Hold {
         (Ok(()), reaction)
     }
 
-    fn may_be_handed_over(&self, now: Time, state: &mut State) -> Result<(), Error> {
+    fn may_be_handed_over(&self, now: Time, state: &mut State, to: Heir) -> Result<(), Error> {
         let others = state.holds().saturating_sub(1);
         if others > 0 && state.end.is_none() {
             let leases = if others == 1 { "1 other lease shares" } else { &format!("{others} other leases share") };
-            return Err(Error::config(format!("{leases} this hold: release the others before it is handed over")));
+            return Err(Error::config(format!("{leases} this hold: release the others first")));
         }
-        if self.is_kept_after(now) && state.end.is_none() {
+        if to == Heir::Another && self.claim.mode.is_shared() && state.end.is_none() {
+            return Err(Error::config(
+                "a lease that is shared is not handed over: release it, and have the other process acquire one of its own",
+            ));
+        }
+        if to == Heir::Another && !self.kept_for(now).is_zero() && state.end.is_none() {
             return Err(Error::config(
                 "a lease with a keep_for is not handed over, for the key is to stay after its release: release it",
             ));

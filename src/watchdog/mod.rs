@@ -162,11 +162,14 @@ impl Watchdog {
     /// Something may have happened to this key on this node: asks about it at once. The answer decides, not the hint.
     pub(crate) fn hint(&self, key: &str, node: usize) {
         let now = self.now();
-        if let Some(hold) = self.table.lock().exclusive(key) {
-            hold.hint_of(node, now);
-            return self.reschedule(&hold);
+        let exclusive = self.table.lock().exclusive(key);
+        match exclusive {
+            Some(hold) => {
+                hold.hint_of(node, now);
+                self.reschedule(&hold);
+            }
+            None => self.hint_each(&self.holds_of(key), now),
         }
-        self.hint_each(&self.holds_of(key), now);
     }
 
     fn hint_each(&self, holds: &[Arc<Hold>], now: Time) {

@@ -1,0 +1,120 @@
+//! From writing to reading, with nobody who writes in between.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold_protocol::{
+    acquisition::Undo,
+    message::{ReleaseMode, Route},
+    tally::Nodes,
+    time::Time,
+};
+use tracing::Instrument as _;
+
+use crate::{
+    acquire::{Acquire, Patience, Wanted},
+    client::Client,
+    error::Error,
+    foreign::{Relay, relayed},
+    held::{Heir, Hold},
+    lease::Lease,
+    options::{Access, Millis, Names},
+    owner::Owner,
+};
+
+impl Lease {
+    /// Goes on as one who shares the lock, when a writer has to read on: nobody has it alone in between. One atomic step
+    /// puts a share in the place of this lease, with a larger [fence](Self::fence), and lets those in beside it who wait to share.
+    /// A lease that is shared is itself.
+    ///
+    /// The belief in this lease ends as this begins: [`lost`](Self::lost) of its handles completes with
+    /// [`HandedOver`](crate::LossReason::HandedOver), and the lease that it gives has handles of its own. That has the TTL, the
+    /// label and all other options of this one. A [`max_hold`](crate::Lock::max_hold) counts from the acquire before.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let index = leases.rw_lock("search:index");
+    /// let writing = index.write().acquire().await?;
+    /// let reading = writing.downgrade().await?;
+    /// let other = index.read().acquire().await?; // beside it
+    /// assert_eq!(reading.fence(), other.fence());
+    /// # other.release().await?; reading.release().await?; Ok(()) }
+    /// ```
+    ///
+    /// An attempt without an answer is repeated for as long as this lease would have lasted.
+    ///
+    /// # Errors
+    ///
+    /// The lock is released then.
+    ///
+    /// - [`Error::Lost`]: the lease has ended before, or its key is gone or taken.
+    /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; or it is held over a quorum, which
+    ///   nobody shares.
+    /// - [`Error::Unavailable`]: no answer in all that time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future releases the lock in the background.
+    pub async fn downgrade(self) -> Result<Self, Error> {
+        if self.mode().is_shared() {
+            return Ok(self);
+        }
+        let view = self.as_handle();
+        let (client, hold, now) = (view.client.clone(), view.hold.clone(), view.client.now());
+        let wanted = to_share(&client, &hold, self.grace(), now)?;
+        let left = self.remaining();
+        let (handed_over, reaction) = hold.hand_over(now, &view.signal(), Heir::Itself);
+        client.watchdog.execute(&hold, reaction);
+        handed_over?;
+        let span = hold.end_span();
+        let name = tracing::debug_span!(target: "leasehold", "downgrade", lock = self.name());
+        let mut left_behind = LeftBehind { client: &client, hold: &hold, is_there: true };
+        let mut acquire = Acquire::new(client.clone(), wanted, Patience::Within(left));
+        let sharing = acquire.downgrade(&hold, self.owner_slot()).instrument(name);
+        let lease = relayed!(Relay::of_answers(), sharing)?;
+        left_behind.is_there = false;
+        if let Some(span) = span {
+            span.ends("downgraded");
+        }
+        Ok(lease)
+    }
+}
+
+/// A share with all options of this hold.
+fn to_share(client: &Client, hold: &Hold, grace: Duration, now: Time) -> Result<Wanted, Error> {
+    let options = hold.options(now, Access::Read);
+    options.check_access(!client.quorum.is_one())?;
+    let (prefix, label) = (client.options.prefix.clone(), hold.claim.token.label().into());
+    Ok(Wanted {
+        key: hold.claim.key.clone(),
+        names: Some(Arc::new(Names { prefix, label })),
+        options,
+        // The hold knows it.
+        owner: Owner::anonymous(),
+        reentrant: false,
+        keep_for: hold.kept_for(now),
+        once_per: Millis::some(hold.interval_left(now)),
+        grace,
+        on_wait: None,
+        is_on_trial: false,
+    })
+}
+
+/// Nobody believes in this hold any more, and nobody else has taken its place: it is taken off.
+struct LeftBehind<'a> {
+    client: &'a Arc<Client>,
+    hold: &'a Arc<Hold>,
+    is_there: bool,
+}
+
+impl Drop for LeftBehind<'_> {
+    fn drop(&mut self) {
+        let Self { client, hold, is_there } = self;
+        if !*is_there {
+            return;
+        }
+        let (nodes, mode) = (Nodes::all(client.quorum.len()), ReleaseMode::Leave);
+        let order = Undo { nodes, route: Route::Keeper, mode, is_attempt: false };
+        client.watchdog.undo(&order, &hold.claim_at(client.now()));
+    }
+}

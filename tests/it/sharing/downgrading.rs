@@ -1,0 +1,116 @@
+//! From writing to reading, and shares that are handed over.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, LossReason, Mode};
+use support::{Action, HANGS, Match, Proxy, Server, scripts::DOWNGRADE, within};
+
+use crate::{
+    common::{Confirmed as _, LONG, NAME, ending, program, program_with},
+    fair::line::{PROMPT, SOON, had, nothing_is_left, place, programs},
+};
+
+#[tokio::test]
+async fn a_writer_goes_on_as_a_reader_and_those_that_wait_to_read_come_in_beside_it() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let [mine, theirs] = [&one, &other].map(|leases| leases.rw_lock(NAME));
+    let writing = mine.write().acquire().await.unwrap();
+    let (handle, fence) = (writing.handle(), writing.fence());
+    let (reader, writer) = (place(&theirs.read()).await, place(&theirs.write()).await);
+    let began = Instant::now();
+    let reading = within(HANGS, "the downgrade", writing.downgrade()).await.unwrap();
+    assert_eq!(ending(handle.check()).reason(), LossReason::HandedOver);
+    assert!(reading.fence() > fence && reading.mode() == Mode::Shared { limit: None });
+    let (beside, at) = had(reader).await;
+    assert!(beside.fence() == reading.fence() && at - began < PROMPT, "{:?}", at - began);
+    assert!(!writer.is_finished(), "two read");
+    let reading = reading.downgrade().await.expect("it shares already");
+    reading.release().await.unwrap().confirmed();
+    beside.release().await.unwrap().confirmed();
+    had(writer).await.0.release().await.unwrap().confirmed();
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn a_downgrade_keeps_the_options_of_its_lease() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let ttl = Duration::from_secs(5);
+    let scope = leases.scope().prefix("tenant:").label("req-91");
+    let lock = scope.rw_lock(NAME).write().ttl(ttl).keep_for(LONG).max_hold(Duration::from_secs(7));
+    let reading = lock.acquire().await.unwrap().downgrade().await.unwrap();
+    assert_eq!((reading.label(), reading.name()), ("req-91", NAME));
+    assert!(reading.remaining() <= ttl);
+    reading.release().await.unwrap().confirmed();
+    assert!(scope.rw_lock(NAME).write().try_acquire().await.unwrap().is_none(), "its place is kept");
+    let hour = Duration::from_secs(3_600);
+    let reading =
+        leases.rw_lock("short").write().ttl(ttl).max_hold(ttl).acquire().await.unwrap().downgrade().await.unwrap();
+    reading.renew().await.unwrap();
+    assert!(reading.remaining() <= ttl, "as long as before");
+    let reading = leases.rw_lock("long").write().ttl(hour).acquire().await.unwrap().downgrade().await.unwrap();
+    assert!(reading.remaining() > hour - Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn a_downgrade_without_an_answer_is_repeated() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (leases, other) = (program_with(proxy.url(), Duration::from_secs(5)).await, program(server.url()).await);
+    let writing = leases.rw_lock(NAME).write().acquire().await.unwrap();
+    let swallowed = proxy.on(Match::script(DOWNGRADE), 1, Action::SwallowReply);
+    let reading = within(SOON, "the downgrade", writing.downgrade()).await.unwrap();
+    assert_eq!(swallowed.hits(), 1);
+    reading.check().unwrap();
+    let beside = other.rw_lock(NAME).read().try_acquire().await.unwrap().expect("it is shared");
+    assert_eq!(beside.fence(), reading.fence());
+    drop((reading, beside));
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn a_downgrade_of_a_key_that_is_gone_is_lost_and_one_that_is_dropped_leaves_nothing() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let (name, mut wire) = (leases.rw_lock(NAME), server.wire());
+    let writing = name.write().acquire().await.unwrap();
+    wire.must(&["SET", NAME, "somebody else", "PX", "1"]);
+    let lost = ending(within(HANGS, "an answer", writing.downgrade()).await);
+    assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost:?}");
+    let writing = name.write().acquire().await.unwrap();
+    let never = tokio::time::timeout(Duration::ZERO, writing.downgrade()).await;
+    drop(never);
+    nothing_is_left(&mut wire).await;
+    let shared = name.write().acquire().await.unwrap();
+    let second = shared.handle().share().unwrap();
+    let error = shared.downgrade().await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Config(why) if why.to_string().contains("1 other lease shares this hold")),
+        "{error:?}"
+    );
+    drop(second);
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test]
+async fn a_reader_goes_on_from_another_programs_ticket_and_a_share_is_not_handed_over() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let writing = one.rw_lock(NAME).write().acquire().await.unwrap();
+    let fence = writing.fence();
+    let reading = other.rw_lock(NAME).read().adopt(writing.into_ticket().unwrap()).await.unwrap();
+    assert!(reading.mode().is_shared() && reading.fence() > fence);
+    let beside = one.rw_lock(NAME).read().acquire().await.unwrap();
+    let ticket = beside.ticket();
+    let error = beside.into_ticket().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "a lease that is shared is not handed over: release it, and have the other process acquire one of its own"
+    );
+    for lock in [one.rw_lock(NAME).read(), one.rw_lock(NAME).write()] {
+        assert_eq!(ending(lock.adopt(ticket.clone()).await).reason(), LossReason::Taken);
+    }
+    reading.release().await.unwrap().confirmed();
+    nothing_is_left(&mut server.wire()).await;
+}
