@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    num::NonZeroU32,
     time::{Duration, SystemTime},
 };
 
@@ -23,7 +24,7 @@ pub struct Holder {
     pub(crate) is_ours: bool,
     pub(crate) not_a_lock: Option<&'static str>,
     /// How many share the lock, as far as that was read.
-    pub(crate) sharers: Option<u32>,
+    pub(crate) sharers: Option<NonZeroU32>,
     /// The remaining time is that of the first of these who would be over, and not of the last.
     pub(crate) is_until_first: bool,
     /// The lock is free, and its queue is not ready to pass it on.
@@ -94,7 +95,7 @@ impl Holder {
     /// How many share the lock. `None`: it is held alone, or that was not read.
     #[must_use]
     pub fn sharers(&self) -> Option<u32> {
-        self.sharers
+        self.sharers.map(NonZeroU32::get)
     }
 
     /// The secret that identifies this acquisition and proves ownership: with it, anybody can release the lock. It is
@@ -163,7 +164,7 @@ impl Holder {
 
     /// The same, of so many who share the lock.
     pub fn shared_by(self, sharers: u32) -> Self {
-        Self { sharers: Some(sharers).filter(|_| self.is_shared()), ..self }
+        Self { sharers: NonZeroU32::new(sharers).filter(|_| self.is_shared()), ..self }
     }
 
     /// The same, whose remaining time is that of the one who goes first.
@@ -229,11 +230,11 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    /// `3 share it (fence 1795…), the last of them for 12.3 s unless renewed`.
+    /// `3 who share it (fence 1795…), the last of them for 12.3 s unless renewed`.
     fn show_sharers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.sharers {
-            Some(1) => f.write_str("1 shares it")?,
-            Some(sharers) => write!(f, "{sharers} share it")?,
+        match self.sharers() {
+            Some(1) => f.write_str("1 who shares it")?,
+            Some(sharers) => write!(f, "{sharers} who share it")?,
             None => f.write_str("those who share it")?,
         }
         if self.is_ours {
@@ -243,7 +244,7 @@ impl Holder {
             write!(f, " (fence {fence})")?;
         }
         let Some(remaining) = self.remaining else { return Ok(()) };
-        let who = match (self.sharers, self.is_until_first) {
+        let who = match (self.sharers(), self.is_until_first) {
             (Some(1), _) => "",
             (_, true) => "the first of them ",
             (_, false) => "the last of them ",

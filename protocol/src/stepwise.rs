@@ -30,6 +30,12 @@ pub enum Single {
     Confirm(Claim),
     /// Delete the lock if it is the token's, whoever waits: [`SingleReply::Owned`].
     Release(Claim),
+    /// Have the lock's key outlive who shares it, if it is that of the claim's phase: [`SingleReply::Owned`].
+    ExtendPhase(Claim),
+    /// Extend a share, if it is not over, after that was confirmed: [`SingleReply::Owned`].
+    ExtendShare(Claim),
+    /// Give a share up, whoever waits: [`SingleReply::Owned`].
+    Part(Claim),
 }
 
 /// The answer to it.

@@ -63,10 +63,11 @@ struct StoredLock {
     until: Micros,
 }
 
-/// The lock of a holder from whom it was taken by force.
+/// The lock of a holder from whom it was taken by force, or of all who shared it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Forced {
     from: Token,
+    fence: Fence,
     by: Arc<ForcedRelease>,
     until: Micros,
 }
@@ -477,15 +478,9 @@ impl Store {
         if self.guarded.contains_key(key) {
             return Err(wrong_type(key, "a guarded value, not a lock"));
         }
-        match self.lock(now, key) {
-            None => return Ok((false, Vec::new())),
-            Some(Held::Alone(StoredLock { token, until, .. })) => {
-                let forced = Forced { from: token.clone(), by: by.clone(), until: *until };
-                self.forced.insert(key.clone(), forced);
-            }
-            // Their value is nobody's: none of them is told.
-            Some(Held::Shared(_)) => {}
-        }
+        let Some(held) = self.lock(now, key) else { return Ok((false, Vec::new())) };
+        let ((from, fence), until) = (held.token_and_fence(), held.until());
+        self.forced.insert(key.clone(), Forced { from, fence, by: by.clone(), until });
         Ok((true, self.pass_on(now, key, 0, reached)))
     }
 

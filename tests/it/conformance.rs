@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     future::{Future, pending},
+    ops::Deref,
     pin::Pin,
     sync::{
         Arc,
@@ -27,6 +28,7 @@ use crate::common::{Confirmed as _, ending, in_vain};
 mod elections;
 mod hand_overs;
 mod multi_locks;
+mod sharing;
 
 use self::{
     elections::{a_leader_campaigns_again_until_its_work_is_done, who_leads_is_told_as_it_changes},
@@ -44,12 +46,47 @@ use self::{
 
 const TTL: Duration = Duration::from_secs(1);
 
+/// What the locks of a place are.
+#[derive(Debug, Clone, Copy)]
+enum Uses {
+    Lock,
+    Write,
+    OnePermit,
+}
+
+/// A program's `Leases`, whose locks are what those of its place are.
+#[derive(Debug, Clone)]
+struct Program {
+    leases: Leases,
+    uses: Uses,
+}
+
+impl Program {
+    fn lock(&self, name: impl AsRef<str>) -> Lock {
+        match self.uses {
+            Uses::Lock => self.leases.lock(name),
+            Uses::Write => self.leases.rw_lock(name).write(),
+            Uses::OnePermit => self.leases.semaphore(name, 1),
+        }
+    }
+}
+
+impl Deref for Program {
+    type Target = Leases;
+
+    fn deref(&self) -> &Leases {
+        &self.leases
+    }
+}
+
 /// One deployment, on which a test stands for several programs by building several `Leases`.
 struct Place {
     /// One, or those of a quorum.
     urls: Vec<String>,
     /// Whether every lock is a fair one.
     fair: bool,
+    /// What every lock is.
+    uses: Uses,
     pushes: bool,
     /// Whether it tells of itself: `INFO` and `CONFIG`.
     tells: bool,
@@ -73,6 +110,7 @@ impl Place {
         Self {
             urls,
             fair: false,
+            uses: Uses::Lock,
             pushes: true,
             tells: true,
             named: None,
@@ -221,6 +259,20 @@ impl Place {
         Self { fair: true, ..Self::redis(test).await }
     }
 
+    /// Every lock is that of a writer.
+    async fn redis_writing(test: &str) -> Self {
+        Self { uses: Uses::Write, ..Self::redis(test).await }
+    }
+
+    /// Every lock is a semaphore with one permit.
+    async fn redis_of_one_permit(test: &str) -> Self {
+        Self { uses: Uses::OnePermit, ..Self::redis(test).await }
+    }
+
+    async fn memory_of_one_permit(test: &str) -> Self {
+        Self { uses: Uses::OnePermit, ..Self::memory(&format!("{test}-permit")).await }
+    }
+
     async fn redis_fair_without_push(test: &str) -> Self {
         Self { fair: true, ..Self::redis_without_push(test).await }
     }
@@ -236,11 +288,11 @@ impl Place {
     }
 
     /// One program's `Leases`.
-    async fn program(&self, label: &str) -> Leases {
-        self.builder().label(label).build().await.unwrap()
+    async fn program(&self, label: &str) -> Program {
+        Program { leases: self.builder().label(label).build().await.unwrap(), uses: self.uses }
     }
 
-    async fn two_programs(&self) -> (Leases, Leases) {
+    async fn two_programs(&self) -> (Program, Program) {
         (self.program("one").await, self.program("two").await)
     }
 }
@@ -260,6 +312,9 @@ macro_rules! conformance {
         conformance! { @ memory_fair: $($behaviour)* }
         conformance! { @ redis: $($behaviour)* }
         conformance! { @ redis_rented: $($behaviour)* }
+        conformance! { @ redis_writing: $($behaviour)* }
+        conformance! { @ redis_of_one_permit: $($behaviour)* }
+        conformance! { @ memory_of_one_permit: $($behaviour)* }
         conformance! { @ redis_fair: $($behaviour)* }
         conformance! { @ redis_fair_without_push: $($behaviour)* }
         #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
@@ -966,7 +1021,9 @@ async fn holder_reads_what_the_key_says(place: Place) {
 }
 
 async fn what_is_held_is_listed_by_its_name(place: Place) {
-    let (plain, prefixed) = (place.program("one").await, place.builder().prefix("[a]*:").build().await.unwrap());
+    let plain = place.program("one").await;
+    let prefixed = place.builder().prefix("[a]*:").build().await.unwrap();
+    let prefixed = Program { leases: prefixed, uses: place.uses };
     // No lock can have the name of a companion.
     let token = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@copied";
     for (key, value) in [("foreign", "another library's"), ("{job}:lh:copy", token)] {
@@ -1327,7 +1384,7 @@ async fn a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of(place: 
 
 async fn is_acquired_once(
     (lock, interval, hold): (Lock, Duration, Duration),
-    (program, how): (Leases, &str),
+    (program, how): (Program, &str),
     [next, looks]: [Lock; 2],
     lag: &Lag,
 ) {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Store, StoredLock};
+use super::{Forced, Store, StoredLock};
 use crate::{
     fence::Fence,
     holder::Holder,
@@ -121,11 +121,28 @@ impl Phase {
         if self.until.min(self.places_until) > now + micros(span) {
             return false;
         }
-        // In whole milliseconds, as a server counts.
-        let longer = now + (micros(span) * 4).div_ceil(3_000) * 1_000;
+        let longer = now + longer(span);
         (self.until, self.places_until) = (self.until.max(longer), self.places_until.max(longer));
         self.places.retain(|_, until| *until >= now);
         true
+    }
+
+    /// The lock's key outlives one who shares it.
+    fn outlive_alone(&mut self, now: Micros, span: Duration) {
+        if self.until <= now + micros(span) {
+            self.until = now + longer(span);
+        }
+    }
+
+    /// One who is in stays for so long from now on, as far as the places' own key tells.
+    pub(super) fn extend(&mut self, now: Micros, token: &Token, span: Duration) -> Owned {
+        if !self.is_in(now, token) {
+            self.part(now, token);
+            return Err(Denial::Gone);
+        }
+        self.places.insert(token.clone(), now + micros(span));
+        self.places_until = self.places_until.max(now + longer(span));
+        Ok(())
     }
 
     /// Takes one out; whether it was in.
@@ -151,7 +168,22 @@ impl Phase {
     }
 }
 
+/// By what key and places outlive who has just come in or stayed: in whole milliseconds, as a server counts.
+fn longer(span: Duration) -> Micros {
+    (micros(span) * 4).div_ceil(3_000) * 1_000
+}
+
 impl Store {
+    /// The lock's key outlives one who shares it, if it is that of its phase.
+    pub(super) fn extend_phase(&mut self, now: Micros, Claim { key, life, fence, .. }: &Claim) -> Owned {
+        let phase = self.shared(now, key)?;
+        if Some(phase.fence) != *fence {
+            return Err(Denial::Taken);
+        }
+        phase.outlive_alone(now, *life);
+        Ok(())
+    }
+
     /// Lets one in, who fits: alone, or beside so many.
     pub(super) fn let_in(&mut self, now: Micros, key: &Key, one: Entrant, count: Option<u32>) -> Fence {
         let Entrant { token, span, fence_memory, limit } = one;
@@ -170,7 +202,14 @@ impl Store {
     }
 
     /// Gives a share that is still the token's its full life; never brings one back (rule 7).
-    pub(super) fn renew_share(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
+    pub(super) fn renew_share(&mut self, now: Micros, claim: &Claim) -> Owned {
+        let is_of = |forced: &&Forced| forced.from.is_of_a_phase() && Some(forced.fence) == claim.fence;
+        let forced = self.forced.get(&claim.key).filter(|forced| forced.until > now).filter(is_of);
+        let by = forced.map(|forced| forced.by.clone());
+        self.extend_share(now, claim).map_err(|denial| by.map_or(denial, Denial::Forced))
+    }
+
+    fn extend_share(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
         let phase = self.shared(now, key)?;
         if fence.is_some_and(|fence| fence != phase.fence) {
             // A later phase, which its token may have come into again from a queue.

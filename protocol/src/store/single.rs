@@ -6,7 +6,7 @@ use crate::{
     fence,
     holder::Holder,
     key::Key,
-    message::{Claim, Owned},
+    message::{Claim, Denial, Owned},
     stepwise::{Single, SingleReply},
     time::{Micros, micros},
 };
@@ -26,6 +26,14 @@ impl Store {
                     self.locks.remove(key);
                 }
                 SingleReply::Owned(released)
+            }
+            Single::ExtendPhase(claim) => SingleReply::Owned(self.extend_phase(now, claim)),
+            Single::ExtendShare(Claim { key, token, life, .. }) => {
+                SingleReply::Owned(self.shared(now, key).and_then(|phase| phase.extend(now, token, *life)))
+            }
+            Single::Part(Claim { key, token, .. }) => {
+                let was_in = self.shared(now, key).is_ok_and(|phase| phase.part(now, token));
+                SingleReply::Owned(was_in.then_some(()).ok_or(Denial::Gone))
             }
         }
     }
@@ -88,7 +96,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{message::Denial, mode::Mode, token::Token};
+    use crate::{mode::Mode, token::Token};
 
     const NOW: Micros = 1_000_000_000;
     const TTL: Duration = Duration::from_secs(1);

@@ -58,6 +58,8 @@ scripts! {
     27 KEEP_SHARE = "keys" "value" "phase" "keep_share";
     28 SHARERS repeats = "sharers";
     29 DOWNGRADE repeats = "keys" "value" "issue" "may_vote" "phase" "promote" "downgrade";
+    30 EXTEND_PHASE = "extend_phase";
+    31 EXTEND_SHARE = "extend_share";
 }
 
 impl Script {

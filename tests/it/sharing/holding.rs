@@ -35,7 +35,7 @@ async fn readers_share_a_name_and_its_fence_and_a_writer_has_it_alone() {
     assert!(mine.write().try_acquire().await.unwrap().is_none());
     assert!(one.lock(NAME).try_acquire().await.unwrap().is_none(), "a plain lock is shut out too");
     let says = busy(&theirs.write()).await;
-    let expected = format!("2 share it, this program too (fence {}), the last of them for ", first.fence());
+    let expected = format!("2 who share it, this program too (fence {}), the last of them for ", first.fence());
     assert!(says.starts_with(&expected), "{says}");
     let fence = first.fence();
     first.release().await.unwrap().confirmed();
@@ -62,7 +62,7 @@ async fn as_many_hold_a_name_as_there_are_permits() {
     assert!(theirs.try_acquire().await.unwrap().is_none());
     let says = busy(&theirs).await;
     assert!(
-        says.starts_with("3 share it, this program too (fence ") && says.contains("), the first of them for "),
+        says.starts_with("3 who share it, this program too (fence ") && says.contains("), the first of them for "),
         "{says}"
     );
     let waiter = place(&theirs).await;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use leasehold_protocol::{
     failure::Failure,
     key::Key,
-    message::{AcquireRequest, Claim, ReleaseMode, Reply, Request, VoteReply},
+    message::{AcquireRequest, Claim, Owned, ReleaseMode, Reply, Request, VoteReply},
     slot,
     stepwise::{Next, Single, SingleReply, Stepwise},
 };
@@ -20,13 +21,15 @@ impl Cluster {
             Request::Acquire(AcquireRequest { claim, voting: None, heir_of: None }) => {
                 self.acquire_in_steps(via, claim).await
             }
-            // The place in the queue runs out by itself.
-            Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave } if !claim.mode.is_shared() => {
+            // The place in the queue runs out by itself, and so does the key of a phase that nobody is in.
+            Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave } => {
                 let key = claim.key.clone();
-                match self.ask_single(via, &key, Single::Release(claim)).await? {
-                    SingleReply::Owned(owned) => Ok(owned.into()),
-                    _ => Err(Failure::unknown("this is the answer to another request")),
-                }
+                let single = if claim.mode.is_shared() { Single::Part } else { Single::Release };
+                Ok(owned(self.ask_single(via, &key, single(claim)).await?)?.into())
+            }
+            Request::Renew(claims) => {
+                let shares = claims.iter().map(|claim| self.renew_share_in_steps(via, claim));
+                Ok(join_all(shares).await.into())
             }
             request => {
                 let slot = request.key().map_or_else(String::new, |key| format!(" {}", slot::of(key.lock())));
@@ -56,8 +59,26 @@ impl Cluster {
         }
     }
 
+    /// The key first: nobody ends the phase while the share is not over, and the second step brings none back.
+    async fn renew_share_in_steps(self: &Arc<Self>, via: Via, claim: &Claim) -> Result<Owned, Failure> {
+        let (until, key) = (self.now() + via.limit, &claim.key);
+        let phase = owned(self.ask_single(via, key, Single::ExtendPhase(claim.clone())).await?)?;
+        if phase.is_err() {
+            return Ok(phase);
+        }
+        let via = rest(via, until, self.now());
+        owned(self.ask_single(via, key, Single::ExtendShare(claim.clone())).await.map_err(Failure::halfway)?)
+    }
+
     async fn ask_single(self: &Arc<Self>, via: Via, key: &Key, single: Single) -> Result<SingleReply, Failure> {
         let ask = |server: &Arc<Connections>, via| server.ask_single(via, single.clone());
         self.travel(via, self.now(), via.limit, key, ask).await.map(|(reply, _)| reply)
+    }
+}
+
+fn owned(reply: SingleReply) -> Result<Owned, Failure> {
+    match reply {
+        SingleReply::Owned(owned) => Ok(owned),
+        _ => Err(Failure::unknown("this is the answer to another request")),
     }
 }

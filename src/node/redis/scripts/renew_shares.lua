@@ -2,7 +2,8 @@
 --
 -- KEYS   n locks, then n holders
 -- ARGV   n tokens, then n TTLs in ms, then n fences of their phases, or "" where any will do
--- Reply  for each: 1 extended, 0 it is gone, -1 the key holds something else, or {-2, the text of an error}
+-- Reply  for each: 1 extended, 0 it is gone, -1 the key holds something else, {-2, the text of an error}, or {-3, who took
+--        it by force}
 --
 -- Atomic per share because between the look and the extension its phase could end; the shares are in one call only to
 -- travel together. Idempotent: a replay extends again. Never sent tracked: up to Redis 7.0 that registers all keys, and
@@ -45,6 +46,13 @@ local function extend(lock, holders, token, ttl)
   return 1
 end
 
+-- {-3, text}: somebody took it by force from all who shared it in this phase. The key is in the slot of the lock.
+local function forced(lock, phase)
+  local key = string.find(lock, '^[^{]*{[^}]+}') and lock .. ':lht:forced' or '{' .. lock .. '}:lh:forced'
+  local left, whose = redis.pcall('GETRANGE', key, 0, 575), SHARED .. phase .. '@'
+  return type(left) == 'string' and string.sub(left, 1, #whose) == whose and {-3, string.sub(left, #whose + 1)}
+end
+
 local values = redis.call('MGET', unpack(KEYS, 1, n))
 for i = 1, n do
   local lock, value, phase = KEYS[i], values[i], ARGV[2 * n + i]
@@ -66,6 +74,9 @@ for i = 1, n do
     if type(written) == 'table' and not string.find(written.err, 'WRONGTYPE', 1, true) then
       replies[i] = {-2, written.err}
     end
+  end
+  if (replies[i] == 0 or replies[i] == -1) and phase ~= '' then
+    replies[i] = forced(lock, phase) or replies[i]
   end
 end
 return replies

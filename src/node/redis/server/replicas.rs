@@ -50,8 +50,9 @@ impl Patience {
     pub(super) fn of_step(step: &Single, limit: Duration, command: Duration) -> Option<Self> {
         match step {
             Single::Issue(claim) | Single::Confirm(claim) => Some(Self::of_grant(claim.ttl, limit, command)),
+            Single::ExtendPhase(claim) | Single::ExtendShare(claim) => Some(Self::of_renewals(claim.ttl, limit)),
             // The steps after it speak for the one, and nobody waits for the other.
-            Single::Take(_) | Single::Release(_) => None,
+            Single::Take(_) | Single::Release(_) | Single::Part(_) => None,
         }
     }
 

@@ -1,8 +1,11 @@
 //! Requests that need one key: what is left where a slot is being moved.
 
+use std::time::Duration;
+
 use fred::types::Value;
 use leasehold_protocol::{
     fence,
+    message::Claim,
     stepwise::{Single, SingleReply},
 };
 
@@ -16,7 +19,7 @@ use crate::node::{
     Answer,
     redis::{
         reply,
-        script::{CONFIRM, ISSUE_ALONE, RELEASE_ALONE, TAKE},
+        script::{CONFIRM, EXTEND_PHASE, EXTEND_SHARE, ISSUE_ALONE, RELEASE_ALONE, TAKE},
     },
 };
 
@@ -50,6 +53,22 @@ impl Connections {
                 let arguments = move |all: &mut Vec<Value>| all.extend([claim.key.lock().into(), value(&claim)]);
                 self.run(via, &RELEASE_ALONE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
             }
+            Single::ExtendPhase(claim) => {
+                let arguments = move |all: &mut Vec<Value>| {
+                    let fence = number(claim.fence.unwrap_or(fence::ZERO));
+                    all.extend([claim.key.lock().into(), fence, millis(claim.life)]);
+                };
+                self.run(via, &EXTEND_PHASE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
+            }
+            Single::ExtendShare(claim) => self.extend_share(via, claim),
+            Single::Part(claim) => self.extend_share(via, Claim { life: Duration::ZERO, ..claim }),
         }
+    }
+
+    fn extend_share(&self, via: Via, claim: Claim) -> Answer<SingleReply> {
+        let arguments = move |all: &mut Vec<Value>| {
+            all.extend([claim.key.holders().into(), claim.token.as_str().into(), millis(claim.life)]);
+        };
+        self.run(via, &EXTEND_SHARE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
     }
 }

@@ -181,7 +181,7 @@ impl Connection {
         &self,
         script: &'static Script,
         each: &[T],
-        arguments: impl Fn(&T, &mut Vec<Value>),
+        arguments: impl Fn(&T, &mut Vec<Value>) -> usize,
         mut limit: Duration,
         before: Before,
     ) -> Result<(Vec<Result<Value, Failure>>, u64), Failure> {
@@ -190,12 +190,7 @@ impl Connection {
         if link.is_full() {
             return Err(self.links.full());
         }
-        let call = |one: &T| {
-            link.call(script, !link.is_first(script), &mut |all| {
-                arguments(one, all);
-                Some(1)
-            })
-        };
+        let call = |one: &T| link.call(script, !link.is_first(script), &mut |all| Some(arguments(one, all)));
         let outcome = link.send_each(each.iter().filter_map(call), limit, before).await;
         let answers = outcome.map_err(|error| self.failed(&link, &error, (limit, until)))?;
         link.answered();

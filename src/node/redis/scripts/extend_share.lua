@@ -1,0 +1,25 @@
+-- Extends a place among those who share a lock, or gives it up: the second step of a renewal while the slot is being moved,
+-- and all of a release.
+--
+-- KEYS   1 holders
+-- ARGV   1 token   2 TTL in ms; 0 to give it up
+-- Reply  1 it was in, 0 it was not
+--
+-- Atomic because between the look and the write its time could be over. Idempotent: a replay extends again, or finds it
+-- gone. Sound without the lock's key: while a place is not over nobody ends its phase, and a later phase has begun with no
+-- places of this one.
+local time = redis.call('TIME')
+local now_ms, span = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])
+local until_then = redis.pcall('ZSCORE', KEYS[1], ARGV[1])
+if type(until_then) == 'table' then
+  return until_then
+end
+local is_in = until_then and tonumber(until_then) >= now_ms
+if not is_in or span == 0 then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  return is_in and 1 or 0
+end
+local left = redis.call('PTTL', KEYS[1])
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, math.ceil(span * 4 / 3))))
+redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', now_ms + span), ARGV[1])
+return 1

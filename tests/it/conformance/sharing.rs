@@ -1,0 +1,129 @@
+//! Locks that many hold at a time, on every deployment that has one server for each name; elsewhere they are refused.
+
+use super::*;
+
+/// A lease of a share, which is there for others.
+async fn shared(lock: &Lock) -> Lease {
+    let lease = within(HANGS, "a place", lock.acquire()).await.unwrap();
+    lease.check().unwrap();
+    lease
+}
+
+pub(super) async fn readers_share_a_name_and_writers_have_it_alone(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let [mine, theirs] = [&one, &two].map(|leases| leases.rw_lock("job"));
+    let (first, second) = (shared(&mine.read()).await, shared(&theirs.read()).await);
+    assert_eq!(first.fence(), second.fence());
+    let refused = theirs.write().acquire_within(Duration::ZERO).await.unwrap_err().to_string();
+    assert!(refused.contains("2 who share it, this program too (fence "), "{refused}");
+    let waits = tokio::spawn(theirs.write().owner(Owner::anonymous()).acquire());
+    let fence = first.fence();
+    somebody_waits(&mine.write()).await;
+    assert!(mine.read().try_acquire().await.unwrap().is_none(), "a writer waits");
+    first.release().await.unwrap().confirmed();
+    second.release().await.unwrap().confirmed();
+    let writing = within(HANGS, "its turn", waits).await.unwrap().unwrap();
+    assert!(writing.fence() > fence);
+    let reading = within(HANGS, "the downgrade", writing.downgrade()).await.unwrap();
+    let beside = shared(&mine.read()).await;
+    assert_eq!(beside.fence(), reading.fence());
+    reading.release().await.unwrap().confirmed();
+    beside.release().await.unwrap().confirmed();
+    assert!(mine.write().try_acquire().await.unwrap().is_some());
+}
+
+pub(super) async fn no_more_hold_a_name_than_there_are_permits(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let [mine, theirs] = [&one, &two].map(|leases| leases.semaphore("pool", 2));
+    let (first, second) = (shared(&mine).await, shared(&theirs).await);
+    assert!(mine.try_acquire().await.unwrap().is_none());
+    let waits = tokio::spawn(mine.clone().owner(Owner::anonymous()).acquire());
+    somebody_waits(&theirs).await;
+    second.release().await.unwrap().confirmed();
+    let third = within(HANGS, "its turn", waits).await.unwrap().unwrap();
+    assert!(theirs.try_acquire().await.unwrap().is_none());
+    drop(first);
+    let fourth = shared(&theirs).await;
+    for lease in [third, fourth] {
+        lease.release().await.unwrap().confirmed();
+    }
+}
+
+pub(super) async fn a_share_outlives_many_ttls(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let shares = [shared(&one.rw_lock("job").read()).await, shared(&two.rw_lock("job").read()).await];
+    let until = Instant::now() + 3 * TTL;
+    while Instant::now() < until {
+        shares.iter().for_each(|share| share.check().unwrap());
+        assert!(one.lock("job").try_acquire().await.unwrap().is_none());
+        tokio::time::sleep(TTL / 20).await;
+    }
+    for share in shares {
+        share.release().await.unwrap().confirmed();
+    }
+}
+
+pub(super) async fn all_who_share_a_lock_hear_that_it_was_taken_by_force(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let shares = [shared(&one.rw_lock("job").read()).await, shared(&two.rw_lock("job").read()).await];
+    assert!(two.lock("job").force_release().await.unwrap());
+    let writing = within(HANGS, "the lock", two.rw_lock("job").write().acquire()).await.unwrap();
+    for share in &shares {
+        let lost = within(HANGS, "the loss", share.lost()).await;
+        assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken | LossReason::Forced), "{lost:?}");
+    }
+    drop(shares);
+    writing.check().unwrap();
+    writing.release().await.unwrap().confirmed();
+}
+
+pub(super) async fn a_quorum_shares_nothing(place: Place) {
+    let leases = place.program("one").await;
+    for lock in [leases.rw_lock("job").read(), leases.rw_lock("job").write(), leases.semaphore("job", 2)] {
+        let refused = within(HANGS, "an answer", lock.acquire()).await.unwrap_err();
+        assert!(matches!(refused, Error::Config(_)), "{refused:?}");
+        assert!(
+            refused.to_string().starts_with("shared locks work on one server only, not over a quorum"),
+            "{refused}"
+        );
+    }
+    let refused = leases.lock("job").acquire().await.unwrap().downgrade().await.unwrap_err();
+    assert!(matches!(refused, Error::Config(_)), "{refused:?}");
+    assert!(leases.lock("job").try_acquire().await.unwrap().is_some(), "it was released");
+}
+
+/// Somebody has a place in the queue.
+async fn somebody_waits(lock: &Lock) {
+    let waits = async {
+        while lock.waiters().await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    within(HANGS, "a place in the queue", waits).await;
+}
+
+macro_rules! shared {
+    ($($place:ident)*: $behaviours:tt) => { $( shared! { @ $place: $behaviours } )* };
+    (@ $place:ident: [$($behaviour:ident)*]) => {
+        mod $place {$(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $behaviour() {
+                super::$behaviour(super::Place::$place(stringify!($behaviour)).await).await;
+            }
+        )*}
+    };
+}
+
+shared! {
+    memory redis redis_rented redis_without_push cluster cluster_rented sentinel replicated cluster_replicated
+    sentinel_replicated: [
+        readers_share_a_name_and_writers_have_it_alone
+        no_more_hold_a_name_than_there_are_permits
+        a_share_outlives_many_ttls
+        all_who_share_a_lock_hear_that_it_was_taken_by_force
+    ]
+}
+
+shared! {
+    quorum_of_memory quorum_of_three: [a_quorum_shares_nothing]
+}
