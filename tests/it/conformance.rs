@@ -307,29 +307,29 @@ fn rented(server: &Server) -> String {
 }
 
 macro_rules! conformance {
-    ($($behaviour:ident)*) => {
-        conformance! { @ memory: $($behaviour)* }
-        conformance! { @ memory_fair: $($behaviour)* }
-        conformance! { @ redis: $($behaviour)* }
-        conformance! { @ redis_rented: $($behaviour)* }
-        conformance! { @ redis_writing: $($behaviour)* }
+    ([$($behaviour:ident)*] [$($alone:ident)*]) => {
+        conformance! { @ memory: $($behaviour)* $($alone)* }
+        conformance! { @ memory_fair: $($behaviour)* $($alone)* }
+        conformance! { @ redis: $($behaviour)* $($alone)* }
+        conformance! { @ redis_rented: $($behaviour)* $($alone)* }
+        conformance! { @ redis_writing: $($behaviour)* $($alone)* }
         conformance! { @ redis_of_one_permit: $($behaviour)* }
         conformance! { @ memory_of_one_permit: $($behaviour)* }
-        conformance! { @ redis_fair: $($behaviour)* }
-        conformance! { @ redis_fair_without_push: $($behaviour)* }
+        conformance! { @ redis_fair: $($behaviour)* $($alone)* }
+        conformance! { @ redis_fair_without_push: $($behaviour)* $($alone)* }
         #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
-        conformance! { @ redis_over_tls: $($behaviour)* }
-        conformance! { @ redis_with_credentials: $($behaviour)* }
-        conformance! { @ quorum_of_memory: $($behaviour)* }
-        conformance! { @ quorum_of_three: $($behaviour)* }
-        conformance! { @ quorum_of_five: $($behaviour)* }
-        conformance! { @ cluster: $($behaviour)* }
-        conformance! { @ cluster_rented: $($behaviour)* }
-        conformance! { @ cluster_fair: $($behaviour)* }
-        conformance! { @ sentinel: $($behaviour)* }
-        conformance! { @ replicated: $($behaviour)* }
-        conformance! { @ cluster_replicated: $($behaviour)* }
-        conformance! { @ sentinel_replicated: $($behaviour)* }
+        conformance! { @ redis_over_tls: $($behaviour)* $($alone)* }
+        conformance! { @ redis_with_credentials: $($behaviour)* $($alone)* }
+        conformance! { @ quorum_of_memory: $($behaviour)* $($alone)* }
+        conformance! { @ quorum_of_three: $($behaviour)* $($alone)* }
+        conformance! { @ quorum_of_five: $($behaviour)* $($alone)* }
+        conformance! { @ cluster: $($behaviour)* $($alone)* }
+        conformance! { @ cluster_rented: $($behaviour)* $($alone)* }
+        conformance! { @ cluster_fair: $($behaviour)* $($alone)* }
+        conformance! { @ sentinel: $($behaviour)* $($alone)* }
+        conformance! { @ replicated: $($behaviour)* $($alone)* }
+        conformance! { @ cluster_replicated: $($behaviour)* $($alone)* }
+        conformance! { @ sentinel_replicated: $($behaviour)* $($alone)* }
     };
     (@ $place:ident: $($behaviour:ident)*) => {
         mod $place {$(
@@ -341,86 +341,91 @@ macro_rules! conformance {
     };
 }
 
+// The second list is of what a lock tells only of one holder: its label, its token, and a key that lives as long as its
+// lease; and of what only such a lease can do.
 conformance! {
-    a_free_lock_is_acquired
-    a_held_lock_is_busy_for_others
-    a_wait_of_zero_is_one_try
-    a_try_that_finds_the_lock_held_tells_by_whom
-    data_under_a_locks_name_is_told_as_such
-    a_wait_that_ends_says_who_holds_it
-    a_release_frees_the_lock
-    a_drop_frees_the_lock
-    a_key_that_is_kept_ends_the_lease_but_not_the_lock
-    a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
-    waiters_of_one_process_come_in_order
-    a_lease_outlives_many_ttls
-    fences_grow
-    renewing_by_hand_extends
-    a_lock_taken_by_force_is_told_everywhere
-    a_taken_key_is_left_to_its_taker
-    max_hold_tells_and_lets_the_key_run_out
-    release_after_max_hold_deletes_and_is_ok
-    a_release_is_told_as_such
-    status_changes_end_with_the_last_status
-    a_cancelled_child_cancels_nobody_else
-    a_handle_outlives_its_lease_and_says_so
-    busy_is_no_error_for_the_task_that_has_the_lock_either
-    an_acquire_under_way_is_in_nobodys_way
-    a_holder_knows_whether_it_is_one_of_ours
-    re_entry_shares_the_acquisition
-    re_entry_must_be_asked_for_both_times
-    re_entrant_acquires_under_way_share_what_one_of_them_wins
-    a_handle_shares_its_lease_by_value
-    re_entry_after_a_loss_is_a_new_acquisition
-    re_entry_lets_all_branches_of_a_join_in
-    re_entry_lets_a_dispatcher_hand_out_many_leases
-    the_owner_stays_when_the_lease_moves
-    an_identity_spans_tasks
-    the_anonymous_wait_even_for_themselves
-    outside_a_task_the_thread_is_the_owner
-    one_at_a_time
-    holder_reads_what_the_key_says
-    force_release_takes_the_lock_from_whoever_has_it
-    its_holder_hears_who_took_it_by_force_and_why
-    what_is_held_is_listed_by_its_name
-    run_returns_what_the_work_returned
-    work_that_fails_gives_its_own_error_and_releases
-    run_fits_spawn_borrows_boxes_and_local_sets
-    run_stops_the_work_when_the_lease_is_lost
-    run_drops_the_work_before_the_lock_is_free
-    run_that_could_not_acquire_never_starts_the_work
-    run_skips_the_work_of_a_busy_lock_or_waits_for_a_while
-    work_with_a_grace_may_tidy_up_after_a_loss
-    a_dropped_lease_is_free_for_the_next_line
-    a_lock_is_kept_for_its_time_however_it_is_let_go_of
-    what_cannot_be_kept_is_refused
-    who_leads_is_told_as_it_changes
-    a_leader_campaigns_again_until_its_work_is_done
-    a_lease_goes_on_in_another_program
-    a_ticket_is_adopted_once
-    a_ticket_may_be_kept_for_a_crash
-    an_interval_goes_on_with_the_heir
-    what_cannot_be_handed_over_is_refused
-    several_locks_are_acquired_and_released_together
-    a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for
-    programs_that_want_the_same_locks_in_another_order_take_turns
-    a_lost_one_of_several_is_told_and_the_others_stay_held
-    each_lock_of_several_has_its_own_options
-    a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of
-    a_key_outlives_its_lease_by_the_delay
-    a_release_frees_a_lock_with_a_delay_at_once
-    a_key_cannot_outlive_its_lease_by_just_any_time
-    a_guarded_value_refuses_the_past
-    a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
-    a_prefix_keeps_programs_apart
-    a_shutdown_waits_until_the_holder_has_tidied_up
-    a_shutdown_cuts_short_who_does_not_stop
-    a_shutdown_ends_waiters_and_lets_work_go_on
-    closing_ends_waiters_and_leases
-    nothing_works_after_closing
-    debug_shows_state_and_no_secret
-    what_the_server_can_do_is_told
-    a_thread_has_the_same_calls_without_async
+    [
+        a_free_lock_is_acquired
+        a_held_lock_is_busy_for_others
+        a_wait_of_zero_is_one_try
+        data_under_a_locks_name_is_told_as_such
+        a_release_frees_the_lock
+        a_drop_frees_the_lock
+        waiters_of_one_process_come_in_order
+        a_lease_outlives_many_ttls
+        fences_grow
+        renewing_by_hand_extends
+        a_lock_taken_by_force_is_told_everywhere
+        max_hold_tells_and_lets_the_key_run_out
+        release_after_max_hold_deletes_and_is_ok
+        a_release_is_told_as_such
+        status_changes_end_with_the_last_status
+        a_cancelled_child_cancels_nobody_else
+        a_handle_outlives_its_lease_and_says_so
+        busy_is_no_error_for_the_task_that_has_the_lock_either
+        an_acquire_under_way_is_in_nobodys_way
+        a_holder_knows_whether_it_is_one_of_ours
+        re_entry_shares_the_acquisition
+        re_entry_must_be_asked_for_both_times
+        re_entrant_acquires_under_way_share_what_one_of_them_wins
+        a_handle_shares_its_lease_by_value
+        re_entry_after_a_loss_is_a_new_acquisition
+        re_entry_lets_all_branches_of_a_join_in
+        re_entry_lets_a_dispatcher_hand_out_many_leases
+        the_owner_stays_when_the_lease_moves
+        an_identity_spans_tasks
+        the_anonymous_wait_even_for_themselves
+        outside_a_task_the_thread_is_the_owner
+        one_at_a_time
+        force_release_takes_the_lock_from_whoever_has_it
+        what_is_held_is_listed_by_its_name
+        run_returns_what_the_work_returned
+        work_that_fails_gives_its_own_error_and_releases
+        run_fits_spawn_borrows_boxes_and_local_sets
+        run_stops_the_work_when_the_lease_is_lost
+        run_drops_the_work_before_the_lock_is_free
+        run_that_could_not_acquire_never_starts_the_work
+        work_with_a_grace_may_tidy_up_after_a_loss
+        a_dropped_lease_is_free_for_the_next_line
+        what_cannot_be_kept_is_refused
+        who_leads_is_told_as_it_changes
+        a_leader_campaigns_again_until_its_work_is_done
+        an_interval_goes_on_with_the_heir
+        several_locks_are_acquired_and_released_together
+        programs_that_want_the_same_locks_in_another_order_take_turns
+        a_lost_one_of_several_is_told_and_the_others_stay_held
+        a_release_frees_a_lock_with_a_delay_at_once
+        a_guarded_value_refuses_the_past
+        a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
+        a_prefix_keeps_programs_apart
+        a_shutdown_waits_until_the_holder_has_tidied_up
+        a_shutdown_cuts_short_who_does_not_stop
+        a_shutdown_ends_waiters_and_lets_work_go_on
+        closing_ends_waiters_and_leases
+        nothing_works_after_closing
+        what_the_server_can_do_is_told
+        a_thread_has_the_same_calls_without_async
+    ] [
+        a_try_that_finds_the_lock_held_tells_by_whom
+        a_wait_that_ends_says_who_holds_it
+        a_key_that_is_kept_ends_the_lease_but_not_the_lock
+        a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+        a_taken_key_is_left_to_its_taker
+        holder_reads_what_the_key_says
+        its_holder_hears_who_took_it_by_force_and_why
+        run_skips_the_work_of_a_busy_lock_or_waits_for_a_while
+        a_lock_is_kept_for_its_time_however_it_is_let_go_of
+        a_lease_goes_on_in_another_program
+        a_ticket_is_adopted_once
+        a_ticket_may_be_kept_for_a_crash
+        what_cannot_be_handed_over_is_refused
+        a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for
+        each_lock_of_several_has_its_own_options
+        a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of
+        a_key_outlives_its_lease_by_the_delay
+        a_key_cannot_outlive_its_lease_by_just_any_time
+        debug_shows_state_and_no_secret
+    ]
 }
 
 async fn a_free_lock_is_acquired(place: Place) {

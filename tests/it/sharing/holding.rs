@@ -257,10 +257,14 @@ async fn a_forced_release_ends_it_for_all_who_share_it() {
     assert!(one.lock(NAME).force_release().await.unwrap());
     let writing = acquired(&other.rw_lock(NAME).write()).await;
     for reader in readers {
-        let _ended = ending(within(SOON, "the loss", async { Err::<(), _>(Error::from(reader.lost().await)) }).await);
-        let _ended = ending(reader.release().await);
+        let lost = within(SOON, "the loss", reader.lost()).await;
+        let by = lost.forced().expect("it is told who has done it");
+        assert_eq!((lost.reason(), by.label()), (LossReason::Forced, "program 0"));
+        assert_eq!(ending(reader.release().await).reason(), LossReason::Forced);
     }
     writing.check().unwrap();
     writing.release().await.unwrap().confirmed();
-    nothing_is_left(&mut server.wire()).await;
+    let mut wire = server.wire();
+    assert!(wire.del("{job}:lh:forced"), "for as long as their key would have lived");
+    nothing_is_left(&mut wire).await;
 }
