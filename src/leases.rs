@@ -118,8 +118,8 @@ impl Leases {
     /// The name that so many may hold at a time, 1 to 1,000,000: each with a lease like any other. Nothing is sent yet.
     ///
     /// A holder is let in if fewer than *its own* `permits` hold the name by then, whatever the others ask for. So a
-    /// deployment that goes from 3 to 5 permits needs no coordination: while both run, no more than 5 hold it, and none that asks
-    /// with 3 comes in beside 3.
+    /// deployment that goes from 3 to 5 permits needs no coordination. While both run, no more than 5 hold it, and none
+    /// that asks with 3 comes in beside 3.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -133,9 +133,9 @@ impl Leases {
     /// ```
     ///
     /// It is always first come, first served: [`fair`](Lock::fair) changes nothing. All that have it at one time have the
-    /// same [fence](crate::Lease::fence), so it does not tell them apart: where a resource has to be protected from a holder that was stopped, give
-    /// each permit a name of its own. It works on one server, on a cluster and behind Sentinels; over a quorum the acquire ends with
-    /// [`Error::Config`].
+    /// same [fence](crate::Lease::fence), which does not tell them apart. To protect a resource from a holder that was
+    /// stopped, give each permit a name of its own. It works on one server, on a cluster and behind Sentinels; over a
+    /// quorum the acquire ends with [`Error::Config`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
         self.scope().semaphore(name, permits)
     }

@@ -2,13 +2,14 @@
 
 use std::{fmt, time::Duration};
 
-use leasehold_protocol::token::Token;
+use leasehold_protocol::{mode::Mode, token::Token};
 
 /// A waiter in the fair queue of a lock.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Waiter {
     pub(crate) token: Token,
     pub(crate) waited: Duration,
+    pub(crate) mode: Mode,
 }
 
 impl Waiter {
@@ -23,22 +24,39 @@ impl Waiter {
     pub fn waited(&self) -> Duration {
         self.waited
     }
+
+    /// How it wants the lock: alone, or shared. [`Mode::Exclusive`] too if the server has lost that, until the waiter's
+    /// next poll.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
 }
 
 impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiter").field("label", &self.label()).field("waited", &self.waited).finish_non_exhaustive()
+        f.debug_struct("Waiter")
+            .field("label", &self.label())
+            .field("waited", &self.waited)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
     }
 }
 
-/// `label` and `waited_seconds`; never the token.
+/// `label`, `waited_seconds`, `mode` (`"exclusive"` or `"shared"`) and `limit`, `null` without one; never the token.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Waiter {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
-        let mut waiter = serializer.serialize_struct("Waiter", 2)?;
+        let mut waiter = serializer.serialize_struct("Waiter", 4)?;
         waiter.serialize_field("label", self.label())?;
         waiter.serialize_field("waited_seconds", &self.waited.as_secs_f64())?;
+        let (mode, limit) = match self.mode {
+            Mode::Shared { limit } => ("shared", limit),
+            _ => ("exclusive", None),
+        };
+        waiter.serialize_field("mode", mode)?;
+        waiter.serialize_field("limit", &limit)?;
         waiter.end()
     }
 }
@@ -50,7 +68,15 @@ mod tests {
 
     #[test]
     fn serde_writes_everything_but_the_token() {
-        let waiter = Waiter { token: random::token("host:7"), waited: Duration::from_millis(1_500) };
-        assert_eq!(serde_json::to_string(&waiter).unwrap(), r#"{"label":"host:7","waited_seconds":1.5}"#);
+        for (limit, says) in [
+            (0, r#""mode":"exclusive","limit":null"#),
+            (4, r#""mode":"shared","limit":4"#),
+            (u32::MAX, r#""mode":"shared","limit":null"#),
+        ] {
+            let mode = Mode::of_limit(limit);
+            let waiter = Waiter { token: random::token("host:7"), waited: Duration::from_millis(1_500), mode };
+            let expected = format!(r#"{{"label":"host:7","waited_seconds":1.5,{says}}}"#);
+            assert_eq!(serde_json::to_string(&waiter).unwrap(), expected);
+        }
     }
 }

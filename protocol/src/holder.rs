@@ -23,7 +23,9 @@ pub struct Holder {
     pub(crate) fence: Option<Fence>,
     pub(crate) is_ours: bool,
     pub(crate) not_a_lock: Option<&'static str>,
-    /// How many share the lock, as far as that was read.
+    /// It is one of those who share the lock.
+    pub(crate) is_share: bool,
+    /// How many share the lock, and one more, as far as that was read.
     pub(crate) sharers: Option<NonZeroU32>,
     /// The remaining time is that of the first of these who would be over, and not of the last.
     pub(crate) is_until_first: bool,
@@ -85,17 +87,18 @@ impl Holder {
         self.not_a_lock
     }
 
-    /// Whether it stands for all who share the lock. Then it has their common [fence](Self::fence), and no label and token;
-    /// its remaining time is that of the last of them.
+    /// Whether the lock is shared. This holder then stands for all who share it: it has their common
+    /// [fence](Self::fence), neither label nor token, and the remaining time of the last of them. In a list of all who
+    /// share it, it is one of them.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        self.token.as_ref().is_some_and(Token::is_of_a_phase)
+        self.is_share || self.is_of_all()
     }
 
-    /// How many share the lock. `None`: it is held alone, or that was not read.
+    /// How many share the lock. `None`: it is held alone, or one of them, or that was not read.
     #[must_use]
     pub fn sharers(&self) -> Option<u32> {
-        self.sharers.map(NonZeroU32::get)
+        Some(self.sharers?.get() - 1)
     }
 
     /// The secret that identifies this acquisition and proves ownership: with it, anybody can release the lock. It is
@@ -112,6 +115,16 @@ pub const RELEASED: &str = " (released)";
 /// For the library. Users would not know what to do with them.
 #[doc(hidden)]
 impl Holder {
+    /// Whether it stands for all who share the lock.
+    pub fn is_of_all(&self) -> bool {
+        self.token.as_ref().is_some_and(Token::is_of_a_phase)
+    }
+
+    /// One of those who share a lock in the phase of this fence.
+    pub fn of_share(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Self {
+        Self { is_share: true, ..Self::of(token, remaining, fence) }
+    }
+
     /// A holder of these parts.
     pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Self {
         Self {
@@ -120,6 +133,7 @@ impl Holder {
             fence,
             is_ours: false,
             not_a_lock: None,
+            is_share: false,
             sharers: None,
             is_until_first: false,
             is_nobody: false,
@@ -164,7 +178,9 @@ impl Holder {
 
     /// The same, of so many who share the lock.
     pub fn shared_by(self, sharers: u32) -> Self {
-        Self { sharers: NonZeroU32::new(sharers).filter(|_| self.is_shared()), ..self }
+        // One more, so that it takes no room beside the flags.
+        let read = sharers.checked_add(1).and_then(NonZeroU32::new);
+        Self { sharers: read.filter(|_| self.is_of_all()), ..self }
     }
 
     /// The same, whose remaining time is that of the one who goes first.
@@ -207,7 +223,7 @@ impl fmt::Display for Holder {
         if self.is_nobody {
             return f.write_str("nobody: its queue is being cleared of waiters that have gone");
         }
-        if self.is_shared() {
+        if self.is_of_all() {
             return self.show_sharers(f);
         }
         match self.label() {
@@ -223,7 +239,10 @@ impl fmt::Display for Holder {
         let is_kept = self.label().is_some_and(|label| label.ends_with(RELEASED));
         match self.remaining {
             Some(remaining) if is_kept => write!(f, ", which keeps it for {} more", Rounded(remaining)),
-            Some(remaining) => write!(f, ", whose key lives {} more unless renewed", Rounded(remaining)),
+            Some(remaining) => {
+                let what = if self.is_share { "share" } else { "key" };
+                write!(f, ", whose {what} lives {} more unless renewed", Rounded(remaining))
+            }
             None => f.write_str(", whose key has no TTL"),
         }
     }
@@ -233,11 +252,12 @@ impl Holder {
     /// `3 who share it (fence 1795…), the last of them for 12.3 s unless renewed`.
     fn show_sharers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sharers() {
+            Some(0) => f.write_str("nobody any more")?,
             Some(1) => f.write_str("1 who shares it")?,
             Some(sharers) => write!(f, "{sharers} who share it")?,
             None => f.write_str("those who share it")?,
         }
-        if self.is_ours {
+        if self.is_ours && self.sharers() != Some(0) {
             f.write_str(", this program too")?;
         }
         if let Some(fence) = self.fence {
@@ -245,6 +265,7 @@ impl Holder {
         }
         let Some(remaining) = self.remaining else { return Ok(()) };
         let who = match (self.sharers(), self.is_until_first) {
+            (Some(0), _) => return write!(f, ", though its key lives {} more", Rounded(remaining)),
             (Some(1), _) => "",
             (_, true) => "the first of them ",
             (_, false) => "the last of them ",
@@ -267,24 +288,26 @@ impl fmt::Debug for Holder {
             .field("label", &self.label())
             .field("remaining", &self.remaining)
             .field("fence", &self.fence)
-            .field("sharers", &self.sharers)
+            .field("sharers", &self.sharers())
             .field("not_a_lock", &self.not_a_lock)
             .finish_non_exhaustive()
     }
 }
 
-/// `label`, `remaining_seconds`, `fence` and `not_a_lock`, each `null` if there is none, and `is_ours`; never the
-/// token.
+/// `label`, `remaining_seconds`, `fence`, `not_a_lock` and `sharers`, each `null` if there is none, `is_ours`, and
+/// `mode`: `"exclusive"` or `"shared"`; never the token.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Holder {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
-        let mut holder = serializer.serialize_struct("Holder", 5)?;
+        let mut holder = serializer.serialize_struct("Holder", 7)?;
         holder.serialize_field("label", &self.label())?;
         holder.serialize_field("remaining_seconds", &self.remaining.map(|remaining| remaining.as_secs_f64()))?;
         holder.serialize_field("fence", &self.fence)?;
         holder.serialize_field("is_ours", &self.is_ours)?;
         holder.serialize_field("not_a_lock", &self.not_a_lock)?;
+        holder.serialize_field("mode", if self.is_shared() { "shared" } else { "exclusive" })?;
+        holder.serialize_field("sharers", &self.sharers())?;
         holder.end()
     }
 }

@@ -236,8 +236,8 @@ pub struct Sharers {
 /// The fence of the phase that a downgrade has begun, or why it has not.
 pub type Downgraded = Result<Fence, Denial>;
 
-/// The waiters of a lock, in order: their tokens, and how long each has waited.
-pub type Waiters = Vec<(Token, Duration)>;
+/// The waiters of a lock, in order: their tokens, how long each has waited, and how it wants the lock.
+pub type Waiters = Vec<(Token, Duration, Mode)>;
 
 /// A part of what a node has, and the cursor of the next part: zero at the end.
 pub type Page = (u64, Vec<String>);

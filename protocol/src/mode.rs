@@ -33,6 +33,13 @@ impl Mode {
             Self::Shared { limit } => limit.map_or(u32::MAX, NonZeroU32::get),
         }
     }
+
+    /// The mode that has this limit.
+    pub fn of_limit(limit: u32) -> Self {
+        NonZeroU32::new(limit).map_or(Self::Exclusive, |limit| Self::Shared {
+            limit: Some(limit).filter(|limit| *limit < NonZeroU32::MAX),
+        })
+    }
 }
 
 impl fmt::Display for Mode {
@@ -69,6 +76,7 @@ mod tests {
             [(Mode::Exclusive, 0, "alone"), (shared(0), u32::MAX, "to read"), (shared(4), 4, "one of 4 permits")]
         {
             assert_eq!((mode.limit(), mode.is_shared(), &*mode.to_string()), (limit, limit > 0, says));
+            assert_eq!(Mode::of_limit(limit), mode);
         }
         assert_eq!(Mode::default(), Mode::Exclusive);
     }

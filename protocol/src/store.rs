@@ -435,10 +435,12 @@ impl Store {
         (queue.len(), queue.line().take(limit).map(|(token, ticket)| (token.clone(), ticket)).collect())
     }
 
-    /// The first waiters, and how long each has waited.
+    /// The first waiters, how long each has waited, and for what.
     fn waiters(&mut self, now: Micros, key: &Key, most: usize) -> Waiters {
+        let Some(queue) = self.live_queue(now, key) else { return Waiters::new() };
         let waited = |ticket| Duration::from_micros(now.saturating_sub(ticket));
-        self.queue(now, key, most).1.into_iter().map(|(token, ticket)| (token, waited(ticket))).collect()
+        let line = queue.line().take(most);
+        line.map(|(token, ticket)| (token.clone(), waited(ticket), queue.mode(token))).collect()
     }
 
     /// The lock's holder.

@@ -342,7 +342,7 @@ impl WaitLoop {
             // The first has the lock tracked: it takes what becomes free otherwise than by a release. So has the
             // second, which may be the first by now, and would poll once more for that.
             Some(queue) if queue.position.ticket.is_none() || queue.position.ahead > 1 => Route::Keeper,
-            // What shows who shares a lock is not to be tracked: it changes with each of their renewals.
+            // The keys that show who shares a lock are not to be tracked: one changes with each renewal.
             _ if matches!(&self.seen, Check::Held { holder, .. } if holder.is_shared()) => Route::Keeper,
             _ if matches!(self.seen, Check::Failed(_)) => Route::Keeper,
             _ => facts.around.tracked(),

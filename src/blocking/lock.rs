@@ -137,6 +137,11 @@ impl Lock {
         wait(self.0.holder())?
     }
 
+    /// See [`Lock::holders`](crate::Lock::holders).
+    pub fn holders(&self) -> Result<Vec<Holder>, Error> {
+        wait(self.0.holders())?
+    }
+
     /// See [`Lock::waiters`](crate::Lock::waiters).
     pub fn waiters(&self) -> Result<Vec<Waiter>, Error> {
         wait(self.0.waiters())?

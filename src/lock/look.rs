@@ -1,9 +1,11 @@
 //! A look at who has a lock or waits for it, and the way to take it from them.
 
 use leasehold_protocol::{
+    failure::Failure,
     forced::ForcedRelease,
     holder::Holder,
-    message::{Request, Waiters},
+    key::Key,
+    message::{Request, Sharers, Waiters},
 };
 
 use super::Lock;
@@ -14,12 +16,13 @@ use crate::{
     waiter::Waiter,
 };
 
-/// The most waiters that [`Lock::waiters`] returns.
-const MOST_WAITERS: usize = 10_000;
+/// The most waiters that [`Lock::waiters`] returns, and the most sharers of [`Lock::holders`].
+const MOST: usize = 10_000;
 
 impl Lock {
     /// The current holder of the lock, ourselves included; `None` if there is none. Over a quorum: the one with its key
-    /// on a majority of the nodes, or that may have it there, as far as they answer.
+    /// on a majority of the nodes, or that may have it there, as far as they answer. All who share the lock are told as
+    /// one [holder](Holder::is_shared): [`holders`](Self::holders) lists them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -46,7 +49,71 @@ impl Lock {
         let key = self.key()?;
         let asking = client.quorum.holder(&key, client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
+        let holder = match holder {
+            Some(all) if all.is_shared() => self.sharers(&key, all).await?,
+            holder => holder,
+        };
         Ok(holder.map(|holder| client.watchdog.recognize(&key, holder)))
+    }
+
+    /// How many share a lock that was seen to be shared. If that cannot be read now, what was seen stands.
+    async fn sharers(&self, key: &Key, seen: Holder) -> Result<Option<Holder>, Error> {
+        match self.ask_for_sharers(key, 0).await {
+            Ok(sharers) => Ok(sharers.map(|sharers| sharers.holder)),
+            Err(failure) if failure.is_refusal() => Err(Error::of(failure)),
+            Err(_) => Ok(Some(seen)),
+        }
+    }
+
+    async fn ask_for_sharers(&self, key: &Key, most: usize) -> Result<Option<Sharers>, Failure> {
+        let client = &self.scope.client;
+        let (member, limit) = (client.quorum.sole()?, client.options.command_timeout);
+        relayed!(
+            Relay::of_answers(),
+            member.ask(client.quorum.route(), Request::Sharers { key: key.clone(), most }, limit)
+        )
+    }
+
+    /// Everybody who holds the lock at one moment: all who share it, or its one holder; none if it is free. The share
+    /// that ends first, unless it is renewed, comes first. At most ten thousand of them are told: [`Holder::sharers`]
+    /// of [`holder`](Self::holder) has their number.
+    ///
+    /// Each has its own label and remaining time, and all have one [fence](Holder::fence). A share that
+    /// [`keep_for`](Self::keep_for) keeps is among them. A quorum knows no shares: the list is what
+    /// [`holder`](Self::holder) tells.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let gpu = leases.semaphore("gpu:inference", 4);
+    /// let _permits = (gpu.acquire().await?, gpu.acquire().await?);
+    /// for holder in gpu.holders().await? {
+    ///     println!("{holder}");
+    /// }
+    /// # assert_eq!(gpu.holders().await?.len(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`holder`](Self::holder), and if the key of the shares, `{name}:lh:holders`, holds something else.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn holders(&self) -> Result<Vec<Holder>, Error> {
+        let client = &self.scope.client;
+        client.ready().await?;
+        if !client.quorum.is_one() {
+            return Ok(self.holder().await?.into_iter().collect());
+        }
+        let key = self.key()?;
+        let holders = match self.ask_for_sharers(&key, MOST).await.map_err(Error::of)? {
+            None => Vec::new(),
+            Some(Sharers { holder, first }) if holder.is_shared() => first,
+            Some(Sharers { holder, .. }) => vec![holder],
+        };
+        Ok(client.watchdog.recognize_each(&key, holders))
     }
 
     /// The waiters in the [fair](Self::fair) queue of the lock, the first in line first; at most ten thousand of them.
@@ -64,9 +131,9 @@ impl Lock {
         client.ready().await?;
         let key = self.key()?;
         let (member, limit) = (client.sole()?, client.options.command_timeout);
-        let asking = member.ask(client.quorum.route(), Request::Waiters { key, most: MOST_WAITERS }, limit);
+        let asking = member.ask(client.quorum.route(), Request::Waiters { key, most: MOST }, limit);
         let waiters: Waiters = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
-        Ok(waiters.into_iter().map(|(token, waited)| Waiter { token, waited }).collect())
+        Ok(waiters.into_iter().map(|(token, waited, mode)| Waiter { token, waited, mode }).collect())
     }
 
     /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out

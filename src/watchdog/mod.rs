@@ -4,9 +4,11 @@
 //! anything is held (rule 3: timers do not count suspend). Then it lets every due core decide, and sends what falls due
 //! together in one batch. Answers are fed back from tasks of their own.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
 
-use leasehold_protocol::{holder::Holder, key::Key, loss::LossReason, message::Route, slot::Keys, time::Time};
+use leasehold_protocol::{
+    holder::Holder, key::Key, loss::LossReason, message::Route, slot::Keys, time::Time, token::Token,
+};
 
 use self::{
     table::{LOOK_EVERY, Table},
@@ -157,6 +159,14 @@ impl Watchdog {
             if is_shared { holder.fence() == Some(hold.fence) } else { Some(&hold.claim.token) == holder.whole_token() }
         });
         if is_ours { holder.ours() } else { holder }
+    }
+
+    /// The same of each of those who share a lock: here and there may be many.
+    pub(crate) fn recognize_each(&self, key: &Key, holders: Vec<Holder>) -> Vec<Holder> {
+        let held: HashSet<Token> =
+            self.table.lock().holds_of(key.lock()).map(|hold| hold.claim.token.clone()).collect();
+        let is_ours = |holder: &Holder| holder.whole_token().is_some_and(|token| held.contains(token));
+        holders.into_iter().map(|holder| if is_ours(&holder) { holder.ours() } else { holder }).collect()
     }
 
     /// Something may have happened to this key on this node: asks about it at once. The answer decides, not the hint.

@@ -34,7 +34,7 @@ fn each_script(wire: &mut Wire) -> Vec<(&'static str, Value)> {
         ("holder", vec!["EVAL", HOLDER, "1", lock]),
         ("look", vec!["EVAL", LOOK, "1", lock]),
         ("poll", poll),
-        ("queue", vec!["EVAL", QUEUE, "1", queue, "10"]),
+        ("queue", vec!["EVAL", QUEUE, "1", queue, "10", wait]),
     ]
     .map(|(name, command)| (name, wire.must(&command)))
     .into()

@@ -20,7 +20,7 @@ use leasehold_protocol::{
     key::Key,
     message::{
         AcquireRequest, Acquired, Claim, Denial, Downgraded, Owned, Poll, Polled, ReleaseMode, Reply, Request, Sharers,
-        VoteReply,
+        VoteReply, Waiters,
     },
     mode::Mode,
     queue_position,
@@ -134,6 +134,8 @@ struct Seen {
     /// Who has a place in it, and until when.
     places: BTreeMap<usize, u64>,
     line: Vec<(usize, u64)>,
+    /// What somebody is told who asks for it: what the last one has left, what each has, and how each waiter wants it.
+    listed: (u64, Vec<(usize, u64)>, Vec<(usize, u32)>),
 }
 
 impl Seen {
@@ -269,9 +271,16 @@ impl Scene {
         let held = sharers.as_ref().map(|sharers| value(&sharers.holder));
         let (until, places) = self.store.ends(self.now, &self.key).unwrap_or_default();
         let places: BTreeMap<_, _> = places.iter().map(|(token, until)| (index(token), until / 1_000)).collect();
+        let (waiters, _) = self.ask::<Waiters>(0, &Request::Waiters { key: self.key.clone(), most: 100 });
+        let wants = waiters.iter().map(|(token, _, mode)| (index(token), mode.limit())).collect();
+        let left = |holder: &Holder| u64::try_from(holder.remaining().unwrap().as_millis()).unwrap();
+        let each = |one: &Holder| (index(one.whole_token().unwrap()), left(one));
+        let listed = sharers.as_ref().map(|all| (left(&all.holder), all.first.iter().map(each).collect()));
+        let (last, all) = listed.unwrap_or_default();
         let seen = Seen {
             reply,
             told,
+            listed: (last, all, wants),
             held: held.map(|value| (value, until / 1_000)),
             places,
             line: self.store.queue(self.now, &self.key, 100).1.iter().map(|(token, at)| (index(token), *at)).collect(),
@@ -455,6 +464,21 @@ impl<'a> Scripts<'a> {
         String::new()
     }
 
+    fn listed(&mut self) -> (u64, Vec<(usize, u64)>, Vec<(usize, u32)>) {
+        let number = |value: &Value| u64::try_from(value.int()).unwrap();
+        let of = |value: &Value| index(&Token::parse(&value.text()).unwrap());
+        let sharers = self.wire.must(&["EVAL", scripts::SHARERS, "2", KEYS[0], KEYS[4], "100"]);
+        let (last, all) = match sharers.array() {
+            [_, last, _, _, all @ ..] => {
+                (number(last), all.chunks(2).map(|one| (of(&one[0]), number(&one[1]))).collect())
+            }
+            _ => (0, Vec::new()),
+        };
+        let waiters = self.wire.must(&["EVAL", scripts::QUEUE, "1", KEYS[2], "100", KEYS[3]]);
+        let wants = waiters.array()[2..].chunks(3);
+        (last, all, wants.map(|one| (of(&one[0]), u32::try_from(one[2].int()).unwrap())).collect())
+    }
+
     /// Whether that was so before.
     fn listen(&mut self, command: &str, channel: &str) -> String {
         let before = self.wire.must(&["PUBSUB", "NUMSUB", channel]).array()[1].int() == 1;
@@ -481,7 +505,9 @@ impl<'a> Scripts<'a> {
         self.wire.must(&["EXISTS", KEYS[1], KEYS[3], KEYS[4], "{job}:lh:forced"]);
         let (left, now) = (self.wire.must(&["PTTL", KEYS[0]]).int(), self.now());
         let held = self.wire.get(KEYS[0]).map(|value| (value, now / 1_000 + u64::try_from(left).unwrap()));
-        let mut seen = Seen { reply, told, held, line: self.pairs(KEYS[2]), ..Seen::default() };
+        let line = self.pairs(KEYS[2]);
+        let listed = self.listed();
+        let mut seen = Seen { reply, told, held, line, listed, ..Seen::default() };
         // Of another phase, or of none, they count for nothing.
         if seen.is_shared() {
             seen.places = self.pairs(KEYS[4]).into_iter().collect();

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fence;
+use crate::{fence, mode::token_of_a_phase};
 
 #[test]
 fn a_foreign_key_has_neither_label_nor_fence() {
@@ -44,6 +44,35 @@ fn a_fence_tells_when_its_holder_acquired() {
 
 fn seven() -> Fence {
     Fence::try_from(7_u64).unwrap()
+}
+
+/// All who share a lock.
+fn shared(pttl: i64) -> Holder {
+    Holder::read(Some(&token_of_a_phase().value(seven())), pttl)
+}
+
+#[test]
+fn those_who_share_are_told_as_one_and_each_for_itself() {
+    let all = shared(1_500);
+    assert_eq!((all.is_shared(), all.label(), all.token(), all.fence()), (true, None, None, Some(seven())));
+    for (holder, says) in [
+        (all.clone(), "those who share it (fence 7), the last of them for 1.5 s unless renewed"),
+        (
+            all.clone().shared_by(3).ours(),
+            "3 who share it, this program too (fence 7), the last of them for 1.5 s unless renewed",
+        ),
+        (
+            all.clone().shared_by(3).until_the_first(),
+            "3 who share it (fence 7), the first of them for 1.5 s unless renewed",
+        ),
+        (all.clone().shared_by(1), "1 who shares it (fence 7), for 1.5 s unless renewed"),
+        (all.shared_by(0).ours(), "nobody any more (fence 7), though its key lives 1.5 s more"),
+    ] {
+        assert_eq!(holder.to_string(), says);
+    }
+    let one = Holder::of_share(Some(Token::random("host:7")), Some(Duration::from_millis(1_500)), Some(seven()));
+    assert_eq!((one.is_shared(), one.sharers(), one.clone().shared_by(3).sharers()), (true, None, None));
+    assert_eq!(one.to_string(), "host:7 (fence 7), whose share lives 1.5 s more unless renewed");
 }
 
 /// It is acquired in steps.
@@ -104,10 +133,17 @@ fn serde_writes_everything_but_the_token() {
     let (token, fence) = (Token::random("host:7"), Fence::try_from(7_u64).unwrap());
     let json = |holder: &Holder| serde_json::to_string(holder).unwrap();
     let held = json(&Holder::read(Some(&token.value(fence)), 1_500).ours());
-    assert_eq!(held, r#"{"label":"host:7","remaining_seconds":1.5,"fence":7,"is_ours":true,"not_a_lock":null}"#);
+    let alone = r#","mode":"exclusive","sharers":null}"#;
+    let parts = r#"{"label":"host:7","remaining_seconds":1.5,"fence":7,"is_ours":true,"not_a_lock":null"#;
+    assert_eq!(held, [parts, alone].concat());
     let foreign = json(&Holder::read(Some("someone-else"), -1));
-    assert_eq!(
-        foreign,
-        r#"{"label":null,"remaining_seconds":null,"fence":null,"is_ours":false,"not_a_lock":"string without a TTL"}"#
-    );
+    let parts =
+        r#"{"label":null,"remaining_seconds":null,"fence":null,"is_ours":false,"not_a_lock":"string without a TTL""#;
+    assert_eq!(foreign, [parts, alone].concat());
+    let all = json(&shared(1_500).shared_by(3));
+    let parts = r#"{"label":null,"remaining_seconds":1.5,"fence":7,"is_ours":false,"not_a_lock":null"#;
+    assert_eq!(all, [parts, r#","mode":"shared","sharers":3}"#].concat());
+    let one = json(&Holder::of_share(Some(Token::random("host:7")), Some(Duration::from_secs(2)), Some(seven())));
+    let parts = r#"{"label":"host:7","remaining_seconds":2.0,"fence":7,"is_ours":false,"not_a_lock":null"#;
+    assert_eq!(one, [parts, r#","mode":"shared","sharers":null}"#].concat());
 }

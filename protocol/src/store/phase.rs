@@ -256,15 +256,19 @@ impl Store {
         }
     }
 
-    /// The holder of a lock, and the first ones of those who share it.
+    /// The holder of a lock, and the first ones of those who share it. Theirs is the time of the last of them.
     pub(super) fn sharers(&mut self, now: Micros, key: &Key, most: usize) -> Option<Sharers> {
         let holder = self.holder(now, key)?;
         let Ok(phase) = self.shared(now, key) else { return Some(Sharers { holder, first: Vec::new() }) };
         let (count, mut ends) = (phase.sharers(now), phase.ends(now).collect::<Vec<_>>());
         ends.sort_by_key(|(token, until)| (*until, token.as_str()));
-        let of = |(token, until): (&Token, Micros)| {
-            Holder::of(Some(token.clone()), Some(Duration::from_micros(until - now)), Some(phase.fence))
+        let left = |until: Micros| Some(Duration::from_micros(until.saturating_sub(now)));
+        let holder = match ends.last() {
+            Some((_, until)) => holder.lasting(left(*until)),
+            None => holder,
         };
+        let of =
+            |(token, until): (&Token, Micros)| Holder::of_share(Some(token.clone()), left(until), Some(phase.fence));
         let first = ends.into_iter().take(most).map(of).collect();
         Some(Sharers { holder: holder.shared_by(count), first })
     }

@@ -8,6 +8,7 @@ use super::phase::{Entrant, fits};
 use crate::{
     hash::HashMap,
     message::{Claim, Poll},
+    mode::Mode,
     time::{Micros, micros},
     token::Token,
 };
@@ -237,6 +238,11 @@ impl WaitQueue {
     /// The tokens and their tickets, the first one first.
     pub(super) fn line(&self) -> impl Iterator<Item = (&Token, u64)> {
         self.line.iter().map(|(ticket, token)| (token, *ticket))
+    }
+
+    /// How a waiter wants the lock.
+    pub(super) fn mode(&self, token: &Token) -> Mode {
+        self.waiters.get(token).map_or(Mode::Exclusive, |waiter| Mode::of_limit(waiter.limit))
     }
 
     /// Whether nothing of it needs to be kept.

@@ -280,10 +280,12 @@ fn those_who_wait_are_counted_and_the_first_are_listed_with_their_wait() {
     let (mut store, key, one, two) = scene();
     granted(&store.acquire(0, &request(&key, &Token::random("holder"), TTL)).acquired);
     send(&mut store, 10, &poll(&key, &one));
-    send(&mut store, 30, &poll(&key, &two));
+    let (mut reads, to_read) = (poll(&key, &two), Mode::Shared { limit: None });
+    reads.claim.mode = to_read;
+    send(&mut store, 30, &reads);
     let (waiting, first) = store.queue(50, &key, 1);
     assert_eq!((waiting, first.len()), (2, 1));
-    let waited = [(one, Duration::from_micros(40)), (two, Duration::from_micros(20))];
+    let waited = [(one, Duration::from_micros(40), Mode::Exclusive), (two, Duration::from_micros(20), to_read)];
     assert_eq!(store.waiters(50, &key, 9), waited);
 }
 

@@ -13,6 +13,7 @@ use leasehold_protocol::{
         Acquired, Denial, Downgraded, Guarding, Looked, Owned, Page, Polled, Repaired, Reply, ServerIdentity, Sharers,
         VoteReply, Waiters,
     },
+    mode::Mode,
     stepwise::SingleReply,
     token::Token,
 };
@@ -172,11 +173,12 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
     let [now, _length, queue @ ..] = array(reply) else { return None };
     let now = now.as_u64()?;
     let mut waiting = Waiters::new();
-    for pair in queue.chunks(2) {
-        let [token, ticket] = pair else { return None };
+    for one in queue.chunks(3) {
+        let [token, ticket, limit] = one else { return None };
         let waited = Duration::from_micros(now.saturating_sub(ticket.as_u64()?));
+        let mode = Mode::of_limit(u32::try_from(limit.as_i64()?).ok()?);
         // Anything but a token of ours is skipped.
-        waiting.extend(token.as_str().and_then(|token| Token::parse(&token)).map(|token| (token, waited)));
+        waiting.extend(token.as_str().and_then(|token| Token::parse(&token)).map(|token| (token, waited, mode)));
     }
     Some(waiting)
 }
@@ -244,7 +246,7 @@ pub(super) fn sharers(reply: &Value) -> Option<Option<Sharers>> {
         let [token, left] = pair else { return None };
         // Anything but a token of ours counts, and is shown without a label.
         let token = token.as_str().and_then(|token| Token::parse(&token));
-        first.push(Holder::of(token, Some(Duration::from_millis(left.as_u64()?)), holder.fence()));
+        first.push(Holder::of_share(token, Some(Duration::from_millis(left.as_u64()?)), holder.fence()));
     }
     Some(Some(Sharers { holder: holder.shared_by(count), first }))
 }

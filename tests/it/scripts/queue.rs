@@ -514,15 +514,15 @@ fn tickets_restore_a_queue_that_was_deleted() {
     }
     assert_eq!(line(&mut wire), ["a", "b", "c"]);
 
-    let listed = wire.must(&["EVAL", QUEUE, "1", LINE, "2"]);
+    let listed = wire.must(&["EVAL", QUEUE, "1", LINE, "2", WAIT]);
     let listed = listed.array();
     assert!(matches!(listed[0], Value::Int(now) if now > tickets[2].parse().unwrap()), "{:?}", listed[0]);
     assert_eq!(listed[1], Value::Int(3));
-    let line: Vec<String> = listed[2..].iter().map(|part| labels(&part.text())).collect();
-    assert_eq!(line, ["a", &tickets[0], "b", &tickets[1]]);
-    let none = wire.must(&["EVAL", QUEUE, "1", "{other}:lh:queue", "2"]);
+    let line: Vec<_> = listed[2..].chunks(3).map(|one| (labels(&one[0].text()), one[1].text(), one[2].int())).collect();
+    assert_eq!(line, [("a".into(), tickets[0].clone(), 0), ("b".into(), tickets[1].clone(), 0)]);
+    let none = wire.must(&["EVAL", QUEUE, "1", "{other}:lh:queue", "2", "{other}:lh:wait"]);
     assert!(matches!(none.array(), [Value::Int(_), Value::Int(0)]));
-    assert_eq!(wire.must(&["EVAL", QUEUE, "1", LINE, "0"]).array().len(), 2);
+    assert_eq!(wire.must(&["EVAL", QUEUE, "1", LINE, "0", WAIT]).array().len(), 2);
 }
 
 #[test]
@@ -639,7 +639,7 @@ fn keys_that_hold_something_else_are_named_before_any_write() {
         wire.del(key);
     }
     wire.set(LINE, "nonsense");
-    let listed = wire.cmd(&["EVAL", QUEUE, "1", LINE, "2"]);
+    let listed = wire.cmd(&["EVAL", QUEUE, "1", LINE, "2", WAIT]);
     assert_eq!(listed.error(), Some("ERR the queue key {job}:lh:queue holds another type: delete it to go on"));
     wire.del(LINE);
 

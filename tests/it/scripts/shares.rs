@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, DOWNGRADE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, RELEASE, RENEW_SHARES, SHARERS},
+    scripts::{ACQUIRE, DOWNGRADE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, QUEUE, RELEASE, RENEW_SHARES, SHARERS},
 };
 
 use super::{FENCE, LOCK, MEMORY, TTL, labels, owner, token};
 
 const LINE: &str = "{job}:lh:queue";
 const HOLDERS: &str = "{job}:lh:holders";
-const KEYS: [&str; 5] = [LOCK, FENCE, LINE, "{job}:lh:wait", HOLDERS];
+const WAIT: &str = "{job}:lh:wait";
+const KEYS: [&str; 5] = [LOCK, FENCE, LINE, WAIT, HOLDERS];
 const GRANT: &str = "5000";
 const WINDOW: &str = "15000";
 /// Of one who reads.
@@ -122,13 +123,56 @@ fn a_key_of_another_type_in_the_place_of_the_sharers_is_named_and_left_alone() {
     }
     assert_eq!((renew(&mut wire, "one"), part(&mut wire, "one")), (Value::Int(0), Value::Int(0)));
     assert_eq!(eval(&mut wire, LEAVE, &[&token("one"), "", WINDOW]), Value::Int(0));
+    let listed = |wire: &mut Wire| wire.cmd(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10"]);
+    assert_eq!(listed(&mut wire).error(), Some(ANOTHER_TYPE));
     wire.del(LOCK);
+    assert_eq!(listed(&mut wire).array(), [Value::Int(0)], "it is free");
     assert_eq!(poll(&mut wire, "late", "", ANY).error(), Some(ANOTHER_TYPE), "nor is a phase begun");
     assert!(!wire.exists(LOCK));
     comes_in(&mut wire, "writer", "0");
     let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("writer"), MEMORY]);
     assert_eq!((downgraded.error(), owner(&mut wire).as_deref()), (Some(ANOTHER_TYPE), Some("writer")));
     assert_eq!(wire.must(&["LLEN", HOLDERS]), Value::Int(1));
+}
+
+#[test]
+fn those_who_share_are_listed_with_what_each_has_left() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    comes_in(&mut wire, "one", ANY);
+    comes_in(&mut wire, "two", ANY);
+    let odd = "x".repeat(1_000);
+    wire.must(&["ZADD", HOLDERS, "1e30", "by hand", "9e15", &odd, "7", "over"]);
+    let seen = wire.must(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "3"]);
+    let [_, Value::Int(last), _, Value::Int(4), all @ ..] = seen.array() else { panic!("{seen:?}") };
+    let left: Vec<_> = all.chunks(2).map(|one| (labels(&one[0].text()), one[1].int())).collect();
+    let ttl = TTL.parse::<i64>().unwrap();
+    let (odd, life) = (&odd[..256], ttl - 10_000..=ttl);
+    assert!(
+        matches!(&*left, [(_, one), (_, two), (name, far)]
+        if life.contains(one) && life.contains(two) && name == odd && *far > ttl),
+        "{left:?}"
+    );
+    assert_eq!(*last, (1 << 53) - 1, "a number, whatever somebody wrote");
+}
+
+#[test]
+fn who_waits_is_listed_with_how_it_wants_the_lock() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    comes_in(&mut wire, "holder", "0");
+    for (label, limit) in [("writer", "0"), ("reader", ANY), ("permit", "4")] {
+        waits(&mut wire, label, "~process", limit);
+    }
+    let limits = |wire: &mut Wire| -> Vec<i64> {
+        let listed = wire.must(&["EVAL", QUEUE, "1", LINE, "10", WAIT]);
+        listed.array()[2..].chunks(3).map(|one| one[2].int()).collect()
+    };
+    assert_eq!(limits(&mut wire), [0, i64::from(u32::MAX), 4]);
+    wire.del(WAIT);
+    assert_eq!(limits(&mut wire), [0, 0, 0], "they are in line all the same");
+    wire.must(&["LPUSH", WAIT, "data"]);
+    assert_eq!(limits(&mut wire), [0, 0, 0]);
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Lease, Lock, LossReason, Mode, Owner};
+use leasehold::{Error, Lock, LossReason, Mode, Owner};
 use support::{HANGS, Server, eventually_async, within};
 use tokio::task::JoinSet;
 
+use super::acquired;
 use crate::{
     common::{Confirmed as _, LONG, NAME, SHORT, ending, program, program_with},
     fair::line::{PROMPT, SOON, had, nothing_is_left, place, programs},
@@ -17,10 +18,6 @@ async fn busy(lock: &Lock) -> String {
         Err(Error::TimedOut { holder, .. }) => holder.to_string(),
         outcome => panic!("not busy: {outcome:?}"),
     }
-}
-
-async fn acquired(lock: &Lock) -> Lease {
-    within(HANGS, "the lock", lock.acquire()).await.unwrap()
 }
 
 #[tokio::test]

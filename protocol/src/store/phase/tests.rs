@@ -60,7 +60,7 @@ impl Scene {
         }
     }
 
-    /// Who shares it by then, and how long it has to wait.
+    /// How many share it by then, and how long it has to wait.
     #[track_caller]
     fn waits(&mut self, token: &Token, limit: Option<u32>) -> (Option<u32>, Micros) {
         match self.poll(token, limit) {

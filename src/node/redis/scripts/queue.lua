@@ -1,11 +1,13 @@
 -- Who waits for a lock.
 --
 -- KEYS   1 queue
--- ARGV   1 how many of them at most
--- Reply  {the server's time in µs, how many wait, token, ticket, token, ticket, ...}, the first one first
+-- ARGV   1 how many of them at most   2 the key where they say how they want it
+-- Reply  {the server's time in µs, how many wait, token, ticket, limit, token, ticket, limit, ...}, the first one
+-- first. The limit is 0 if it wants the lock alone, else it shares it beside fewer than so many others
 --
--- Atomic so that the places belong together. Writes nothing.
-local queue, limit = KEYS[1], tonumber(ARGV[1])
+-- Atomic so that the places belong together. Writes nothing. The second key is no declared one: its slot may be on its
+-- way to another server. Where it may not be read, all seem to want the lock alone.
+local queue, most = KEYS[1], tonumber(ARGV[1])
 
 local length = redis.pcall('ZCARD', queue)
 if type(length) ~= 'number' then
@@ -16,12 +18,16 @@ if type(length) ~= 'number' then
 end
 local time = redis.call('TIME')
 local reply = {time[1] * 1000000 + time[2], length}
-if limit > 0 then
-  local line = redis.call('ZRANGE', queue, 0, limit - 1, 'WITHSCORES')
+if most > 0 then
+  local line = redis.call('ZRANGE', queue, 0, most - 1, 'WITHSCORES')
   for i = 1, #line, 2 do
-    reply[i + 2] = string.sub(line[i], 1, 256)
+    local entry = ARGV[2] and redis.pcall('HGET', ARGV[2], line[i])
+    local limit = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|%d+|(%d+)%*')
+    local at = #reply
+    reply[at + 1] = string.sub(line[i], 1, 256)
     -- tostring would print 14 digits.
-    reply[i + 3] = string.format('%.0f', line[i + 1])
+    reply[at + 2] = string.format('%.0f', line[i + 1])
+    reply[at + 3] = tonumber(limit or 0)
   end
 end
 return reply

@@ -2,8 +2,9 @@
 --
 -- KEYS   1 lock   2 holders
 -- ARGV   1 how many of them at most
--- Reply  {0}  nobody has it, or {1, PTTL in ms, value, how many share it, token, ms left, ...}, the first to go first. The
---        value is as in holder.lua; who has it alone is no sharer
+-- Reply  {0}  nobody has it, or {1, PTTL in ms, value, how many share it, token, ms left, ...}, the first to go first.
+--        The value is as in holder.lua; who has it alone is no sharer. Where some share it, the second is what the last
+--        of them has left. Or an error about a key that holds another type than sharers
 --
 -- Atomic so that all belong together. Writes nothing.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)
@@ -19,11 +20,23 @@ local reply = {1, redis.call('PTTL', KEYS[1]), value, 0}
 if type(value) == 'string' and string.sub(value, 1, 41) == 'lh1:00000000-0000-0000-0000-000000000000:' then
   local time = redis.call('TIME')
   local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-  reply[4] = redis.call('ZCOUNT', KEYS[2], now_ms, '+inf')
+  local count = redis.pcall('ZCOUNT', KEYS[2], now_ms, '+inf')
+  if type(count) ~= 'number' then
+    return string.find(count.err, 'WRONGTYPE', 1, true)
+      and redis.error_reply('ERR the key ' .. KEYS[2] .. ' holds another type: delete it to go on') or count
+  end
+  -- Somebody may have written a score that is no time.
+  local function left(score)
+    return math.min(math.floor(score - now_ms), 9007199254740991)
+  end
+  reply[4] = count
+  if count > 0 then
+    reply[2] = left(redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2])
+  end
   local all = redis.call('ZRANGEBYSCORE', KEYS[2], now_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[1])
   for i = 1, #all, 2 do
     reply[4 + i] = string.sub(all[i], 1, 256)
-    reply[5 + i] = all[i + 1] - now_ms
+    reply[5 + i] = left(all[i + 1])
   end
 end
 return reply

@@ -138,7 +138,8 @@ impl Connections {
             Request::Poll(poll) => self.poll(via, poll),
             Request::Waiters { key, most } => {
                 let most = i64::try_from(most).unwrap_or(i64::MAX);
-                let arguments = move |all: &mut Vec<Value>| all.extend([key.queue().into(), most.into()]);
+                let arguments =
+                    move |all: &mut Vec<Value>| all.extend([key.queue().into(), most.into(), key.wait().into()]);
                 self.run(via, &QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
             }
             Request::Sharers { key, most } => self.sharers(via, key, most),
