@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     num::NonZeroU32,
+    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -42,15 +43,18 @@ const LIMITS: [u32; TOKENS] = [0, 0, 1, 2, 3, u32::MAX, u32::MAX, 0, u32::MAX, u
 /// The process of each. The last name of these cannot be called.
 const PROCESSES: [&str; TOKENS] =
     ["red", "green", "blue", "red", "grey", "red", "green", "grey", "red", "blue", "green", "red"];
-/// Those that ask by themselves come first.
+/// Those that ask by themselves come first, and among them are those that share.
 const ASKING: usize = 8;
+const SHARING: Range<usize> = 2..7;
 /// Two that stay in the place of another, and two that a downgrade puts there.
 const TOKENS: usize = 12;
 /// Takes the lock from whoever has it, as another program would.
 const STRANGER: usize = 7;
 const KEYS: [&str; 5] = ["job", "{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait", "{job}:lh:holders"];
-/// In ms. No sum of a few of them is a TTL, a grant or a window.
-const STEPS: [u64; 6] = [20_003, 61_007, 151_011, 450_033, 601_017, 37_000_001];
+/// In ms. No sum of a few of them, with steps back or without, is a TTL, a grant or a window.
+const STEPS: [u64; 8] = [20_003, 61_007, 151_011, 202_013, 303_023, 450_033, 601_017, 37_000_001];
+/// Those that are past one TTL, and not past another.
+const PARTS: Range<usize> = 4..6;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Op {
@@ -79,16 +83,19 @@ enum Op {
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let at = 0..ASKING;
-    let op = prop_oneof![
-        14 => at.clone().prop_map(Op::Poll),
-        2 => at.clone().prop_map(Op::Check),
-        1 => at.clone().prop_map(Op::Acquire),
+    // Each call comes mostly from one that may have what it is about, and now and then from any.
+    let (asks, shares) = (0..ASKING, prop_oneof![4 => SHARING, 1 => 0..TOKENS]);
+    let is_alone = prop_oneof![4 => 0..SHARING.start, 1 => 0..ASKING];
+    let keep = |at: usize| (Just(at), 8..10_usize, prop_oneof![Just(20), Just(2_000)]);
+    let one = prop_oneof![
+        14 => asks.clone().prop_map(Op::Poll),
+        2 => asks.clone().prop_map(Op::Check),
+        1 => asks.clone().prop_map(Op::Acquire),
         7 => (0..TOKENS).prop_map(Op::Part),
         3 => (0..TOKENS).prop_map(Op::Leave),
-        4 => (0..TOKENS).prop_map(Op::Renew),
-        1 => (at.clone(), 8..10_usize, prop_oneof![Just(20), Just(2_000)]).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
-        1 => (at, 10..12_usize).prop_map(|(at, to)| Op::Downgrade(at, to)),
+        4 => shares.prop_map(Op::Renew),
+        1 => asks.prop_flat_map(keep).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
+        2 => (is_alone, 10..12_usize).prop_map(|(at, to)| Op::Downgrade(at, to)),
         1 => Just(Op::ForceRelease),
         4 => (0..64_usize).prop_map(Op::Replay),
         3 => (0..STEPS.len()).prop_map(Op::Forward),
@@ -97,7 +104,19 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0..3_usize).prop_map(Op::Start),
         1 => prop_oneof![Just(Op::Delete), Just(Op::Overwrite), Just(Op::LosePlaces), Just(Op::LoseQueue)],
     ];
-    prop::collection::vec(op, 1..100)
+    // Two that share, perhaps; one of them may be over then, while the other has the key go on.
+    let after_its_end = (SHARING, SHARING, PARTS).prop_flat_map(move |(at, other, step)| {
+        let calls = prop_oneof![
+            3 => Just(Op::Renew(at)),
+            2 => Just(Op::Poll(at)),
+            1 => Just(Op::Part(at)),
+            1 => Just(Op::Leave(at)),
+            1 => keep(at).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
+        ];
+        calls.prop_map(move |call| vec![Op::Poll(at), Op::Poll(other), Op::Forward(step), call])
+    });
+    let some = prop_oneof![24 => one.prop_map(|op| vec![op]), 1 => after_its_end];
+    prop::collection::vec(some, 1..90).prop_map(|all| all.concat())
 }
 
 /// A call that was made, with all that it says.
@@ -108,7 +127,7 @@ struct Call {
 }
 
 fn ttl(at: usize) -> Duration {
-    Duration::from_secs(if at % 3 == 0 { 450 } else { 600 })
+    Duration::from_secs([450, 600, 300][at % 3])
 }
 
 fn token(at: usize) -> Token {
