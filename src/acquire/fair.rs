@@ -135,15 +135,13 @@ impl<'a> Standing<'a> {
                 self.had_been_lost = entered && self.position.ticket.is_some();
                 self.position = QueuePosition { ticket, ahead, notified, recovers_for };
                 self.waiter.tracks(tracked && ahead == 0);
-                match recovers_for {
-                    Some(left) => Err(Check::Failed(self.recovering(left))),
-                    None => {
-                        // One place is enough for who shares it.
-                        let is_first = holder.is_shared() && self.acquire.wanted.options.access.mode().is_shared();
-                        let holder = if is_first { holder.until_the_first() } else { holder };
-                        Err(Check::Held { holder, tracked, needs: WakeCondition::ANY })
-                    }
+                if let Some(left) = recovers_for {
+                    return Err(Check::Failed(self.recovering(left)));
                 }
+                // One place is enough for who shares it.
+                let is_first = holder.is_shared() && self.acquire.wanted.options.access.mode().is_shared();
+                let holder = if is_first { holder.until_the_first() } else { holder };
+                Err(Check::Held { holder, tracked, needs: WakeCondition::ANY })
             }
             Err(failure) => {
                 self.position.recovers_for = None;

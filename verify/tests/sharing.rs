@@ -119,6 +119,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(some, 1..90).prop_map(|all| all.concat())
 }
 
+/// The fence of a lock; who shares it, and until when; who waits for it, and with what limit.
+type Listed = (u64, Vec<(usize, u64)>, Vec<(usize, u32)>);
+
 /// A call that was made, with all that it says.
 #[derive(Debug, Clone)]
 struct Call {
@@ -154,7 +157,7 @@ struct Seen {
     places: BTreeMap<usize, u64>,
     line: Vec<(usize, u64)>,
     /// What somebody is told who asks for it: what the last one has left, what each has, and how each waiter wants it.
-    listed: (u64, Vec<(usize, u64)>, Vec<(usize, u32)>),
+    listed: Listed,
 }
 
 impl Seen {
@@ -483,7 +486,7 @@ impl<'a> Scripts<'a> {
         String::new()
     }
 
-    fn listed(&mut self) -> (u64, Vec<(usize, u64)>, Vec<(usize, u32)>) {
+    fn listed(&mut self) -> Listed {
         let number = |value: &Value| u64::try_from(value.int()).unwrap();
         let of = |value: &Value| index(&Token::parse(&value.text()).unwrap());
         let sharers = self.wire.must(&["EVAL", scripts::SHARERS, "2", KEYS[0], KEYS[4], "100"]);

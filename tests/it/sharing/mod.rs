@@ -4,6 +4,7 @@ use leasehold::{Lease, Lock};
 use support::{HANGS, within};
 
 mod downgrading;
+mod faults;
 mod holding;
 mod looking;
 

@@ -27,16 +27,16 @@ impl Connections {
         let arguments = |claim: &&Claim, all: &mut Vec<Value>| {
             let claim = std::slice::from_ref(*claim);
             if is_shared {
-                renewals_of_shares(claim, all)
+                renewals_of_shares(claim, all);
             } else {
-                renewals(claim, watch, all)
+                renewals(claim, watch, all);
             }
             keys
         };
         let began = connection.now();
         let (replies, link) = connection.run_each(script, claims, arguments, via.limit, before).await?;
         if tracks {
-            self.subscription.look_at(claims.iter().map(|claim| claim.key.lock()).collect());
+            self.subscription.look_at(&claims.iter().map(|claim| claim.key.lock()).collect());
         }
         let read = |reply: &Value| reply::renewed(reply).ok_or_else(reply::unreadable).and_then(only);
         let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();

@@ -65,7 +65,7 @@ impl Connections {
         let tracking = self.subscription.clone();
         Box::pin(async move {
             let answer = renewal.await?;
-            tracking.look_at(claims.iter().map(|claim| claim.key.lock()).collect());
+            tracking.look_at(&claims.iter().map(|claim| claim.key.lock()).collect());
             Ok(answer)
         })
     }

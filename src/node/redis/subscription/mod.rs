@@ -208,10 +208,12 @@ impl Subscription {
     }
 
     /// Looks at the keys of held locks, so that they are tracked from now on.
-    pub(super) fn look_at(&self, keys: HashSet<&str>) {
+    pub(super) fn look_at(&self, keys: &HashSet<&str>) {
         let (Some(looks), Some(listener)) = (self.own_invalidations.get(), self.listener()) else { return };
         if self.is_on() {
-            keys.iter().for_each(|key| looks.add(key, &listener));
+            for key in keys {
+                looks.add(key, &listener);
+            }
         }
     }
 
