@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_script_says_is_what_is_read(issued in 0_i64.., pttl in number(), ticket in 1_i64.., ahead: u32, secs: u32) {
+    fn what_a_script_says_is_what_is_read(issued in 1_i64.., pttl in number(), ticket in 1_i64.., ahead: u32, secs: u32) {
         let granted = |reply: &Value, votes| match vote(reply, false, votes).map(|read| read.acquired) {
             Some(Acquired::Granted(fence)) => Some(i64::from(fence)),
             _ => None,

@@ -143,8 +143,8 @@ async fn f64_taken_by_force_is_no_deletion_and_its_word_goes_with_the_key() {
 async fn f64_taken_by_force_without_a_right_to_the_word_for_it() {
     let server = Server::start();
     let mut wire = server.wire();
-    let all = ["~job", "~{job}:lh:fence", "~{job}:lh:queue", "~{job}:lh:wait", "&*", "+@all"];
-    wire.must(&[&["ACL", "SETUSER", "narrow", "on", ">secret"][..], &all].concat());
+    let keys = ["~job", "~{job}:lh:fence", "~{job}:lh:queue", "~{job}:lh:wait", "~{job}:lh:holders"];
+    wire.must(&[&["ACL", "SETUSER", "narrow", "on", ">secret", "&*", "+@all"][..], &keys].concat());
     let url = format!("redis://narrow:secret@127.0.0.1:{}", server.port());
     let (narrow, wide) = (program_with(&url, TTL).await, program_with(server.url(), TTL).await);
     for (holder, operator) in [(&narrow, &wide), (&wide, &narrow)] {

@@ -125,6 +125,7 @@ fn a_key_of_another_type_in_the_place_of_the_sharers_is_named_and_left_alone() {
     assert_eq!(eval(&mut wire, LEAVE, &[&token("one"), "", WINDOW]), Value::Int(0));
     let listed = |wire: &mut Wire| wire.cmd(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10"]);
     assert_eq!(listed(&mut wire).error(), Some(ANOTHER_TYPE));
+    assert!(wire.exists(LOCK), "nobody knows who shares it: it is not given to anybody");
     wire.del(LOCK);
     assert_eq!(listed(&mut wire).array(), [Value::Int(0)], "it is free");
     assert_eq!(poll(&mut wire, "late", "", ANY).error(), Some(ANOTHER_TYPE), "nor is a phase begun");
@@ -177,22 +178,108 @@ fn who_waits_is_listed_with_how_it_wants_the_lock() {
 
 #[test]
 fn a_replay_of_what_counts_for_a_write_is_one() {
-    let server = Server::start();
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    // All of it is in one millisecond: so nothing changes.
+    clock.gain(-1_000_000);
     let mut wire = server.wire();
-    let writes = |wire: &mut Wire| wire.info_field("persistence", "rdb_changes_since_last_save").unwrap();
     comes_in(&mut wire, "one", ANY);
     comes_in(&mut wire, "two", ANY);
-    for _ in 0..20 {
-        let before = writes(&mut wire);
-        comes_in(&mut wire, "one", ANY);
-        assert_ne!(writes(&mut wire), before, "a confirmation within the same millisecond");
-        let before = writes(&mut wire);
-        assert_eq!(renew(&mut wire, "one"), Value::Int(1));
-        assert_ne!(writes(&mut wire), before, "a renewal");
-        let before = writes(&mut wire);
-        assert_eq!(eval(&mut wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), Value::Int(1));
-        assert_ne!(writes(&mut wire), before, "a keeping");
+    let keeps = |wire: &mut Wire| {
+        assert_eq!(eval(wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), Value::Int(1));
+    };
+    keeps(&mut wire);
+    let calls: [(&str, &dyn Fn(&mut Wire)); 4] = [
+        ("a confirmation", &|wire| drop(comes_in(wire, "one", ANY))),
+        ("one beside as many as its limit", &|wire| drop(comes_in(wire, "one", "1"))),
+        ("a renewal", &|wire| assert_eq!(renew(wire, "one"), Value::Int(1))),
+        ("a keeping", &keeps),
+    ];
+    let changes = |wire: &mut Wire| wire.info_field("persistence", "rdb_changes_since_last_save").unwrap();
+    for (what, call) in calls {
+        let before = changes(&mut wire);
+        call(&mut wire);
+        assert_ne!(changes(&mut wire), before, "{what}");
     }
+}
+
+#[test]
+fn a_renewal_answers_for_each_share_of_its_batch() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let earlier = comes_in(&mut wire, "one", ANY);
+    wire.del(LOCK);
+    let fence = comes_in(&mut wire, "one", ANY);
+    wire.must(&["EVAL", ACQUIRE, "2", "alone", "{alone}:lh:fence", &token("one"), TTL, MEMORY]);
+    wire.set("data", "another's");
+    wire.must(&["LPUSH", "list", "another's"]);
+    let batch = [
+        (LOCK, fence.as_str(), 1),
+        (LOCK, &earlier, 0),
+        ("free", "", 0),
+        ("alone", "", -1),
+        ("data", "", -1),
+        ("list", "", -1),
+        (LOCK, "", 1),
+    ];
+    let holders = batch.map(|(key, ..)| format!("{{{key}}}:lh:holders"));
+    let (one, count) = (token("one"), (2 * batch.len()).to_string());
+    let mut command = vec!["EVAL", RENEW_SHARES, &count];
+    command.extend(batch.iter().map(|(key, ..)| *key));
+    command.extend(holders.iter().map(String::as_str));
+    command.extend(batch.iter().map(|_| one.as_str()));
+    command.extend(batch.iter().map(|_| TTL));
+    command.extend(batch.iter().map(|(_, fence, _)| *fence));
+    assert_eq!(wire.must(&command).array(), batch.map(|(.., answer)| Value::Int(answer)));
+    for refused in ["-zscore", "-zadd"] {
+        server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "+@all", refused]);
+        let mut worker = server.wire();
+        worker.must(&["AUTH", "worker", "secret"]);
+        let answers = worker.must(&command);
+        let codes = answers.array().iter().map(|answer| match answer {
+            Value::Array(refusal) => refusal[0].int(),
+            answer => answer.int(),
+        });
+        assert!(codes.eq(batch.map(|(.., answer)| if answer == 1 { -2 } else { answer })), "{refused}: {answers:?}");
+        server.wire().must(&["ACL", "DELUSER", "worker"]);
+    }
+    assert_eq!(wire.get("data").as_deref(), Some("another's"));
+}
+
+#[test]
+fn who_shares_a_lock_is_told_the_first_to_go_first() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    clock.gain(-1_000_000);
+    let mut wire = server.wire();
+    let seen = |wire: &mut Wire, most: &str| match wire.must(&["EVAL", SHARERS, "2", LOCK, HOLDERS, most]).array() {
+        [Value::Int(0)] => (0, "free".into(), 0, vec![]),
+        [Value::Int(1), left, value, count, first @ ..] => {
+            let value = if let Value::Array(other) = value { other[1].text() } else { labels(&value.text()) };
+            let first = first.chunks(2).map(|pair| (labels(&pair[0].text()), pair[1].int())).collect();
+            (left.int(), value, count.int(), first)
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(seen(&mut wire, "10"), (0, "free".into(), 0, vec![]));
+    let fence = comes_in(&mut wire, "one", ANY);
+    clock.forward(Duration::from_secs(1));
+    comes_in(&mut wire, "two", ANY);
+    let value = format!("lh1:00000000-0000-0000-0000-000000000000:{fence}@shared");
+    let (one, two) = (("one".to_owned(), 29_000), ("two".to_owned(), 30_000));
+    assert_eq!(seen(&mut wire, "10"), (40_000, value.clone(), 2, vec![one.clone(), two]), "the key outlives both");
+    assert_eq!(seen(&mut wire, "1"), (40_000, value.clone(), 2, vec![one]));
+    clock.forward(Duration::from_millis(29_500));
+    assert_eq!(seen(&mut wire, "10"), (10_500, value.clone(), 1, vec![("two".into(), 500)]), "one is over");
+    let large = "x".repeat(300);
+    wire.must(&["ZADD", HOLDERS, "1", "past", "9e15", &large]);
+    assert_eq!(seen(&mut wire, "10").3.last().map(|(name, _)| name.len()), Some(256), "not all of what is another's");
+    wire.del(LOCK);
+    comes_in(&mut wire, "writer", "0");
+    assert_eq!(seen(&mut wire, "10"), (30_000, "writer".into(), 0, vec![]), "they are of another phase");
+    wire.del(LOCK);
+    wire.must(&["LPUSH", LOCK, "another's"]);
+    assert_eq!(seen(&mut wire, "10"), (-1, "list".into(), 0, vec![]));
 }
 
 #[test]

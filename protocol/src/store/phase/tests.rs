@@ -17,11 +17,12 @@ struct Scene {
     store: Store,
     key: Key,
     now: Micros,
+    fence_memory: Duration,
 }
 
 impl Scene {
     fn new() -> Self {
-        Self { store: Store::default(), key: Key::of_lock("job"), now: NOW }
+        Self { store: Store::default(), key: Key::of_lock("job"), now: NOW, fence_memory: fence::MEMORY }
     }
 
     fn claim(&self, token: &Token, limit: Option<u32>) -> Claim {
@@ -30,7 +31,7 @@ impl Scene {
             limit => Mode::Shared { limit: limit.and_then(NonZeroU32::new) },
         };
         let (key, token) = (self.key.clone(), token.clone());
-        Claim { key, token, mode, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { key, token, mode, ttl: TTL, life: TTL, fence: None, fence_memory: self.fence_memory }
     }
 
     fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, request: &Request) -> (T, Vec<Notified>) {
@@ -93,8 +94,9 @@ fn tokens<const N: usize>() -> [Token; N] {
 fn readers_share_a_phase_and_its_fence_and_the_writer_behind_them_comes_after_the_last() {
     let (mut scene, [one, two, writer, late]) = (Scene::new(), tokens());
     let fence = scene.comes_in(&one, None);
+    scene.now += 50 * MS;
     assert_eq!(scene.comes_in(&two, None), fence);
-    assert_eq!(scene.waits(&writer, Some(0)), (Some(2), micros(TTL)));
+    assert_eq!(scene.waits(&writer, Some(0)), (Some(2), micros(TTL)), "until the last of them would be over");
     assert_eq!(scene.waits(&late, None).0, Some(2), "nobody is overtaken");
     assert_eq!(scene.release(&one, None, ReleaseMode::Delete), (Ok(()), 0));
     assert_eq!(scene.release(&one, None, ReleaseMode::Delete), (Err(Denial::Gone), 0), "the same, come again");
@@ -120,16 +122,46 @@ fn the_limit_is_that_of_the_one_who_asks() {
 }
 
 #[test]
-fn one_that_is_over_makes_room_and_does_not_come_back() {
-    let (mut scene, [one, two]) = (Scene::new(), tokens());
-    let fence = scene.comes_in(&one, Some(1));
-    scene.comes_in(&one, Some(1));
-    scene.now += micros(TTL) + MS;
-    assert!(scene.comes_in(&two, Some(1)) >= fence);
-    assert_eq!(scene.renew(&one, None), Err(Denial::Gone));
-    scene.now -= 10 * MS;
-    assert_eq!(scene.renew(&one, None), Err(Denial::Gone), "the clock went back");
+fn one_that_is_over_is_out_while_the_key_of_the_others_lives_on() {
+    let (mut scene, [one, other]) = (Scene::new(), tokens());
+    scene.comes_in(&one, None);
+    scene.now += 100 * MS;
+    scene.comes_in(&other, None);
+    scene.now += micros(TTL) - 99 * MS;
+    assert_eq!(scene.waits(&one, Some(1)), (Some(1), 99 * MS), "it is a newcomer");
     assert_eq!(scene.sharers().unwrap().first.len(), 1);
+    assert_eq!((scene.renew(&one, None), scene.renew(&other, None)), (Err(Denial::Gone), Ok(())));
+}
+
+#[test]
+fn one_that_is_over_makes_room_and_does_not_come_back() {
+    // With the longer one the key need not be written when somebody comes in.
+    for keep in [TTL, TTL * 10] {
+        let (mut scene, [one, other, stays, two]) = (Scene::new(), tokens());
+        let fence = scene.comes_in(&one, Some(2));
+        scene.now += 100 * MS;
+        scene.comes_in(&other, Some(2));
+        assert_eq!(scene.release(&other, Some(2), ReleaseMode::Retain(keep, stays)).0, Ok(()));
+        scene.now += micros(TTL) - 99 * MS;
+        assert_eq!(scene.comes_in(&two, Some(2)), fence);
+        scene.now -= 10 * MS;
+        assert_eq!(scene.renew(&one, None), Err(Denial::Gone), "the clock went back");
+        assert_eq!(scene.sharers().unwrap().first.len(), 2);
+    }
+}
+
+#[test]
+fn a_phase_whose_sharers_are_all_over_goes_on_where_there_is_room_for_one_more() {
+    for (limit, goes_on) in [(None, true), (Some(1), false)] {
+        let (mut scene, [one, two]) = (Scene::new(), tokens());
+        let fence = scene.comes_in(&one, Some(1));
+        assert_eq!(scene.comes_in(&one, Some(1)), fence);
+        scene.now += micros(TTL) + MS;
+        let next = scene.comes_in(&two, limit);
+        assert!(if goes_on { next == fence } else { next > fence }, "{limit:?}: {next} after {fence}");
+        scene.now -= 10 * MS;
+        assert_eq!(scene.renew(&one, None), Err(Denial::Gone), "the clock went back");
+    }
 }
 
 #[test]
@@ -175,6 +207,8 @@ fn what_stays_in_the_place_of_a_share_is_renewed_by_nobody() {
     assert_eq!(scene.release(&one, Some(1), keep).0, Ok(()), "the same, come again");
     assert_eq!(scene.renew(&one, None), Err(Denial::Gone));
     assert_eq!(scene.waits(&other, Some(1)), (Some(1), micros(TTL) * 10 - 100 * MS));
+    scene.now += micros(TTL) * 9;
+    assert_eq!(scene.waits(&other, Some(1)), (Some(1), micros(TTL) - 100 * MS), "the key lives on for it");
 }
 
 #[test]
@@ -193,6 +227,20 @@ fn a_downgrade_leaves_no_moment_for_another_writer_and_lets_readers_in() {
     assert_eq!(scene.ask::<Downgraded>(&request).0, Err(Denial::Taken));
     assert_eq!(scene.release(&reader, None, ReleaseMode::Delete), (Ok(()), 1));
     assert_eq!(scene.ask::<Downgraded>(&request).0, Err(Denial::Taken), "the other writer has it");
+}
+
+#[test]
+fn a_downgrade_has_a_larger_fence_even_if_the_floor_is_forgotten_and_the_clock_is_behind() {
+    let (mut scene, [writer, reads]) = (Scene::new(), tokens());
+    scene.fence_memory = Duration::ZERO;
+    let fence = scene.comes_in(&writer, Some(0));
+    scene.now += MS;
+    let key = scene.key.clone();
+    assert!(scene.store.ends(scene.now, &key).is_some(), "its floor is gone by then");
+    scene.now -= 10 * MS;
+    let request = Request::Downgrade { claim: scene.claim(&reads, None), from: writer };
+    let phase = scene.ask::<Downgraded>(&request).0.unwrap();
+    assert!(phase > fence, "{phase} after {fence}");
 }
 
 #[test]

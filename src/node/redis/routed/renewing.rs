@@ -45,7 +45,7 @@ impl Cluster {
     async fn renew_alone(self: &Arc<Self>, via: Via, began: Time, claim: &Claim) -> Result<Owned, Failure> {
         // The others' answers do not wait for one that has to go elsewhere.
         let patience = self.pattern.limits.command;
-        only(self.send_whole(via, began, patience, &Request::Renew([claim.clone()].into())).await?.try_into()?)
+        only(self.send_alone(via, began, patience, Request::Renew([claim.clone()].into())).await?.try_into()?)
     }
 
     /// The answers of their primary to those that have a trip to it; nothing for those that have to go alone then.

@@ -33,20 +33,28 @@ impl Cluster {
                 let answer = server.ask(via, request).await;
                 answer.map_err(|failure| self.unsent_to(shard, failure, &server))
             }
-            request => {
-                let began = self.now();
-                match self.send_whole(via, began, via.limit, &request).await {
-                    Err(failure) if is_in_two_places(&failure) => {
-                        // It is large, and seldom.
-                        Box::pin(self.send_in_parts(rest(via, began + via.limit, self.now()), request)).await
-                    }
-                    answer => answer,
-                }
-            }
+            request => self.send_alone(via, self.now(), via.limit, request).await,
         }
     }
 
-    pub(super) async fn send_whole(
+    /// One request, which began then; in steps where its keys are in two places.
+    pub(super) async fn send_alone(
+        self: &Arc<Self>,
+        via: Via,
+        began: Time,
+        patience: Duration,
+        request: Request,
+    ) -> Result<Reply, Failure> {
+        match self.send_whole(via, began, patience, &request).await {
+            Err(failure) if is_in_two_places(&failure) => {
+                // It is large, and seldom.
+                Box::pin(self.send_in_parts(rest(via, began + via.limit, self.now()), request)).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn send_whole(
         self: &Arc<Self>,
         via: Via,
         began: Time,
