@@ -3,11 +3,12 @@
 -- Needs  behind it what poll.lua needs, and poll.lua
 -- KEYS, ARGV, Reply  as poll.lua
 --
--- Atomic and idempotent as poll.lua, which does the same. To define a function takes as long as a call: all functions stand
--- behind this. A dead sharer counts here: if it fills the place, the poll looks more closely. As in poll.lua, the first
--- write is one that is refused when memory is out.
+-- Atomic and idempotent as poll.lua, which does the same. To define a function takes as long as a call: all functions
+-- stand behind this. A dead sharer counts here: if it fills the place, the poll looks more closely. As in poll.lua, the
+-- first write is one that is refused when memory is out.
 if ARGV[8] == '0' and redis.pcall('EXISTS', KEYS[3]) == 0 then
-  local value, others, time = redis.pcall('GETRANGE', KEYS[1], 0, 255), redis.pcall('ZCARD', KEYS[5]), redis.call('TIME')
+  local value, others = redis.pcall('GETRANGE', KEYS[1], 0, 255), redis.pcall('ZCARD', KEYS[5])
+  local time = redis.call('TIME')
   local now, span = time[1] .. string.sub('00000' .. time[2], -6), tonumber(ARGV[2])
   local now_ms = string.sub(now, 1, -4)
   local later = string.format('%.0f', now_ms + span)

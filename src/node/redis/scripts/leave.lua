@@ -1,5 +1,5 @@
--- Takes a token out of the queue, and parts with the lock if it is that token's, or with its share: what a waiter that gives
--- up sends. The first of the queue may fit then too: the one who leaves may have been the one to look, or in its way.
+-- Takes a token out of the queue, and parts with the lock if it is that token's, or with its share: what a waiter that
+-- gives up sends. The first of the queue may fit then too: who leaves may have been the one to look, or in its way.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders

@@ -6,8 +6,8 @@
 -- ARGV   1 token; and perhaps a witness of this server's uptime  2 run id   3 seconds
 -- Reply  1 it does not share it any more, 0 it did not, -1 the key holds something else
 --
--- Atomic because between the look and the removal a phase could end. Idempotent: a replay does not find the token. To define
--- a function takes as long as a call: all functions stand behind this.
+-- Atomic because between the look and the removal a phase could end. Idempotent: a replay does not find the token. To
+-- define a function takes as long as a call: all functions stand behind this.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)
 if type(value) ~= 'string' or string.sub(value, 1, 41) ~= 'lh1:00000000-0000-0000-0000-000000000000:' then
   if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then

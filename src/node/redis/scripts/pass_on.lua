@@ -2,9 +2,9 @@
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
 --
--- pass_on(count) is for a lock that so many share still. It lets those of the queue in who fit and can be reached, and deletes
--- the lock if nobody has it then: so it is never free while somebody waits, unless this server was started too short a time
--- ago to grant anything. It gives 1, and fails only where DEL fails.
+-- pass_on(count) is for a lock that so many share still. It lets those of the queue in who fit and can be reached, and
+-- deletes the lock if nobody has it then: so it is never free while somebody waits, unless this server was started too
+-- short a time ago to grant anything. It gives 1, and fails only where DEL fails.
 local function pass_on(count)
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) ~= 'number' or waiting == 0 then

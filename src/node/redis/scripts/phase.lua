@@ -3,15 +3,15 @@
 -- Needs  keys.lua and value.lua before it
 -- KEYS   1 lock   2 fence   5 holders, a sorted set: token -> until when, in ms of this server's clock
 --
--- While a lock is shared, its key has the value of an acquisition that nobody has made: that of the nil UUID, with the fence
--- of this phase. So other libraries, and older versions of this one, find it taken.
+-- While a lock is shared, its key has the value of an acquisition that nobody has made: that of the nil UUID, with the
+-- fence of this phase. So other libraries, and older versions of this one, find it taken.
 --
--- 1. What is in `holders` counts only while the lock's key says that it is shared: whoever begins a phase empties the set.
--- 2. A sharer counts until its time is over by this server's clock, as a key would. Where somebody comes in because others are
---    over, those are taken out: they do not come back when the clock goes back.
--- 3. The lock's key and the set outlive each sharer: whatever confirms a share looks at both. They are written when less than
---    a TTL of either is left, and then to 4/3 of a TTL: about once in a third of a TTL, however many renew. So those who
---    track the lock's key are left in peace.
+-- 1. What is in `holders` counts only while the lock's key says that it is shared: who begins a phase empties the set.
+-- 2. A sharer counts until its time is over by this server's clock, as a key would. Where somebody comes in because
+--    others are over, those are taken out: they do not come back when the clock goes back.
+-- 3. The lock's key and the set outlive each sharer: whatever confirms a share looks at both. They are written when
+--    less than a TTL of either is left, and then to 4/3 of a TTL: about once in a third of a TTL, however many renew.
+--    So those who track the lock's key are left in peace.
 -- 4. The first write is one that `maxmemory` may refuse, but for who shares already.
 local holders = KEYS[5]
 local SHARED = 'lh1:00000000-0000-0000-0000-000000000000'
@@ -36,8 +36,8 @@ local function is_in(token, now_ms)
   return type(until_then) == 'string' and tonumber(until_then) >= now_ms
 end
 
--- outlives(span, now_ms) has key and set live longer than who has just come in or stayed for so many ms. It tells whether that
--- was due. Neither ever lives for less than before.
+-- outlives(span, now_ms) has key and set live longer than who has just come in or stayed for so many ms. It tells
+-- whether that was due. Neither ever lives for less than before.
 local function outlives(span, now_ms)
   local key, set = redis.call('PTTL', lock), redis.call('PTTL', holders)
   if math.min(key, set) > span then
@@ -50,8 +50,8 @@ local function outlives(span, now_ms)
   return true
 end
 
--- touches() is a write that changes nothing and needs no memory: what is answered counts for a write, and a server without
--- memory allows what comes after one.
+-- touches() is a write that changes nothing and needs no memory: what is answered counts for a write, and a server
+-- without memory allows what comes after one.
 local function touches()
   local left = redis.call('PTTL', holders)
   if left > 0 then

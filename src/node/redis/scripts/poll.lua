@@ -1,36 +1,36 @@
--- Enters the queue of a lock, says that one still waits, takes the lock or a share of it when it is one's turn, and confirms
--- a grant.
+-- Enters the queue of a lock, says that one still waits, takes the lock or a share of it when it is one's turn, and
+-- confirms a grant.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
 -- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait for the
---        token's confirmation  5 window in ms: how long a process counts as alive that says nothing, and half of what the
---        queue outlives its last word by  6 channel of the token's process, after a "~" if it does not hear there
+--        token's confirmation  5 window in ms: how long a process counts as alive that says nothing, and half of what
+--        the queue outlives its last word by  6 channel of the token's process, after a "~" if it does not hear there
 --        7 "1" to enter the queue, "0" to only look  8 restart delay in s  9 fence memory in ms
 --        10 "0" to hold it alone, else to share it beside fewer than so many others
 --        and perhaps a witness of this server's uptime  11 run id  12 seconds
 -- Reply  {1, fence}  the lock is the token's, or it shares it, for its TTL; and the run id, if the uptime was read
---        {0, remaining in ms, value, ticket, rank, entered, sharers}  it waits. remaining is the PTTL, or -2 if the lock is
---          still free: poll again at once. Beside sharers it is the time until one of them would be over if nobody renewed,
---          or all of them for who wants it alone; and 0 if more of the queue could be let in. value is its first 256 bytes, nil
---          if the lock is free; {0, type} for another type than a string, {0} if that is not told. ticket is decimal text,
---          "0" if it only looked; rank is how many wait before it; entered is 1 if it was not in the queue and the hash
---          before, else 0; sharers is how many share it
+--        {0, remaining in ms, value, ticket, rank, entered, sharers}  it waits. remaining is the PTTL, or -2 if the
+--          lock is still free: poll again at once. Beside sharers it is the time until one of them would be over if
+--          nobody renewed, or all of them for who wants it alone; and 0 if more of the queue could be let in. value is
+--          its first 256 bytes, nil if the lock is free; {0, type} for another type than a string, {0} if that is not
+--          told. ticket is decimal text, "0" if it only looked; rank is how many wait before it; entered is 1 if it was
+--          not in the queue and the hash before, else 0; sharers is how many share it
 --        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
 --          to grant it, and for how long that lasts: meanwhile it waits
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
 --
 -- Atomic because between the look at the queue and the taking of the lock somebody else could do the same.
--- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence that its value has, or its
--- phase (rule 5). A server that was started lately confirms it too: who still polls has not let go of what is there.
--- Everything that can be refused is read before the first write, and that one is refused when memory is out.
+-- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence that its value has, or
+-- its phase (rule 5). A server that was started lately confirms it too: who still polls has not let go of what is
+-- there. Everything that can be refused is read before the first write, and that one is refused when memory is out.
 local token, ttl, channel, enters, delay = ARGV[1], tonumber(ARGV[2]), ARGV[6], ARGV[7] == '1', ARGV[8]
 local memory, limit = ARGV[9], tonumber(ARGV[10])
 local process = process_of(channel)
 witness_run, witnessed = ARGV[11], ARGV[12]
 
--- So many marks of processes that have no waiter may be in `wait` before somebody looks whether they are of any use, and at
--- so many fields at a time.
+-- So many marks of processes that have no waiter may be in `wait` before somebody looks whether they are of any use,
+-- and at so many fields at a time.
 local MARKS, SAMPLE = 64, 16
 
 local function misplaced(key, reply)
@@ -112,9 +112,9 @@ local function check_memo(ticket)
   end
 end
 
--- Drops marks of processes that have gone: a killed one never takes its mark away. A mark is kept for a window after it is over,
--- for a process that polls may have other waiters. A process that listens may be stopped: its mark stays, and is looked at
--- once a window. One that is further ahead than any is of before the clock was set back.
+-- Drops marks of processes that have gone: a killed one never takes its mark away. A mark is kept for a window after it
+-- is over, for a process that polls may have other waiters. A process that listens may be stopped: its mark stays, and
+-- is looked at once a window. One that is further ahead than any is of before the clock was set back.
 local function drop_marks(window)
   local sample = redis.pcall('HRANDFIELD', wait, SAMPLE, 'WITHVALUES')
   for i = 1, #sample, 2 do
@@ -156,7 +156,8 @@ if not (open and not ahead and fits()) then
       check_memo(ticket)
     end
     -- The hash alone may have been lost, and the entries of this process's other waiters with it.
-    local entry = table.concat({ARGV[4], alive_until, delay, memory, (limit > 0 and limit .. '*' or '') .. channel}, '|')
+    local whose = limit > 0 and limit .. '*' .. channel or channel
+    local entry = table.concat({ARGV[4], alive_until, delay, memory, whose}, '|')
     local missing = redis.call('HSET', wait, token, entry)
     entered = math.max(entered, missing)
     mark()

@@ -3,28 +3,29 @@
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua and phase.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
 --        4 wait, a hash:
---          token -> "grant in ms|alive until, in µs|restart delay in s|fence memory in ms|channel". A process is known by
---            its channel. A "~" before the channel says that no notification arrives there, and the process polls. A
+--          token -> "grant in ms|alive until, in µs|restart delay in s|fence memory in ms|channel". A process is known
+--            by its channel. A "~" before the channel says that no notification arrives there, and the process polls. A
 --            "<limit>*" before both: it shares the lock, beside fewer than so many others
---          "!" .. process -> its mark: until when, in µs, it counts as alive if it says nothing. That is a window after it has
---            spoken, and a grant after it was granted something. Without a mark it is alive. No release of this library
---            has had other marks. Clients of before the first one left the moment of a grant, which is over here, so that they are
---            passed over until they speak, as they meant it. They take any mark for that: when one of them parts with
---            the lock, those who have spoken here lose their places, and have them back within a heartbeat of 5 s
+--          "!" .. process -> its mark: until when, in µs, it counts as alive if it says nothing. That is a window after
+--            it has spoken, and a grant after it was granted something. Without a mark it is alive. No release of this
+--            library has had other marks. Clients of before the first one left the moment of a grant, which is over
+--            here, so that they are passed over until they speak, as they meant it. They take any mark for that: when
+--            one of them parts with the lock, those who have spoken here lose their places, and have them back within a
+--            heartbeat of 5 s
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
 --        5 holders
 --
--- promote(me, now, issued, count): `count` share the lock now, 0 if it is free or about to be. `now` is the text of the time
--- in µs, `issued` that of the next fence. The first ones of the queue that fit have the lock for their grants then, with a
--- fence, and were called; so was who comes next. It stops at `me`, and where there is nobody to grant to, or not yet, or no
--- right to do it. It gives
+-- promote(me, now, issued, count): `count` share the lock now, 0 if it is free or about to be. `now` is the text of the
+-- time in µs, `issued` that of the next fence. The first ones of the queue that fit have the lock for their grants
+-- then, with a fence, and were called; so was who comes next. It stops at `me`, and where there is nobody to grant to,
+-- or not yet, or no right to do it. It gives
 --   whether somebody comes before `me` still;
 --   how many share it then, -1 if it is somebody's alone;
 --   whether the rest is for another call: too many could not be reached, or many were let in.
--- Who cannot be reached loses its place, and has it back when it polls with its ticket. So does the first one that does not
--- fit and is not there any more: it must not hold up those behind it. A process that is stopped, and so
--- still counts as a receiver, or that polls and was killed, is given what there is for the length of one grant: then its
--- mark is over, and keeps its other waiters from it. Until then it may have more than one grant, as one that is well does
+-- Who cannot be reached loses its place, and has it back when it polls with its ticket. So does the first one that does
+-- not fit and is not there any more: it must not hold up those behind it. A process that is stopped, and so still
+-- counts as a receiver, or that polls and was killed, is given what there is for the length of one grant: then its mark
+-- is over, and keeps its other waiters from it. Until then it may have more than one grant, as one that is well does
 -- that has not come to confirm the first.
 -- Nothing here raises an error, since a release must not fail for its queue's sake. The first write is one that
 -- `maxmemory` does not refuse, and a server that has allowed the first write of a script allows the others.
@@ -101,8 +102,8 @@ local function promote(me, now, issued, count)
     return is_silent[process]
   end
 
-  -- reaches(alive_until, channel, message) tells whether a waiter is there, and gives it the message. Without one it only
-  -- asks.
+  -- reaches(alive_until, channel, message) tells whether a waiter is there, and gives it the message. Without one it
+  -- only asks.
   local function reaches(alive_until, channel, message)
     local process, hears = process_of(channel)
     if silent(process) or hears and is_deaf[process] then
@@ -136,9 +137,9 @@ local function promote(me, now, issued, count)
     redis.pcall('HDEL', wait, token)
   end
 
-  -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than the one that was granted
-  -- the lock. It gives the ticket up to which all are of that process, and what the memo said of it; or nothing if the
-  -- first page was enough.
+  -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than the one that was
+  -- granted the lock. It gives the ticket up to which all are of that process, and what the memo said of it; or nothing
+  -- if the first page was enough.
   local function walk(grant, granted_to)
     local is_told, passed, known = false, nil, nil
     for page = 1, PAGES do
