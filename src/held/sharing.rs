@@ -27,10 +27,10 @@ pub(crate) enum SharedEntry {
     Over,
 }
 
-/// Who goes on from a hold.
+/// The one that goes on from a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heir {
-    /// Whoever has the ticket, perhaps another program.
+    /// The one with the ticket, perhaps in another program.
     Another,
     /// Its own holder, who shares the lock from then on.
     Itself,

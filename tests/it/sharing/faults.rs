@@ -7,7 +7,7 @@ use std::{
 
 use leasehold::{Error, Lease, Leases, LossReason, Status};
 use support::{
-    Action, Child, Cluster, HANGS, Lag, Match, Part, Proxy, Server, eventually_async,
+    Action, Child, ClockShim, Cluster, HANGS, Lag, Match, Part, Proxy, Server, eventually_async,
     scripts::{DOWNGRADE, JOIN, PART, POLL, RENEW_SHARES},
     two_workers, within,
 };
@@ -244,6 +244,29 @@ async fn f86_a_server_that_forgot_all_who_share() {
     let writing = acquired(&leases.rw_lock(NAME).write()).await;
     assert!(writing.fence() > fence);
     writing.release().await.unwrap().confirmed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f87_the_servers_clock_is_set_forward_past_the_ttl_and_back_by_an_hour() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    let leases = program_with(server.url(), MEDIUM).await;
+    let readers = vec![acquired(&leases.rw_lock(NAME).read()).await, acquired(&leases.rw_lock(NAME).read()).await];
+    let mut fences = vec![readers[0].fence()];
+    clock.forward(2 * MEDIUM);
+    for (reason, after) in told(readers, Instant::now()).await {
+        assert!(reason == LossReason::Deleted && after < MEDIUM, "{reason:?} after {after:?}");
+    }
+    let writing = acquired(&leases.rw_lock(NAME).write()).await;
+    fences.push(writing.fence());
+    writing.release().await.unwrap().confirmed();
+    clock.back(Duration::from_secs(3_600));
+    for lock in [leases.rw_lock(NAME).read(), leases.semaphore(NAME, 2), leases.rw_lock(NAME).write()] {
+        let lease = acquired(&lock).await;
+        fences.push(lease.fence());
+        lease.release().await.unwrap().confirmed();
+    }
+    assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
