@@ -138,7 +138,7 @@ mod tests {
     fn a_locks_companions_are_in_its_slot() {
         for name in ["job", "{a}:job", "x{y}z", "{", "a{b}}c", "{a}{b}", "{{a}", "a}b", "{}", "{}{a}", "}"] {
             let key = Key::of_lock(name);
-            let companions = [key.fence(), key.queue(), key.wait(), key.forced()];
+            let companions = [key.fence(), key.queue(), key.wait(), key.holders(), key.forced()];
             let are_there = companions.iter().all(|companion| of(companion) == of(name));
             assert_eq!(are_there, key.is_in_one_slot(), "{name}");
         }

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use crate::faults::refusals::{BUT_ON_7_0, FOR_A_DATABASE, FOR_A_QUIET_LOG, FOR_FAIR, FOR_PUSH, LEAST_ACL};
+use crate::faults::refusals::{
+    BUT_ON_7_0, FOR_A_DATABASE, FOR_A_QUIET_LOG, FOR_FAIR, FOR_PUSH, FOR_SHARES, LEAST_ACL, TO_PASS_OVER_THE_DEAD,
+};
 
 /// The names of all functions in the Rust files below a directory.
 fn functions(directory: &Path, names: &mut BTreeSet<String>) {
@@ -39,7 +41,9 @@ fn the_operations_page_lists_the_rights_that_are_enough() {
     // In a table, a bar within code is escaped.
     let page = page.replace("\\|", "|");
     let listed: BTreeSet<_> = page.split(|c: char| c.is_whitespace() || c == '`').collect();
-    for rights in [LEAST_ACL, FOR_PUSH, FOR_FAIR, FOR_A_QUIET_LOG, BUT_ON_7_0, FOR_A_DATABASE] {
+    let of_shares = [FOR_SHARES, TO_PASS_OVER_THE_DEAD];
+    let of_all = [LEAST_ACL, FOR_PUSH, FOR_FAIR, FOR_A_QUIET_LOG, BUT_ON_7_0, FOR_A_DATABASE];
+    for rights in of_all.into_iter().chain(of_shares) {
         // The tests' prefix of names is another.
         let missing: Vec<_> =
             rights.split_whitespace().filter(|right| !right.starts_with('~') && !listed.contains(right)).collect();

@@ -302,6 +302,11 @@ pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
 pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hlen +hdel +hrandfield";
+/// For locks that are shared, besides these.
+pub(crate) const FOR_SHARES: &str = "+zcount +zrangebyscore +zremrangebyscore";
+/// Is the first one that does not fit still there? Without an answer it counts as there for as long as its process may be
+/// silent.
+pub(crate) const TO_PASS_OVER_THE_DEAD: &str = "+pubsub|numsub";
 /// Asked by the client library on connecting, by a release whether there is a queue, and by each connection to have a
 /// name; all go on without an answer.
 pub(crate) const FOR_A_QUIET_LOG: &str = "+info +zcard +client|setname";
@@ -317,7 +322,7 @@ fn for_a_quiet_log() -> String {
 pub(crate) const FOR_A_DATABASE: &str = "+select";
 
 /// How servers say that the user lacks a right; inside a script it depends on their version.
-const NO_RIGHT: [&str; 3] = ["NOPERM", "The user executing the script can't", "ACL failure in script"];
+pub(crate) const NO_RIGHT: [&str; 3] = ["NOPERM", "The user executing the script can't", "ACL failure in script"];
 
 fn set_user(wire: &mut Wire, rules: &str) {
     let password = format!(">{SECRET}");

@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, DOWNGRADE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, QUEUE, RELEASE, RENEW_SHARES, SHARERS},
+    scripts::{
+        ACQUIRE, DOWNGRADE, FORCE_RELEASE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, QUEUE, RELEASE, RENEW_SHARES,
+        SHARERS,
+    },
 };
 
 use super::{FENCE, LOCK, MEMORY, TTL, labels, owner, token};
+use crate::faults::refusals::{FOR_FAIR, FOR_PUSH, FOR_SHARES, LEAST_ACL, NO_RIGHT, TO_PASS_OVER_THE_DEAD};
 
 const LINE: &str = "{job}:lh:queue";
 const HOLDERS: &str = "{job}:lh:holders";
@@ -347,4 +351,63 @@ fn without_the_right_to_count_listeners_a_killed_one_counts_as_there_for_its_win
     waits(&mut worker, "reader", "", ANY);
     clock.forward(Duration::from_millis(15_500));
     comes_in(&mut worker, "reader", ANY);
+}
+
+/// All that sharing asks of a server, with replies that are no refusal.
+fn share_everything(server: &Server, wire: &mut Wire) -> Result<(), String> {
+    let _ears = ["leasehold:a", "leasehold:b"].map(|channel| listen(server, channel));
+    let try_to = |what: &str, reply: Value, expected: i64| {
+        let code = match &reply {
+            Value::Array(parts) => parts[0].clone(),
+            one => one.clone(),
+        };
+        match code.error().map(ToOwned::to_owned) {
+            Some(error) => Err(error),
+            None if code == Value::Int(expected) => Ok(()),
+            None => panic!("{what}: {reply:?}"),
+        }
+    };
+    try_to("begin", poll(wire, "one", "", ANY), 1)?;
+    try_to("join", poll(wire, "two", "", ANY), 1)?;
+    try_to("renew", wire.cmd(&["EVAL", RENEW_SHARES, "2", LOCK, HOLDERS, &token("one"), TTL, ""]), 1)?;
+    try_to("wait for a place", poll(wire, "late", "leasehold:b", "2"), 0)?;
+    try_to("leave", eval(wire, LEAVE, &[&token("late"), "leasehold:b", WINDOW]), 0)?;
+    try_to("wait to write", poll(wire, "writer", "leasehold:a", "0"), 0)?;
+    try_to("wait to read", poll(wire, "reader", "leasehold:b", ANY), 0)?;
+    try_to("look", wire.cmd(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10"]), 1)?;
+    try_to("keep", eval(wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), 1)?;
+    try_to("part", eval(wire, PART, &[&token("one")]), 1)?;
+    try_to("part as the last one", eval(wire, PART, &[&token("kept")]), 1)?;
+    try_to("write", poll(wire, "writer", "leasehold:a", "0"), 1)?;
+    try_to("downgrade", eval(wire, DOWNGRADE, &[&token("reads"), TTL, &token("writer"), MEMORY]), 1)?;
+    try_to("read", poll(wire, "reader", "leasehold:b", ANY), 1)?;
+    try_to("end it", eval(wire, FORCE_RELEASE, &["{job}:lh:forced", "ops"]), 1)
+}
+
+#[test]
+fn the_rights_of_fair_locks_and_three_more_are_enough_to_share_and_each_of_the_three_is_needed() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let least = LEAST_ACL.replace("app:", "job");
+    let mut tried = |rights: &[&str]| {
+        let rights = rights.iter().flat_map(|some| some.split_whitespace());
+        let user = ["ACL", "SETUSER", "worker", "reset", "on", ">secret"].into_iter().chain(rights);
+        wire.must(&user.collect::<Vec<_>>());
+        wire.must(&["FLUSHALL"]);
+        wire.must(&["ACL", "LOG", "RESET"]);
+        let mut worker = server.wire();
+        worker.must(&["AUTH", "worker", "secret"]);
+        let outcome = share_everything(&server, &mut worker);
+        (outcome, wire.must(&["ACL", "LOG"]).array().len())
+    };
+    let all = [&least, FOR_PUSH, FOR_FAIR, FOR_SHARES, TO_PASS_OVER_THE_DEAD];
+    assert_eq!(tried(&all), (Ok(()), 0), "and nothing else is tried");
+    let (outcome, denied) = tried(&[&least, FOR_PUSH, FOR_FAIR, FOR_SHARES]);
+    assert!(outcome.is_ok() && denied > 0, "who listens is not told, which stops nobody: {outcome:?}, {denied}");
+    for missing in FOR_SHARES.split_whitespace() {
+        let others: Vec<_> = FOR_SHARES.split_whitespace().filter(|right| *right != missing).collect();
+        let (outcome, _) = tried(&[&least, FOR_PUSH, FOR_FAIR, &others.join(" "), TO_PASS_OVER_THE_DEAD]);
+        let refused = outcome.expect_err(missing);
+        assert!(NO_RIGHT.iter().any(|words| refused.contains(words)), "without {missing}: {refused}");
+    }
 }
