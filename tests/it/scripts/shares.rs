@@ -64,6 +64,15 @@ fn sharers(wire: &mut Wire) -> Vec<String> {
     names
 }
 
+/// Whether or not it changes anything, the server has to count it as a write.
+#[track_caller]
+fn writes(wire: &mut Wire, what: &str, call: impl FnOnce(&mut Wire)) {
+    let changes = |wire: &mut Wire| wire.info_field("persistence", "rdb_changes_since_last_save").unwrap();
+    let before = changes(wire);
+    call(wire);
+    assert_ne!(changes(wire), before, "{what}");
+}
+
 fn listen(server: &Server, channel: &str) -> Wire {
     let mut wire = server.wire();
     wire.must(&["SUBSCRIBE", channel]);
@@ -193,18 +202,10 @@ fn a_replay_of_what_counts_for_a_write_is_one() {
         assert_eq!(eval(wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), Value::Int(1));
     };
     keeps(&mut wire);
-    let calls: [(&str, &dyn Fn(&mut Wire)); 4] = [
-        ("a confirmation", &|wire| drop(comes_in(wire, "one", ANY))),
-        ("one beside as many as its limit", &|wire| drop(comes_in(wire, "one", "1"))),
-        ("a renewal", &|wire| assert_eq!(renew(wire, "one"), Value::Int(1))),
-        ("a keeping", &keeps),
-    ];
-    let changes = |wire: &mut Wire| wire.info_field("persistence", "rdb_changes_since_last_save").unwrap();
-    for (what, call) in calls {
-        let before = changes(&mut wire);
-        call(&mut wire);
-        assert_ne!(changes(&mut wire), before, "{what}");
-    }
+    writes(&mut wire, "a confirmation", |wire| drop(comes_in(wire, "one", ANY)));
+    writes(&mut wire, "one beside as many as its limit", |wire| drop(comes_in(wire, "one", "1")));
+    writes(&mut wire, "a renewal", |wire| assert_eq!(renew(wire, "one"), Value::Int(1)));
+    writes(&mut wire, "a keeping", keeps);
 }
 
 #[test]
