@@ -54,7 +54,9 @@ pub(super) async fn a_share_outlives_many_ttls(place: Place) {
     let shares = [shared(&one.rw_lock("job").read()).await, shared(&two.rw_lock("job").read()).await];
     let until = Instant::now() + 3 * TTL;
     while Instant::now() < until {
-        shares.iter().for_each(|share| share.check().unwrap());
+        for share in &shares {
+            share.check().unwrap();
+        }
         assert!(one.lock("job").try_acquire().await.unwrap().is_none());
         tokio::time::sleep(TTL / 20).await;
     }

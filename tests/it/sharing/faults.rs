@@ -332,7 +332,9 @@ fn f100_a_thousand_readers_in_ten_processes_behind_a_writer() {
             }
             part.say("all read");
             part.hear();
-            kept.iter().for_each(|lease| lease.check().unwrap());
+            for lease in &kept {
+                lease.check().unwrap();
+            }
             drop(kept);
             leases.close().await;
         });
@@ -352,7 +354,9 @@ fn f100_a_thousand_readers_in_ten_processes_behind_a_writer() {
             child.says("all wait");
         }
         all_can_be_called(&mut wire, NAME, 1_000).await;
-        processes.iter().for_each(|(_, proxy)| proxy.forget());
+        for (_, proxy) in &processes {
+            proxy.forget();
+        }
         writing.release().await.unwrap().confirmed();
         for (child, _) in &processes {
             child.says("all read");
@@ -465,7 +469,9 @@ async fn f104_many_programs_that_share_a_name_leave_each_other_in_peace() {
     tokio::time::sleep(MEDIUM).await;
     proxy.forget();
     tokio::time::sleep(TTLS * MEDIUM).await;
-    shares.iter().for_each(|(share, _)| share.check().unwrap());
+    for (share, _) in &shares {
+        share.check().unwrap();
+    }
     let count = |script| proxy.count(Match::script(script));
     let (thirds, looks, renewals) = (PROGRAMS * TTLS as usize * 3, count(support::scripts::LOOK), count(RENEW_SHARES));
     // One look behind each renewal, and one for each notification, of which there is one in a third of a TTL.

@@ -116,7 +116,9 @@ async fn shares_are_renewed_in_two_programs_for_as_long_as_they_are_held() {
     let until = Instant::now() + 4 * SHORT;
     while Instant::now() < until {
         alone.check().unwrap();
-        held.iter().for_each(|lease| lease.check().unwrap());
+        for lease in &held {
+            lease.check().unwrap();
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     for lease in held.into_iter().chain([alone]) {
