@@ -1,6 +1,7 @@
 //! A server as a pure function of its contents, the time and the request.
 
 use std::{
+    borrow::Borrow,
     hash::{Hash, Hasher},
     sync::Arc,
     time::Duration,
@@ -594,20 +595,20 @@ impl Store {
     }
 }
 
-/// By everything that is in it but the fair queues, which two stores seldom differ in alone.
 impl Hash for Store {
     fn hash<H: Hasher>(&self, state: &mut H) {
         hash_sorted(&self.locks, state);
         self.floors.hash(state);
         hash_sorted(&self.guarded, state);
+        hash_sorted(&self.queues, state);
         hash_sorted(&self.forced, state);
         (self.crowded, self.up_since).hash(state);
     }
 }
 
-fn hash_sorted<V: Hash>(map: &HashMap<Key, V>, state: &mut impl Hasher) {
+fn hash_sorted<K: Hash + Borrow<str>, V: Hash>(map: &HashMap<K, V>, state: &mut impl Hasher) {
     let mut entries: Vec<_> = map.iter().collect();
-    entries.sort_by_key(|(key, _)| key.lock());
+    entries.sort_by_key(|(key, _)| (*key).borrow());
     entries.hash(state);
 }
 

@@ -2,9 +2,18 @@
 //!
 //! It knows no lock. [`Store`](super::Store) asks it whose turn it is whenever somebody has parted with a lock, or asks.
 
-use std::{collections::BTreeSet, ops::Bound, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    hash::{Hash, Hasher},
+    ops::Bound,
+    sync::Arc,
+    time::Duration,
+};
 
-use super::phase::{Entrant, fits};
+use super::{
+    hash_sorted,
+    phase::{Entrant, fits},
+};
 use crate::{
     hash::HashMap,
     message::{Claim, Poll},
@@ -72,7 +81,7 @@ pub(super) struct WaitQueue {
     expires: Micros,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct QueuedWaiter {
     ticket: u64,
     grant: Duration,
@@ -248,6 +257,14 @@ impl WaitQueue {
     /// Whether nothing of it needs to be kept.
     pub(super) fn is_over(&self, now: Micros) -> bool {
         self.expires <= now || self.line.is_empty() && self.marks.is_empty()
+    }
+}
+
+impl Hash for WaitQueue {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.line, self.expires).hash(state);
+        hash_sorted(&self.waiters, state);
+        hash_sorted(&self.marks, state);
     }
 }
 
