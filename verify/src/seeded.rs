@@ -117,11 +117,23 @@ pub enum SeededBug {
     OldLookOverrides,
     /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
     ReplayWritesNothing,
+    /// The limit of a share is not looked at.
+    LimitUnchecked,
+    /// A phase begins with those of an earlier one.
+    PhaseKeepsPlaces,
+    /// A renewal brings back a share that is over.
+    RenewalBringsBack,
+    /// The key of a shared lock lives for the TTL of the first who shares it.
+    KeyEndsEarly,
+    /// A newcomer shares a lock at once, though somebody waits for it.
+    NewcomerOvertakes,
+    /// Who goes on as a reader has the fence that it had alone.
+    DowngradeKeepsFence,
 }
 
 impl SeededBug {
     /// Every one.
-    pub const ALL: [Self; 56] = [
+    pub const ALL: [Self; 62] = [
         Self::NoDrift,
         Self::DeadlineFromReply,
         Self::DeadlineFromRetry,
@@ -178,6 +190,12 @@ impl SeededBug {
         Self::ObserverNeverUnsure,
         Self::OldLookOverrides,
         Self::ReplayWritesNothing,
+        Self::LimitUnchecked,
+        Self::PhaseKeepsPlaces,
+        Self::RenewalBringsBack,
+        Self::KeyEndsEarly,
+        Self::NewcomerOvertakes,
+        Self::DowngradeKeepsFence,
     ];
 
     /// What scripts and pages call it.
@@ -240,6 +258,12 @@ impl SeededBug {
             Self::ObserverNeverUnsure => "observer-never-unsure",
             Self::OldLookOverrides => "old-look-overrides",
             Self::ReplayWritesNothing => "replay-writes-nothing",
+            Self::LimitUnchecked => "limit-unchecked",
+            Self::PhaseKeepsPlaces => "phase-keeps-places",
+            Self::RenewalBringsBack => "renewal-brings-back",
+            Self::KeyEndsEarly => "key-ends-early",
+            Self::NewcomerOvertakes => "newcomer-overtakes",
+            Self::DowngradeKeepsFence => "downgrade-keeps-fence",
         }
     }
 
@@ -302,7 +326,13 @@ impl SeededBug {
             | Self::GiverBelieves
             | Self::ObserverNeverUnsure
             | Self::OldLookOverrides
-            | Self::ReplayWritesNothing => None,
+            | Self::ReplayWritesNothing
+            | Self::LimitUnchecked
+            | Self::PhaseKeepsPlaces
+            | Self::RenewalBringsBack
+            | Self::KeyEndsEarly
+            | Self::NewcomerOvertakes
+            | Self::DowngradeKeepsFence => None,
         }
     }
 }

@@ -26,7 +26,8 @@
 //! at the end of every run nothing is left. And that what should be possible is.
 //!
 //! The combiner, which decides what travels together to one node, is searched by itself in [`combining`]; so are a
-//! [failover], a slot that is [moved](migrating) from server to server, and leases that [replicas](replication) confirm.
+//! [failover], a slot that is [moved](migrating) from server to server, leases that [replicas](replication) confirm, and
+//! locks that are [shared](sharing).
 //!
 //! That the search would notice is shown outside of the assumptions: there it must find what breaks.
 
@@ -60,6 +61,7 @@ mod path;
 mod replication;
 mod routed;
 mod search;
+mod sharing;
 mod state;
 mod tests;
 mod tokens;

@@ -1,0 +1,365 @@
+//! Locks that many hold at a time, searched: readers and a writer, permits, and a writer that goes on as a reader. All of
+//! them wait in the server's queue. `QueuePosition` says when each polls, `Acquisition` what follows from a grant,
+//! `Undoing` how a token is taken back, and [`Store`] what the server does. They are what ships.
+//!
+//! # How a run goes
+//!
+//! 1. A request arrives when it is sent, and its answer is heard at once. Or one of them is *late*: it comes at any later
+//!    moment, or never. A request may also come a second time. These are faults, and faults are counted.
+//! 2. A notification to a waiter arrives before any time passes, but others may act before it. It may be late too.
+//! 3. Timers are on time, unless their client stands still. A client may also die: then nobody can reach it. The server
+//!    may be restarted, with what it had or without, and its clock may be set.
+//! 4. A waiter may give up, and a holder lets go at any moment. One that has the lock alone may go on as a reader, with
+//!    another token: it sends that until it has an answer, for as long as it may believe in the lease that it had.
+//! 5. Time passes to the next moment at which something is due for anybody, and to every multiple of the grid.
+//! 6. When it closes, nothing goes wrong any more, nobody begins, and each that holds the lock lets go. Who waits goes on
+//!    waiting. So every run ends, and by then everybody has had the lock.
+//!
+//! # What is checked
+//!
+//! [`rules`] looks at the server before and after each request: rules 15, 16 and 17. What clients may believe is checked
+//! in every state: one alone beside nobody, no more than the limits allow, and one fence for all who share.
+
+use std::time::Duration;
+
+use leasehold_protocol::{
+    fence,
+    key::Key,
+    message::Claim,
+    mode::Mode,
+    store::Store,
+    tally::drift,
+    time::{Micros, Time},
+};
+use stateright::{Model, Path, Property};
+
+use self::{
+    action::Action,
+    client::Run,
+    rules::{Broken, Seen},
+    state::{Bent, Client, Server, Session, State},
+};
+use super::{
+    TTL,
+    search::World,
+    state::{Clock, Faults, Owner, nanos},
+    tokens::Tokens,
+};
+use crate::seeded::SeededBug;
+
+mod action;
+mod client;
+mod path;
+mod rules;
+mod server;
+mod state;
+mod tests;
+
+/// The most tokens of a client.
+const TOKENS: u64 = 6;
+
+/// How long a lock waits for the confirmation of a grant.
+const GRANT: Duration = Duration::from_millis(300);
+
+// The names of the rules and of the good things that tests speak of.
+const AS_MANY_AS_MAY: &str = "one alone, or as many as the limits allow";
+const ONE_FENCE: &str = "all who share at one time have one fence";
+const FENCES_GROW: &str = "fences grow from holder to phase to holder";
+const NO_EARLIER: &str = "rule 15: a phase begins without those of an earlier one";
+const KEY_OUTLIVES: &str = "rule 15: the key outlives all who share";
+const NONE_BACK: &str = "rule 15: a renewal brings none back";
+const WITHIN_LIMIT: &str = "rule 16: nobody is let in beside as many as its limit";
+const NOT_PASSED: &str = "rule 16: nobody passes one who waits and is there";
+const LARGER: &str = "rule 17: a holder and a phase have a larger fence than all before";
+const LET_IN: &str = "who fits is let in";
+const IN_THE_END: &str = "in the end nothing is left";
+const NOT_FOR_LONG: &str = "nobody waits for long";
+const NOTHING_STAYS: &str = "what nobody uses is taken off";
+const NOT_LOST: &str = "without a fault nothing is lost";
+const SHARED: &str = "two share it";
+const LINED_UP: &str = "one has it that has waited for it";
+const OUTLIVED: &str = "a lease outlives its TTL";
+const GOES_ON: &str = "one that had it alone shares it with another";
+const INHERITED: &str = "one has it though another died";
+
+/// A client: what it wants, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    /// As that of a mode: zero to have the lock alone.
+    limit: u32,
+    attempts: u8,
+    /// It may go on as a reader.
+    downgrades: bool,
+}
+
+/// A world to search.
+#[derive(Debug, Clone)]
+struct Setup {
+    name: &'static str,
+    /// The clients' clocks, which agree.
+    clients: Clock,
+    server: Clock,
+    parts: Vec<Part>,
+    grid: Duration,
+    faults: Faults,
+    /// How many waiters give up, at most.
+    cancels: u8,
+    /// By how many microseconds the server's clock is stepped when it is.
+    step: i64,
+    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    closes: Duration,
+    restart_delay: Duration,
+    /// Notifications reach waiters. If not, they poll while a grant lasts.
+    hears: bool,
+    bug: Option<SeededBug>,
+    key: Key,
+    tokens: Tokens,
+}
+
+impl Setup {
+    /// Nothing goes wrong. The server's clock gains on the clients' what it may.
+    fn new(name: &'static str, parts: &[Part]) -> Self {
+        Self {
+            name,
+            clients: Clock { offset: 5_000_000_000, rate: 1_000 },
+            server: Clock { offset: 1_000_000_000_100_000_000, rate: 1_010 },
+            parts: parts.into(),
+            grid: TTL / 2,
+            faults: Faults::default(),
+            cancels: 0,
+            step: -300_000,
+            closes: TTL * 5 / 4,
+            restart_delay: Duration::ZERO,
+            hears: true,
+            bug: None,
+            key: Key::new("", "job").unwrap(),
+            tokens: Tokens::new(parts.len() as u64, TOKENS),
+        }
+    }
+
+    fn with(self, bug: SeededBug) -> Self {
+        Self { name: bug.name(), bug: Some(bug), ..self }
+    }
+
+    fn faults(self, faults: Faults) -> Self {
+        Self { faults, ..self }
+    }
+
+    fn cancels(self, cancels: u8) -> Self {
+        Self { cancels, ..self }
+    }
+
+    /// Things happen for so many milliseconds.
+    fn for_millis(self, millis: u64) -> Self {
+        Self { closes: Duration::from_millis(millis), ..self }
+    }
+
+    /// A server that was started lately grants nothing: for the longest TTL, rounded up to seconds, and one second more.
+    fn delayed(self) -> Self {
+        Self { restart_delay: TTL * 2, ..self }
+    }
+
+    /// The TTL that a client reckons with.
+    fn client_ttl(&self) -> Duration {
+        match self.bug {
+            Some(SeededBug::NoDrift) => TTL + drift(TTL) + Duration::from_micros(200),
+            _ => TTL,
+        }
+    }
+
+    fn claim(&self, owner: Owner, limit: u32) -> Claim {
+        let mode = match limit {
+            0 => Mode::Exclusive,
+            u32::MAX => Mode::Shared { limit: None },
+            limit => Mode::Shared { limit: std::num::NonZeroU32::new(limit) },
+        };
+        let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
+        Claim { key, token, mode, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+    }
+
+    /// For how long anybody may wait once nothing goes wrong any more and each holder lets go: for those who cannot let go
+    /// until they are over, by a clock that was set back; for a server that forgot; for a grant that was not heard of; and
+    /// for a moment.
+    fn patience(&self) -> Duration {
+        let set_back = Duration::from_micros(self.step.min(0).unsigned_abs()) * u32::from(self.faults.steps);
+        TTL + set_back + self.restart_delay + GRANT * u32::from(self.faults.late) + TTL / 10
+    }
+}
+
+impl World for Setup {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn told(&self, path: Path<State, Action>) -> String {
+        path::told(self, path)
+    }
+
+    fn is_expected(&self, good: &str) -> bool {
+        match good {
+            OUTLIVED => self.closes > TTL,
+            GOES_ON => self.parts.iter().any(|part| part.downgrades),
+            INHERITED => self.faults.deaths > 0,
+            SHARED => self.parts.iter().filter(|part| part.limit > 1).count() > 1,
+            _ => true,
+        }
+    }
+}
+
+impl Model for Setup {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let server = Server {
+            store: Store::default(),
+            stepped: 0,
+            started: None,
+            seen: Seen::default(),
+            issued: None,
+            released: Vec::new(),
+            belated: Vec::new(),
+            bent: Bent::default(),
+        };
+        vec![State {
+            now: 0,
+            clients: vec![Client::default(); self.parts.len()],
+            server,
+            net: Vec::new(),
+            left: self.faults,
+            cancels: self.cancels,
+            largest: None,
+            broken: Broken::default(),
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        action::possible(self, state, actions);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut run = Run { setup: self, state: state.clone() };
+        action.take(&mut run)?;
+        run.state.tidy();
+        Some(run.state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(AS_MANY_AS_MAY, |setup: &Self, state: &State| !state.are_too_many(setup)),
+            Property::always(ONE_FENCE, |setup: &Self, state: &State| !state.share_with_two_fences(setup)),
+            Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
+            Property::always(NO_EARLIER, |_, state: &State| !state.broken.has_earlier),
+            Property::always(KEY_OUTLIVES, |_, state: &State| !state.broken.is_outlived),
+            Property::always(NONE_BACK, |_, state: &State| !state.broken.is_brought_back),
+            Property::always(WITHIN_LIMIT, |_, state: &State| !state.broken.beside_too_many),
+            Property::always(NOT_PASSED, |_, state: &State| !state.broken.passed),
+            Property::always(LARGER, |_, state: &State| !state.broken.issued_smaller),
+            Property::always(LET_IN, |_, state: &State| !state.broken.left_waiting),
+            Property::always(NOT_LOST, |_, state: &State| !state.broken.lost_for_nothing),
+            Property::always("what is over stays over", |_, state: &State| !state.broken.is_revived),
+            Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_token()),
+            Property::always(NOT_FOR_LONG, |setup: &Self, state: &State| !state.waits_for_long(setup)),
+            Property::always(IN_THE_END, |setup: &Self, state: &State| !state.is_stuck(setup)),
+            Property::sometimes(SHARED, |setup: &Self, state: &State| state.believers(setup).count() > 1),
+            Property::sometimes(LINED_UP, |_, state: &State| {
+                state.leases().any(|(_, session)| session.ticket.is_some())
+            }),
+            Property::sometimes(OUTLIVED, |setup: &Self, state: &State| state.is_renewed(setup)),
+            Property::sometimes(GOES_ON, |setup: &Self, state: &State| {
+                let goes_on = |session: &Session| session.from.is_some() && session.lease().is_some();
+                state.believers(setup).any(goes_on) && state.believers(setup).count() > 1
+            }),
+            Property::sometimes(INHERITED, |_, state: &State| {
+                state.clients.iter().any(|client| client.is_dead) && state.leases().next().is_some()
+            }),
+            Property::sometimes("the end", |setup: &Self, state: &State| state.is_end(setup)),
+        ]
+    }
+}
+
+impl State {
+    fn sessions(&self) -> impl Iterator<Item = (usize, &Session)> {
+        self.clients.iter().enumerate().flat_map(|(me, client)| client.sessions.iter().map(move |one| (me, one)))
+    }
+
+    fn leases(&self) -> impl Iterator<Item = (usize, &Session)> {
+        self.sessions().filter(|(_, session)| session.lease().is_some())
+    }
+
+    /// Whether its client may believe now that it has the lock.
+    fn believes(&self, setup: &Setup, session: &Session) -> bool {
+        setup.clients.shows(self.now) < session.believes_until()
+    }
+
+    fn believers(&self, setup: &Setup) -> impl Iterator<Item = &Session> {
+        self.sessions().map(|(_, session)| session).filter(|session| self.believes(setup, session))
+    }
+
+    fn are_too_many(&self, setup: &Setup) -> bool {
+        let count = self.believers(setup).count();
+        let is_one_alone = self.believers(setup).any(|session| !session.is_shared());
+        let most = self.believers(setup).map(|session| session.limit).max().unwrap_or_default();
+        count > 1 && (is_one_alone || u32::try_from(count).is_ok_and(|count| count > most))
+    }
+
+    fn share_with_two_fences(&self, setup: &Setup) -> bool {
+        let shares = self.believers(setup).filter(|session| session.is_shared());
+        let mut fences = shares.filter_map(|session| session.acquisition()?.fence());
+        let first = fences.next();
+        fences.any(|other| Some(other) != first)
+    }
+
+    /// A token is on the server that nobody cares about any more, though it could have been taken off.
+    fn leaves_a_token(&self) -> bool {
+        self.server.seen.tokens().any(|(me, number)| {
+            let client = &self.clients[usize::from(me)];
+            let is_of = |session: &Session| session.number == number || session.from == Some(number);
+            let is_cared_for = client.sessions.iter().any(is_of);
+            !is_cared_for && !client.is_dead && !self.server.belated.contains(&(me, number))
+        })
+    }
+
+    fn waits_for_long(&self, setup: &Setup) -> bool {
+        let is_late = self.now > nanos(setup.closes + setup.patience());
+        is_late && self.sessions().any(|(_, session)| session.polls_at().is_some() || session.is_polling())
+    }
+
+    fn is_renewed(&self, setup: &Setup) -> bool {
+        let now = setup.clients.shows(self.now);
+        self.believers(setup)
+            .any(|session| session.acquisition().is_some_and(|acquisition| now >= acquisition.sent() + TTL))
+    }
+
+    /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
+    fn is_closing(&self, setup: &Setup) -> bool {
+        self.now >= nanos(setup.closes)
+    }
+
+    fn is_end(&self, setup: &Setup) -> bool {
+        let mut actions = Vec::new();
+        action::possible(setup, self, &mut actions);
+        actions.is_empty()
+    }
+
+    /// Nothing happens any more, and not everything is over.
+    fn is_stuck(&self, setup: &Setup) -> bool {
+        self.is_end(setup)
+            && !(self.is_closing(setup) && self.server.seen.is_empty() && self.sessions().next().is_none())
+    }
+
+    fn clock(&self, setup: &Setup) -> Clock {
+        let offset = setup.server.offset.saturating_add_signed(self.server.stepped);
+        Clock { offset, ..setup.server }
+    }
+
+    /// The time on the server's clock.
+    fn server_time(&self, setup: &Setup) -> Micros {
+        self.clock(setup).shows(self.now).as_nanos() / 1_000
+    }
+
+    /// The real moment at which the server's clock shows this.
+    fn when(&self, setup: &Setup, shows: Micros) -> u64 {
+        self.clock(setup).when(Time::from_nanos(shows * 1_000))
+    }
+}

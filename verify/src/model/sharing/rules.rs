@@ -1,0 +1,181 @@
+//! Rules 15, 16 and 17 at the server: what is there before and after a request.
+
+use leasehold_protocol::{fence::Fence, time::Micros};
+
+use super::{
+    Setup,
+    client::Run,
+    state::{Asked, Said, State},
+};
+use crate::model::state::Owner;
+
+/// What was broken on the way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Broken {
+    /// A phase has begun with one of an earlier one.
+    pub(super) has_earlier: bool,
+    /// One shares the lock for longer than its key lives.
+    pub(super) is_outlived: bool,
+    /// One is in that nobody has let in.
+    pub(super) is_brought_back: bool,
+    pub(super) beside_too_many: bool,
+    /// One was let in past another that waits and is there, or has lost its place in the line though it is there.
+    pub(super) passed: bool,
+    pub(super) issued_smaller: bool,
+    /// The first of the line fits, and was not let in.
+    pub(super) left_waiting: bool,
+    /// A lease's fence is smaller than that of one before it, or the same and not of its phase.
+    pub(super) fence_fell: bool,
+    /// A lease was lost without a fault.
+    pub(super) lost_for_nothing: bool,
+    /// A lease was believed in again whose time had been up.
+    pub(super) is_revived: bool,
+}
+
+/// What is at the server.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Seen {
+    /// The fence in the lock's key, and when that ends.
+    pub(super) key: Option<(Fence, Micros)>,
+    pub(super) alone: Option<Owner>,
+    /// Each that has a place in a lock that is shared, and until when; also those that are over.
+    pub(super) places: Vec<(Owner, Micros)>,
+    /// Those of them that count.
+    pub(super) sharers: Vec<Owner>,
+    /// Who waits, and with which ticket.
+    pub(super) line: Vec<(Owner, u64)>,
+}
+
+impl Seen {
+    pub(super) fn is_shared(&self) -> bool {
+        self.key.is_some() && self.alone.is_none()
+    }
+
+    pub(super) fn fence(&self) -> Option<Fence> {
+        self.key.map(|(fence, _)| fence)
+    }
+
+    /// Those that have the lock.
+    fn holders(&self) -> impl Iterator<Item = Owner> {
+        self.alone.iter().chain(&self.sharers).copied()
+    }
+
+    pub(super) fn has(&self, owner: Owner) -> bool {
+        self.holders().any(|other| other == owner)
+    }
+
+    fn ticket(&self, owner: Owner) -> Option<u64> {
+        self.line.iter().find(|(other, _)| *other == owner).map(|(_, ticket)| *ticket)
+    }
+
+    /// All that have or want the lock.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = Owner> {
+        self.holders().chain(self.line.iter().map(|(owner, _)| *owner))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.key.is_none() && self.line.is_empty()
+    }
+}
+
+impl State {
+    /// What is at the server now. Looking changes nothing: a key that nobody asks for may be gone, or come back with a clock
+    /// that is set back.
+    pub(super) fn look(&self, setup: &Setup) -> Seen {
+        let (now, mut store) = (self.server_time(setup), self.server.store.clone());
+        let owner = |token: &_| setup.tokens.owner(token);
+        let line = store.queue(now, &setup.key, usize::MAX).1;
+        let line = line.iter().filter_map(|(token, ticket)| Some((owner(token)?, *ticket))).collect();
+        let has_ended = self.server.bent.ends.is_some_and(|ends| ends <= now);
+        let Some((mut until, places)) = store.ends(now, &setup.key).filter(|_| !has_ended) else {
+            return Seen { line, ..Seen::default() };
+        };
+        let holder = store.holder(now, &setup.key).unwrap_or_default();
+        let alone = holder.whole_token().and_then(owner);
+        let mut places: Vec<_> = places.iter().filter_map(|(token, until)| Some((owner(token)?, *until))).collect();
+        if alone.is_none() {
+            until = self.server.bent.ends.unwrap_or(until).min(until);
+            places.extend(&self.server.bent.places);
+        }
+        places.sort_unstable();
+        let sharers = places.iter().filter(|(_, until)| *until >= now).map(|(owner, _)| *owner).collect();
+        Seen { key: holder.fence().map(|fence| (fence, until)), alone, places, sharers, line }
+    }
+
+    /// Whether a waiter can be reached.
+    fn is_there(&self, (me, _): Owner) -> bool {
+        !self.clients[usize::from(me)].is_dead
+    }
+}
+
+impl Run<'_> {
+    /// Compares what is there with what was before a request.
+    pub(super) fn compare(&mut self, before: &Seen, owner: Owner, asked: &Asked, said: &Said) {
+        let after = self.state.server.seen.clone();
+        let mut broken = self.state.broken;
+        let begins = after.key.is_some() && (after.fence(), after.alone) != (before.fence(), before.alone);
+        // Only these can have been let in: the one that asks, and those that were called out of the line.
+        let asks_to_come_in = matches!(asked, Asked::Poll { .. } | Asked::Downgrade(_));
+        let was_called = |one: Owner| before.ticket(one).is_some() && after.ticket(one).is_none();
+        // One that goes on as a reader has no limit.
+        let goes_on = |one: Owner| matches!(asked, Asked::Downgrade(_)) && one == owner;
+        let limit_of = |one: Owner| if goes_on(one) { u32::MAX } else { self.setup.parts[usize::from(one.0)].limit };
+        let may_come_in = |one: Owner| asks_to_come_in && one == owner || was_called(one);
+
+        // Rule 15.
+        broken.has_earlier |= begins && after.places.iter().any(|(one, _)| !may_come_in(*one));
+        broken.is_outlived |= after.sharers.iter().any(|one| {
+            let ends =
+                |(place, until): &(Owner, Micros)| place == one && after.key.is_some_and(|(_, key)| *until > key);
+            after.places.iter().any(ends)
+        });
+        let mut came: Vec<_> = after.holders().filter(|one| !before.has(*one)).collect();
+        let is_renewed = matches!(asked, Asked::Renew { .. }) && *said == Said::Owned(Ok(()));
+        broken.is_brought_back |= came.iter().any(|one| !may_come_in(*one)) || is_renewed && !before.has(owner);
+
+        // Rule 16. Those that came at one moment did so in the order of their tickets.
+        let ticket = |one: Owner| {
+            let asked = if let Asked::Poll { ticket, .. } = asked { *ticket } else { None };
+            before.ticket(one).or(asked.filter(|_| one == owner)).unwrap_or(u64::MAX)
+        };
+        came.sort_by_key(|one| ticket(*one));
+        let stayed: Vec<_> = after.holders().filter(|one| before.has(*one)).collect();
+        for (place, one) in came.iter().enumerate() {
+            let (limit, others) = (limit_of(*one), stayed.len() + place);
+            let fits = others == 0 || u32::try_from(others).is_ok_and(|others| others < limit);
+            broken.beside_too_many |= !fits || others > 0 && after.alone.is_some();
+            let is_passed = |(other, waits): &(Owner, u64)| *waits < ticket(*one) && self.state.is_there(*other);
+            broken.passed |= !goes_on(*one) && after.line.iter().any(is_passed);
+        }
+        let leaves = |one: Owner| one == owner && !matches!(asked, Asked::Renew { .. });
+        let is_out = |one: Owner| after.ticket(one).is_none() && !after.has(one) && !leaves(one);
+        broken.passed |= before.line.iter().any(|(one, _)| is_out(*one) && self.state.is_there(*one));
+
+        // Rule 17.
+        if begins {
+            let issued = self.state.server.issued;
+            broken.issued_smaller |= after.fence() <= issued;
+            self.state.server.issued = after.fence().max(issued);
+        }
+        let told = match said {
+            Said::Granted(fence) | Said::Downgraded(Ok(fence)) => Some(*fence),
+            Said::Waits { .. } | Said::Downgraded(Err(_)) | Said::Owned(_) => None,
+        };
+        broken.issued_smaller |= told.is_some_and(|told| Some(told) != after.fence());
+
+        // Whatever changes who has the lock, or looks whether somebody is over, lets in who fits then.
+        let looks = match asked {
+            Asked::Poll { .. } => !before.has(owner),
+            Asked::Downgrade(_) => !before.has(owner) && told.is_some(),
+            Asked::Part { .. } => *said == Said::Owned(Ok(())),
+            Asked::Leave { .. } => true,
+            Asked::Renew { .. } => false,
+        };
+        if let Some((first, _)) = after.line.first().filter(|_| looks && !self.recovers()) {
+            let (limit, count) = (limit_of(*first), after.holders().count());
+            let fits = count == 0 || after.alone.is_none() && u32::try_from(count).is_ok_and(|count| count < limit);
+            broken.left_waiting |= fits && self.state.is_there(*first);
+        }
+        self.state.broken = broken;
+    }
+}
