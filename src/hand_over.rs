@@ -114,7 +114,7 @@ impl Lock {
     async fn adopt_of(mut self, ticket: Ticket) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "adopt", lock = self.name());
         let (client, began) = (self.scope.client.clone(), self.scope.client.now());
-        let acquiring = Acquiring::begins(self.scope.options.metrics_group);
+        let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
         self.once_per = Millis::some(ticket.rest());
         let ttl = self.scope.options.ttl;
         let outcome = match self.wanted() {

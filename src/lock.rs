@@ -188,7 +188,7 @@ impl Lock {
     pub(crate) async fn acquire_here(self, patience: Patience, is_on_trial: bool) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (client, began) = (self.scope.client.clone(), self.scope.client.now());
-        let acquiring = Acquiring::begins(self.scope.options.metrics_group);
+        let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
         let outcome = match self.wanted() {
             Ok(wanted) => {
                 let mut acquire = Acquire::new(client.clone(), Wanted { is_on_trial, ..wanted }, patience);

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::loss::{self, LossReason};
+use leasehold_protocol::{
+    loss::{self, LossReason},
+    mode::Mode,
+};
 
 use crate::error::Error;
 
@@ -52,7 +55,8 @@ pub(crate) struct Acquiring {
 }
 
 impl Acquiring {
-    pub(crate) fn begins(group: Group) -> Self {
+    pub(crate) fn begins(group: Group, mode: Mode) -> Self {
+        let group = group.of(mode);
         group.change(WAITING, 1);
         Self { group, outcome: "abandoned" }
     }
@@ -149,7 +153,8 @@ impl Holding {
         self.group
     }
 
-    pub(crate) fn begins(group: Group) -> Self {
+    pub(crate) fn begins(group: Group, mode: Mode) -> Self {
+        let group = group.of(mode);
         group.change(HELD, 1);
         Self { group, stage: StageCell::new() }
     }

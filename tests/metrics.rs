@@ -34,7 +34,7 @@ impl Exporter {
     }
 
     fn gauges(&self) -> [Option<f64>; 3] {
-        ["leasehold_held", "leasehold_waiting", "leasehold_at_risk"].map(|name| self.value(name))
+        ["leasehold_held{mode=\"exclusive\"}", "leasehold_waiting", "leasehold_at_risk"].map(|name| self.value(name))
     }
 }
 
@@ -46,6 +46,7 @@ async fn leases_and_their_faults_are_counted() {
     metrics::set_global_recorder(recorder).expect("it is the first");
     a_life_of_a_lease(&exporter).await;
     an_adoption_that_comes_too_late_is_busy(&exporter).await;
+    shares_are_told_from_locks_that_are_held_alone(&exporter).await;
     a_group_has_series_of_its_own(&exporter).await;
     nodes_are_told_by_their_addresses(&exporter).await;
     a_cluster_tells_which_primary_is_away_and_what_was_redirected(&exporter).await;
@@ -56,7 +57,11 @@ async fn leases_and_their_faults_are_counted() {
 async fn a_life_of_a_lease(exporter: &Exporter) {
     let server = Server::start();
     let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.expect("it is there");
-    for series in ["acquires_total{outcome=\"busy\"}", "losses_total{reason=\"expired\"}", "undos_unconfirmed_total"] {
+    for series in [
+        "acquires_total{outcome=\"busy\",mode=\"exclusive\"}",
+        "losses_total{reason=\"expired\"}",
+        "undos_unconfirmed_total",
+    ] {
         exporter.counts(&format!("leasehold_{series}"), 0).await;
     }
     let lock = leases.lock("job").owner(Owner::anonymous());
@@ -67,20 +72,28 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
     eventually_async(HANGS, "one waits", || exporter.gauges() == [Some(1.0), Some(1.0), Some(0.0)]).await;
     waiter.abort();
     eventually_async(HANGS, "nobody waits", || exporter.gauges() == [Some(1.0), Some(0.0), Some(0.0)]).await;
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"abandoned\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"abandoned\",mode=\"exclusive\"}"), Some(1.0));
     assert!(lock.try_acquire().await.expect("the server is well").is_none());
     assert!(lock.acquire_within(Duration::ZERO).await.is_err());
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"busy\"}"), Some(2.0), "neither has waited");
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"timed_out\"}"), Some(0.0));
+    assert_eq!(
+        exporter.value("leasehold_acquires_total{outcome=\"busy\",mode=\"exclusive\"}"),
+        Some(2.0),
+        "neither has waited"
+    );
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"timed_out\",mode=\"exclusive\"}"), Some(0.0));
     assert!(lock.acquire_within(Duration::from_secs(1)).await.is_err());
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"timed_out\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"timed_out\",mode=\"exclusive\"}"), Some(1.0));
 
     server.wire().must(&["RPUSH", "data", "value"]);
     let data = leases.lock("data");
     assert!(data.try_acquire().await.expect("the server is well").is_none());
     assert!(data.acquire_within(Duration::from_secs(1)).await.is_err());
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"misplaced\"}"), Some(2.0), "it will not be free");
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"busy\"}"), Some(2.0));
+    assert_eq!(
+        exporter.value("leasehold_acquires_total{outcome=\"misplaced\",mode=\"exclusive\"}"),
+        Some(2.0),
+        "it will not be free"
+    );
+    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"busy\",mode=\"exclusive\"}"), Some(2.0));
 
     lease.renew().await.expect("the server is well");
     assert!(exporter.value("leasehold_renewals_total{outcome=\"ok\"}").is_some_and(|renewals| renewals >= 1.0));
@@ -123,7 +136,8 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
 }
 
 async fn an_adoption_that_comes_too_late_is_busy(exporter: &Exporter) {
-    let count = |outcome| exporter.value(&format!("leasehold_acquires_total{{outcome=\"{outcome}\"}}"));
+    let count =
+        |outcome| exporter.value(&format!("leasehold_acquires_total{{outcome=\"{outcome}\",mode=\"exclusive\"}}"));
     let lock = Leases::in_memory().lock("job");
     let ticket = lock.acquire().await.expect("it is free").into_ticket().expect("it is ours alone");
     let [acquired, busy] = ["acquired", "busy"].map(|outcome| count(outcome).map(|before| before + 1.0));
@@ -131,24 +145,54 @@ async fn an_adoption_that_comes_too_late_is_busy(exporter: &Exporter) {
     let late = lock.adopt(ticket).await.expect_err("the heir has it");
     assert!(matches!(&late, Error::Lost(lost) if lost.reason() == LossReason::Taken), "{late:?}");
     assert!(acquired.is_some() && count("acquired") == acquired && busy.is_some() && count("busy") == busy);
-    assert_eq!(exporter.value("leasehold_held"), Some(1.0), "the giver has let go");
+    assert_eq!(exporter.value("leasehold_held{mode=\"exclusive\"}"), Some(1.0), "the giver has let go");
     drop(heir);
+}
+
+async fn shares_are_told_from_locks_that_are_held_alone(exporter: &Exporter) {
+    let leases = Leases::in_memory();
+    let of = |mode: &str| {
+        let acquires = |outcome| format!("leasehold_acquires_total{{outcome=\"{outcome}\",mode=\"{mode}\"}}");
+        let held = format!("leasehold_held{{mode=\"{mode}\"}}");
+        [held, acquires("acquired"), acquires("busy")].map(|series| exporter.value(&series).expect("it is told"))
+    };
+    let (alone, [held, acquired, busy]) = (of("exclusive"), of("shared"));
+    assert_eq!((held, acquired, busy), (0.0, 0.0, 0.0), "nothing was shared so far");
+    let pool = leases.semaphore("pool", 2);
+    let shares = [pool.acquire().await, pool.acquire().await].map(|share| share.expect("there is a place"));
+    assert!(pool.try_acquire().await.expect("it is well").is_none());
+    assert_eq!((of("exclusive"), of("shared")), (alone, [2.0, 2.0, 1.0]));
+    drop(shares);
+    assert_eq!(of("shared"), [0.0, 2.0, 1.0]);
+    // What the keeper sees end.
+    let reading = leases.rw_lock("config").read().ttl(TTL / 10).max_hold(TTL / 10);
+    let short = reading.acquire().await.expect("it is free");
+    assert_eq!(of("shared"), [1.0, 3.0, 1.0]);
+    within(HANGS, "its end", short.lost()).await;
+    exporter.counts("leasehold_held{mode=\"shared\"}", 0).await;
+    assert_eq!(of("exclusive"), alone);
 }
 
 async fn a_group_has_series_of_its_own(exporter: &Exporter) {
     let server = Server::start();
     let builder = Leases::builder().url(server.url()).ttl(TTL).metrics_group("nightly");
     let leases = builder.build().await.expect("it is there");
-    let others = exporter.value("leasehold_acquires_total{outcome=\"acquired\"}");
+    let others = exporter.value("leasehold_acquires_total{outcome=\"acquired\",mode=\"exclusive\"}");
     let nightly = leases.lock("report:1").acquire().await.expect("it is free");
-    assert_eq!(exporter.value("leasehold_held{lock=\"nightly\"}"), Some(1.0));
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"acquired\",lock=\"nightly\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_held{mode=\"exclusive\",lock=\"nightly\"}"), Some(1.0));
+    assert_eq!(
+        exporter.value("leasehold_acquires_total{outcome=\"acquired\",mode=\"exclusive\",lock=\"nightly\"}"),
+        Some(1.0)
+    );
     assert_eq!(exporter.value("leasehold_wait_seconds_count{lock=\"nightly\"}"), Some(1.0));
     let hourly = leases.lock("report:2").metrics_group("hourly");
-    assert_eq!(exporter.value("leasehold_acquires_total{outcome=\"busy\",lock=\"hourly\"}"), Some(0.0));
+    assert_eq!(
+        exporter.value("leasehold_acquires_total{outcome=\"busy\",mode=\"exclusive\",lock=\"hourly\"}"),
+        Some(0.0)
+    );
     let lease = hourly.acquire().await.expect("it is free");
-    assert_eq!(exporter.value("leasehold_held{lock=\"nightly\"}"), Some(1.0));
-    assert_eq!(exporter.value("leasehold_held{lock=\"hourly\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_held{mode=\"exclusive\",lock=\"nightly\"}"), Some(1.0));
+    assert_eq!(exporter.value("leasehold_held{mode=\"exclusive\",lock=\"hourly\"}"), Some(1.0));
     exporter.tells("leasehold_renewals_total{outcome=\"ok\",lock=\"hourly\"}", |renewals| renewals >= 1.0).await;
     exporter.tells("leasehold_renewal_seconds_count{lock=\"hourly\"}", |renewals| renewals >= 1.0).await;
     exporter.tells("leasehold_least_remaining_ratio{lock=\"hourly\"}", |least| least < 1.0).await;
@@ -156,12 +200,12 @@ async fn a_group_has_series_of_its_own(exporter: &Exporter) {
     server.wire().del("report:2");
     within(HANGS, "it is lost", lease.lost()).await;
     exporter.counts("leasehold_losses_total{reason=\"deleted\",lock=\"hourly\"}", 1).await;
-    exporter.counts("leasehold_held{lock=\"hourly\"}", 0).await;
+    exporter.counts("leasehold_held{mode=\"exclusive\",lock=\"hourly\"}", 0).await;
     assert_eq!(exporter.value("leasehold_losses_total{reason=\"deleted\",lock=\"nightly\"}"), Some(0.0));
 
     let none = leases.lock("report:3").metrics_group("").acquire().await.expect("it is free");
     assert_eq!(exporter.gauges().first(), Some(&Some(1.0)));
-    let now = exporter.value("leasehold_acquires_total{outcome=\"acquired\"}");
+    let now = exporter.value("leasehold_acquires_total{outcome=\"acquired\",mode=\"exclusive\"}");
     assert_eq!(now, others.map(|others| others + 1.0), "what has a group counts there only");
     drop((nightly, none));
 }

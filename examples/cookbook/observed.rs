@@ -67,12 +67,12 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     leases.close().await;
 
     let expected = [
-        r#"leasehold_acquires_total{outcome="acquired"} 2"#,
-        r#"leasehold_acquires_total{outcome="busy"} 1"#,
+        r#"leasehold_acquires_total{outcome="acquired",mode="exclusive"} 2"#,
+        r#"leasehold_acquires_total{outcome="busy",mode="exclusive"} 1"#,
         r#"leasehold_losses_total{reason="forced"} 1"#,
         r#"leasehold_renewal_seconds_bucket{le="2"} "#,
         r#"leasehold_hold_seconds_bucket{le="36000"} 2"#,
-        "leasehold_held 0",
+        r#"leasehold_held{mode="exclusive"} 0"#,
     ];
     // The library updates the exporter in the background, so that an exporter that blocks delays no lease.
     let text = timeout(Duration::from_secs(10), async {

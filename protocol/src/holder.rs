@@ -266,6 +266,8 @@ impl Holder {
         let Some(remaining) = self.remaining else { return Ok(()) };
         let who = match (self.sharers(), self.is_until_first) {
             (Some(0), _) => return write!(f, ", though its key lives {} more", Rounded(remaining)),
+            // It outlives them by a while.
+            (None, _) => return write!(f, ", whose key lives {} more unless renewed", Rounded(remaining)),
             (Some(1), _) => "",
             (_, true) => "the first of them ",
             (_, false) => "the last of them ",

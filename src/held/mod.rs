@@ -113,7 +113,7 @@ impl Hold {
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let keep_until = AtomicU64::new(0);
         let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None });
-        let measured = Holding::begins(group);
+        let measured = Holding::begins(group, claim.mode);
         let hold = Self {
             claim,
             fence,

@@ -50,19 +50,14 @@ impl Lock {
         let asking = client.quorum.holder(&key, client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
         let holder = match holder {
-            Some(all) if all.is_shared() => self.sharers(&key, all).await?,
+            // What was seen stands if their number cannot be read: our user may have no right to their key.
+            Some(all) if all.is_shared() => match self.ask_for_sharers(&key, 0).await {
+                Ok(sharers) => sharers.map(|sharers| sharers.holder),
+                Err(_) => Some(all),
+            },
             holder => holder,
         };
         Ok(holder.map(|holder| client.watchdog.recognize(&key, holder)))
-    }
-
-    /// How many share a lock that was seen to be shared. If that cannot be read now, what was seen stands.
-    async fn sharers(&self, key: &Key, seen: Holder) -> Result<Option<Holder>, Error> {
-        match self.ask_for_sharers(key, 0).await {
-            Ok(sharers) => Ok(sharers.map(|sharers| sharers.holder)),
-            Err(failure) if failure.is_refusal() => Err(Error::of(failure)),
-            Err(_) => Ok(Some(seen)),
-        }
     }
 
     async fn ask_for_sharers(&self, key: &Key, most: usize) -> Result<Option<Sharers>, Failure> {

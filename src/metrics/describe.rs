@@ -15,7 +15,7 @@ use crate::sync::catching_panics;
 /// Tells an exporter what each metric is, and that nothing was counted so far.
 pub(crate) fn describe() {
     let _described = catching_panics(|| {
-        describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome.");
+        describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome and mode.");
         describe_histogram!(WAIT, Unit::Seconds, "From the call of an acquire to its lease.");
         describe_histogram!(HOLD, Unit::Seconds, "From the acquire of a lock to its end.");
         describe_counter!(RENEWALS, Unit::Count, "Renewals, by outcome; retries are not counted.");
@@ -23,7 +23,7 @@ pub(crate) fn describe() {
         describe_histogram!(REMAINING, "What was left of the TTL when a renewal was confirmed.");
         describe_gauge!(LEAST, "The least that was left of any lease's TTL in the last one or two minutes.");
         describe_counter!(LOSSES, Unit::Count, "Leases that ended otherwise than by a release, by reason.");
-        describe_gauge!(HELD, Unit::Count, "Locks that are held.");
+        describe_gauge!(HELD, Unit::Count, "Locks that are held, by mode.");
         describe_gauge!(WAITING, Unit::Count, "Acquires under way.");
         describe_gauge!(AT_RISK, Unit::Count, "Locks that are held, and whose last renewal is not confirmed.");
         describe_gauge!(NODE_UP, "Whether the node answers: 1 or 0.");

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::failure::Redirection;
+use leasehold_protocol::{failure::Redirection, mode::Mode};
 
 use super::LeaseStage;
 use crate::foreign::Numbers;
@@ -19,6 +19,10 @@ pub(crate) fn have_news() {}
 pub(crate) struct Group(());
 
 impl Group {
+    pub(super) fn of(self, _mode: Mode) -> Self {
+        self
+    }
+
     pub(super) fn count(self, _name: &'static str, _value: &'static str) {}
 
     pub(super) fn change(self, _name: &'static str, _by: i32) {}

@@ -18,6 +18,7 @@ use std::{
 };
 
 use ::metrics::{Label, counter, gauge, histogram};
+use leasehold_protocol::mode::Mode;
 
 use super::{ACQUIRES, AT_RISK, HELD, LOSSES, LeaseStage, RENEWALS, WAITING, least::Least, nodes};
 use crate::{
@@ -43,36 +44,56 @@ static GROUPS: [OnceLock<Series>; MOST_GROUPS + 2] = [const { OnceLock::new() };
 /// All that is set has to be told once more: there may be another recorder.
 static TELL_ALL: AtomicBool = AtomicBool::new(false);
 
-/// A counter: its name, its label, and the label's value.
-type Counter = (&'static str, &'static str, &'static str);
+/// The label that tells whether a lock is shared, and its values.
+const MODE: &str = "mode";
+const EXCLUSIVE: Option<&str> = Some("exclusive");
+const SHARED: Option<&str> = Some("shared");
 
-const COUNTERS: [Counter; 19] = [
-    (ACQUIRES, "outcome", "acquired"),
-    (ACQUIRES, "outcome", "busy"),
-    (ACQUIRES, "outcome", "timed_out"),
-    (ACQUIRES, "outcome", "misplaced"),
-    (ACQUIRES, "outcome", "unavailable"),
-    (ACQUIRES, "outcome", "refused"),
-    (ACQUIRES, "outcome", "closed"),
-    (ACQUIRES, "outcome", "abandoned"),
-    (RENEWALS, "outcome", "ok"),
-    (RENEWALS, "outcome", "late"),
-    (RENEWALS, "outcome", "failed"),
-    (LOSSES, "reason", "expired"),
-    (LOSSES, "reason", "no_quorum"),
-    (LOSSES, "reason", "taken"),
-    (LOSSES, "reason", "deleted"),
-    (LOSSES, "reason", "failed_over"),
-    (LOSSES, "reason", "forced"),
-    (LOSSES, "reason", "max_hold"),
-    (LOSSES, "reason", "keeper_ended"),
+/// A counter: its name, its label, the label's value, and its mode, if it is told by that.
+type Counter = (&'static str, &'static str, &'static str, Option<&'static str>);
+
+const COUNTERS: [Counter; 27] = [
+    (ACQUIRES, "outcome", "acquired", EXCLUSIVE),
+    (ACQUIRES, "outcome", "busy", EXCLUSIVE),
+    (ACQUIRES, "outcome", "timed_out", EXCLUSIVE),
+    (ACQUIRES, "outcome", "misplaced", EXCLUSIVE),
+    (ACQUIRES, "outcome", "unavailable", EXCLUSIVE),
+    (ACQUIRES, "outcome", "refused", EXCLUSIVE),
+    (ACQUIRES, "outcome", "closed", EXCLUSIVE),
+    (ACQUIRES, "outcome", "abandoned", EXCLUSIVE),
+    (ACQUIRES, "outcome", "acquired", SHARED),
+    (ACQUIRES, "outcome", "busy", SHARED),
+    (ACQUIRES, "outcome", "timed_out", SHARED),
+    (ACQUIRES, "outcome", "misplaced", SHARED),
+    (ACQUIRES, "outcome", "unavailable", SHARED),
+    (ACQUIRES, "outcome", "refused", SHARED),
+    (ACQUIRES, "outcome", "closed", SHARED),
+    (ACQUIRES, "outcome", "abandoned", SHARED),
+    (RENEWALS, "outcome", "ok", None),
+    (RENEWALS, "outcome", "late", None),
+    (RENEWALS, "outcome", "failed", None),
+    (LOSSES, "reason", "expired", None),
+    (LOSSES, "reason", "no_quorum", None),
+    (LOSSES, "reason", "taken", None),
+    (LOSSES, "reason", "deleted", None),
+    (LOSSES, "reason", "failed_over", None),
+    (LOSSES, "reason", "forced", None),
+    (LOSSES, "reason", "max_hold", None),
+    (LOSSES, "reason", "keeper_ended", None),
 ];
 
-const GAUGES: [&str; 3] = [HELD, WAITING, AT_RISK];
+/// A gauge: its name, and its mode, if it is told by that.
+type Gauge = (&'static str, Option<&'static str>);
 
-/// Which series a lock is counted in: one byte, so that a lease is no larger for it.
+const GAUGES: [Gauge; 4] = [(HELD, EXCLUSIVE), (HELD, SHARED), (WAITING, None), (AT_RISK, None)];
+
+/// Which series a lock is counted in, and whether it is shared: one byte, so that a lease is no larger for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Group(u8);
+
+/// The bit of a [`Group`] of locks that are shared.
+const IS_SHARED: u8 = 1 << 7;
+const _: () = assert!(MOST_GROUPS + 2 <= IS_SHARED as usize, "a group's number leaves that bit free");
 
 /// The stage of a lock that is held.
 #[derive(Debug)]
@@ -128,26 +149,41 @@ impl Group {
         Self::default()
     }
 
+    /// The same for locks of this mode.
+    pub(super) fn of(self, mode: Mode) -> Self {
+        Self(self.number() | if mode.is_shared() { IS_SHARED } else { 0 })
+    }
+
+    fn number(self) -> u8 {
+        self.0 & !IS_SHARED
+    }
+
     fn series(self) -> Option<&'static Series> {
-        let slot = GROUPS.get(usize::from(self.0))?;
-        if self == Self::default() { Some(slot.get_or_init(|| Series::new(None))) } else { slot.get() }
+        let slot = GROUPS.get(usize::from(self.number()))?;
+        if self.number() == 0 { Some(slot.get_or_init(|| Series::new(None))) } else { slot.get() }
+    }
+
+    /// The mode that these are told with.
+    fn mode(self, name: &'static str) -> Option<&'static str> {
+        let mode = if self.0 & IS_SHARED == 0 { EXCLUSIVE } else { SHARED };
+        mode.filter(|_| name == ACQUIRES || name == HELD)
     }
 
     pub(super) fn count(self, name: &'static str, value: &'static str) {
         if let Some(series) = self.series() {
-            series.count(name, value);
+            series.count(name, value, self.mode(name));
         }
     }
 
     pub(super) fn change(self, name: &'static str, by: i32) {
         if let Some(series) = self.series() {
-            series.change(name, by);
+            series.change((name, self.mode(name)), by);
         }
     }
 
     pub(super) fn record(self, name: &'static str, value: f64) {
         if foreign::on_keeper() {
-            foreign::sample(self.0, name, value);
+            foreign::sample(self.number(), name, value);
         } else {
             self.tell_sample(name, value);
         }
@@ -163,7 +199,7 @@ impl Group {
     /// Runs foreign code.
     fn tell_sample(self, name: &'static str, value: f64) {
         if let Some(series) = self.series() {
-            let _told = catching_panics(|| histogram!(name, series.labels(None)).record(value));
+            let _told = catching_panics(|| histogram!(name, series.labels([])).record(value));
         }
     }
 }
@@ -175,17 +211,18 @@ impl Series {
     }
 
     /// Only what was registered: an empty label would be another series for some exporters.
-    fn labels(&self, own: Option<(&'static str, &'static str)>) -> Vec<Label> {
-        let own = own.map(|(label, value)| Label::from_static_parts(label, value));
+    fn labels<const N: usize>(&self, own: [(&'static str, Option<&'static str>); N]) -> Vec<Label> {
+        let own = own.into_iter().filter_map(|(label, value)| Some(Label::from_static_parts(label, value?)));
         let group = self.group.as_ref().map(|group| Label::new("lock", group.clone()));
-        own.into_iter().chain(group).collect()
+        own.chain(group).collect()
     }
 
-    fn count(&self, name: &'static str, value: &'static str) {
+    fn count(&self, name: &'static str, value: &'static str, mode: Option<&'static str>) {
+        let is_it = |counter: &Counter| (counter.0, counter.2, counter.3) == (name, value, mode);
         if !foreign::on_keeper() {
-            let Some(counter) = COUNTERS.iter().find(|counter| (counter.0, counter.2) == (name, value)) else { return };
+            let Some(counter) = COUNTERS.iter().find(|counter| is_it(counter)) else { return };
             let _told = catching_panics(|| self.tell_count(counter, 1));
-        } else if let Some(at) = COUNTERS.iter().position(|counter| (counter.0, counter.2) == (name, value)) {
+        } else if let Some(at) = COUNTERS.iter().position(is_it) {
             if let Some(count) = self.counts.get(at) {
                 count.fetch_add(1, Ordering::AcqRel);
             }
@@ -193,10 +230,10 @@ impl Series {
         }
     }
 
-    fn change(&self, name: &'static str, by: i32) {
+    fn change(&self, gauge: Gauge, by: i32) {
         if !foreign::on_keeper() {
-            let _told = catching_panics(|| self.tell_change(name, by));
-        } else if let Some(at) = GAUGES.iter().position(|gauge| *gauge == name) {
+            let _told = catching_panics(|| self.tell_change(gauge, by));
+        } else if let Some(at) = GAUGES.iter().position(|one| *one == gauge) {
             if let Some(gauge) = self.gauges.get(at) {
                 gauge.fetch_add(by, Ordering::AcqRel);
             }
@@ -205,12 +242,12 @@ impl Series {
     }
 
     /// Runs foreign code, as all that follows.
-    fn tell_count(&self, (name, label, value): &Counter, by: u64) {
-        counter!(*name, self.labels(Some((label, value)))).increment(by);
+    fn tell_count(&self, &(name, label, value, mode): &Counter, by: u64) {
+        counter!(name, self.labels([(label, Some(value)), (MODE, mode)])).increment(by);
     }
 
-    fn tell_change(&self, name: &'static str, by: i32) {
-        gauge!(name, self.labels(None)).increment(by);
+    fn tell_change(&self, (name, mode): Gauge, by: i32) {
+        gauge!(name, self.labels([(MODE, mode)])).increment(by);
     }
 
     /// Tells a zero of each. So the first count is an increase; otherwise it would look as if it had always been there.
@@ -233,7 +270,7 @@ impl Series {
         for (gauge, change) in GAUGES.iter().zip(&self.gauges) {
             let by = change.swap(0, Ordering::AcqRel);
             if by != 0 {
-                let _told = catching_panics(|| self.tell_change(gauge, by));
+                let _told = catching_panics(|| self.tell_change(*gauge, by));
             }
         }
     }
@@ -286,7 +323,7 @@ impl Telling {
         }
         for series in groups() {
             if let Some(least) = series.least.news(all) {
-                let _told = catching_panics(|| gauge!(LEAST, series.labels(None)).set(least));
+                let _told = catching_panics(|| gauge!(LEAST, series.labels([])).set(least));
             }
             if series.least.wanes() {
                 self.window_ends.get_or_insert(now + WINDOW);

@@ -1164,10 +1164,10 @@ fn metrics_are_served_while_the_command_runs() {
     // Not before the first renewal.
     let served = measured(&address);
     for line in [
-        "leasehold_held 1",
+        "leasehold_held{mode=\"exclusive\"} 1",
         "leasehold_waiting 0",
         "leasehold_at_risk 0",
-        "leasehold_acquires_total{outcome=\"acquired\"} 1",
+        "leasehold_acquires_total{outcome=\"acquired\",mode=\"exclusive\"} 1",
         "leasehold_renewal_remaining_ratio{quantile=\"0\"} 0.",
         "leasehold_renewal_seconds{quantile=\"0.99\"}",
         "leasehold_wait_seconds_count 1",

@@ -56,7 +56,7 @@ fn those_who_share_are_told_as_one_and_each_for_itself() {
     let all = shared(1_500);
     assert_eq!((all.is_shared(), all.label(), all.token(), all.fence()), (true, None, None, Some(seven())));
     for (holder, says) in [
-        (all.clone(), "those who share it (fence 7), the last of them for 1.5 s unless renewed"),
+        (all.clone(), "those who share it (fence 7), whose key lives 1.5 s more unless renewed"),
         (
             all.clone().shared_by(3).ours(),
             "3 who share it, this program too (fence 7), the last of them for 1.5 s unless renewed",

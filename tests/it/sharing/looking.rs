@@ -108,10 +108,11 @@ async fn shares_that_another_type_is_in_the_place_of_are_an_error_that_names_the
     wire.del(HOLDERS);
     wire.must(&["LPUSH", HOLDERS, "data"]);
     let lock = leases.lock(NAME);
-    for error in [lock.holders().await.unwrap_err(), lock.holder().await.unwrap_err()] {
-        let says = "ERR the key {job}:lh:holders holds another type: delete it to go on";
-        assert!(matches!(&error, Error::Refused(_)) && error.to_string().contains(says), "{error}");
-    }
+    let (error, says) =
+        (lock.holders().await.unwrap_err(), "ERR the key {job}:lh:holders holds another type: delete it to go on");
+    assert!(matches!(&error, Error::Refused(_)) && error.to_string().contains(says), "{error}");
+    let seen = holder(&lock).await;
+    assert_eq!((seen.is_shared(), seen.sharers()), (true, None), "that it is shared, its own key tells");
     wire.del(HOLDERS);
     assert_eq!(holders(&lock).await, vec![], "nobody shares it any more");
     let seen = holder(&lock).await;
