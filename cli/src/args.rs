@@ -209,6 +209,12 @@ pub(crate) struct Held {
     /// How long the server keeps the last fencing token of a released lock, at most a day [default: 1day].
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) fence_memory: Option<Duration>,
+    /// Share the lock with all others that do, to read what one without this writes. First come, first served.
+    #[arg(long, conflicts_with = "permits")]
+    pub(crate) shared: bool,
+    /// Share the lock with others while fewer than N hold it. First come, first served.
+    #[arg(long, value_name = "N")]
+    pub(crate) permits: Option<u32>,
 }
 
 impl Held {
@@ -350,6 +356,9 @@ pub(crate) struct Show {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Show all who share it, not 20.
+    #[arg(long)]
+    pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) servers: Servers,
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use humantime::format_rfc3339_millis;
-use leasehold::{Holder, Waiter};
+use leasehold::{Holder, Lock, Mode, Waiter};
 use serde_json::{Value, json};
 
 use crate::{
@@ -20,42 +20,113 @@ use crate::{
     table::{self, Row},
 };
 
+/// How many of those who share a lock are shown, unless all are asked for.
+const FIRST: usize = 20;
+
+/// The holders of a lock, and its waiters.
+struct Seen {
+    holder: Option<Holder>,
+    /// Each of those who share it, as far as they may be read.
+    sharers: Vec<Holder>,
+    /// `None` over a quorum, and where they may not be read.
+    waiters: Option<Vec<Waiter>>,
+}
+
 pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
-    let (holder, waiters) = with(&options.servers, |leases| async move {
+    let seen = with(&options.servers, |leases| async move {
         let lock = leases.lock(&options.name);
+        let unknown = |who: &str, error| tell(format_args!("who {who} {:?} is not known: {error}", options.name));
         let waiters = if options.servers.have_queues() { Some(table::waiting(&lock).await?) } else { None };
-        Ok((lock.holder().await?, waiters))
+        let waiters = waiters.and_then(|told| told.map_err(|error| unknown("waits for", error)).ok());
+        let holder = lock.holder().await?;
+        let sharers = match &holder {
+            Some(holder) if holder.is_shared() => sharing(&lock).await?,
+            _ => Ok(Vec::new()),
+        };
+        let sharers = sharers.map_err(|error| unknown("shares", error)).unwrap_or_default();
+        Ok(Seen { holder, sharers, waiters })
     })?;
-    let waiters = waiters.and_then(|told| {
-        told.map_err(|error| tell(format_args!("who waits for {:?} is not known: {error}", options.name))).ok()
-    });
-    let held = holder.is_some();
     if options.json {
-        let waiter = |waiting: &Waiter| json!({ "label": waiting.label(), "waited_ms": millis(waiting.waited()) });
-        let waiters: Option<Vec<Value>> = waiters.map(|waiters| waiters.iter().map(waiter).collect());
-        print(
-            &json!({ "name": options.name, "holder": holder.as_ref().map(as_json), "waiters": waiters }).to_string(),
-        )?;
+        print(&seen.as_json(&options.name).to_string())?;
     } else {
-        match &holder {
-            Some(holder) => {
-                print(&format!("{:?} is held by {}", options.name, shown(&holder.to_string())))?;
-                if let Some((since, held)) = holder.since().and_then(|since| Some((moment(since)?, ago(since)))) {
-                    print(&format!("  since {since}, for {}", brief(held)))?;
-                }
-            }
-            None => print(&format!("{:?} is free", options.name))?,
-        }
-        for waiting in waiters.iter().flatten() {
-            print(&format!("  {} waits, since {:.1?}", shown(waiting.label()), waiting.waited()))?;
-        }
+        seen.print(&options.name, if options.all { usize::MAX } else { FIRST })?;
     }
-    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if seen.holder.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Those who share a lock. The inner error tells why we may not see them, though we may see that it is shared.
+async fn sharing(lock: &Lock) -> Result<Result<Vec<Holder>, leasehold::Error>, leasehold::Error> {
+    match lock.holders().await {
+        Err(error) if error.is_transient() => Err(error),
+        // It may have one holder by now.
+        told => Ok(told.map(|holders| holders.into_iter().filter(Holder::is_shared).collect())),
+    }
+}
+
+impl Seen {
+    fn print(&self, name: &str, most: usize) -> Result<(), Ended> {
+        let Self { holder, sharers, .. } = self;
+        let Some(holder) = holder else {
+            print(&format!("{name:?} is free"))?;
+            return self.print_waiters();
+        };
+        print(&format!("{name:?} is held by {}", shown(&holder.to_string())))?;
+        if let Some((since, held)) = holder.since().and_then(|since| Some((moment(since)?, ago(since)))) {
+            print(&format!("  since {since}, for {}", brief(held)))?;
+        }
+        for sharer in sharers.iter().take(most) {
+            let left = sharer.remaining().unwrap_or_default();
+            print(&format!("  {} shares it, for {left:.1?} unless renewed", shown(sharer.label().unwrap_or("?"))))?;
+        }
+        let all = holder.sharers().map_or(sharers.len(), |all| usize::try_from(all).unwrap_or(usize::MAX));
+        match all.saturating_sub(sharers.len().min(most)) {
+            0 => {}
+            more if sharers.len() > most => print(&format!("  and {more} more share it: --all shows them"))?,
+            more => print(&format!("  and {more} more share it"))?,
+        }
+        self.print_waiters()
+    }
+
+    fn print_waiters(&self) -> Result<(), Ended> {
+        let waiters = self.waiters.as_deref().unwrap_or_default();
+        // Where nothing is shared, all want it alone.
+        let is_shared = self.holder.as_ref().is_some_and(Holder::is_shared);
+        let tells_mode = is_shared || waiters.iter().any(|waiter| waiter.mode() != Mode::Exclusive);
+        for waiter in waiters {
+            let how = if tells_mode { format!(" for it ({})", waiter.mode()) } else { String::new() };
+            print(&format!("  {} waits{how}, since {:.1?}", shown(waiter.label()), waiter.waited()))?;
+        }
+        Ok(())
+    }
+
+    fn as_json(&self, name: &str) -> Value {
+        let Self { holder, sharers, waiters } = self;
+        let holder = holder.as_ref();
+        let sharer = |one: &Holder| json!({ "label": one.label(), "remaining_ms": one.remaining().map(millis) });
+        let is_shared = holder.is_some_and(Holder::is_shared);
+        let sharers: Option<Vec<Value>> = is_shared.then(|| sharers.iter().map(sharer).collect());
+        let waiter = |waiter: &Waiter| {
+            let (mode, limit) = match waiter.mode() {
+                Mode::Shared { limit } => ("shared", limit),
+                _ => ("exclusive", None),
+            };
+            json!({ "label": waiter.label(), "waited_ms": millis(waiter.waited()), "mode": mode, "limit": limit })
+        };
+        let waiters: Option<Vec<Value>> = waiters.as_ref().map(|waiters| waiters.iter().map(waiter).collect());
+        json!({ "name": name, "holder": holder.map(as_json), "shared_by": sharers, "waiters": waiters })
+    }
+}
+
+/// The word of the library's own JSON.
+fn mode(is_shared: bool) -> &'static str {
+    if is_shared { "shared" } else { "exclusive" }
 }
 
 fn as_json(holder: &Holder) -> Value {
     json!({
         "label": holder.label(),
+        "mode": mode(holder.is_shared()),
+        "sharers": holder.sharers(),
         "since": holder.since().and_then(moment),
         "held_ms": holder.since().map(ago).map(millis),
         "remaining_ms": holder.remaining().map(millis),
@@ -91,6 +162,8 @@ fn list(rows: &[Row], json: bool) -> Result<(), Ended> {
                 json!({
                     "name": row.name,
                     "label": row.label,
+                    "mode": mode(row.is_shared),
+                    "sharers": row.sharers,
                     "since": row.since.and_then(moment),
                     "held_ms": row.since.map(ago).map(millis),
                     "remaining_ms": row.remaining.map(millis),
@@ -122,8 +195,14 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
             // The user takes time to answer, and the answer is about this holder.
             match holder_again(&lock).await? {
                 None => return Ok(None),
-                Some(now) if is_same(&now, &holder) => break,
-                Some(now) => holder = now,
+                Some(now) => {
+                    let is_same = is_same(&now, &holder);
+                    // Of a lock that is shared, others may have come and gone.
+                    holder = now;
+                    if is_same {
+                        break;
+                    }
+                }
             }
         }
         let was_held = match &options.reason {
@@ -135,8 +214,7 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
     if options.json {
         print(&json!({ "name": options.name, "taken_from": holder.as_ref().map(as_json) }).to_string())?;
     } else {
-        let done = if holder.is_some() { "was taken away from its holder" } else { "was free" };
-        print(&format!("{:?} {done}", options.name))?;
+        print(&format!("{:?} {}", options.name, holder.as_ref().map_or_else(|| "was free".into(), taken_from)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -149,7 +227,15 @@ async fn holder_again(lock: &leasehold::Lock) -> Result<Option<Holder>, leasehol
     }
 }
 
-/// A lease is known by its fence; another library's lock has none.
+fn taken_from(holder: &Holder) -> String {
+    match holder.sharers() {
+        Some(sharers) => format!("was taken away from {sharers} who shared it"),
+        None if holder.is_shared() => "was taken away from those who shared it".into(),
+        None => "was taken away from its holder".into(),
+    }
+}
+
+/// A lease is known by its fence, and so are all leases that share a lock; another library's lock has none.
 fn is_same(one: &Holder, other: &Holder) -> bool {
     (one.label(), one.fence()) == (other.label(), other.fence())
 }
@@ -160,8 +246,9 @@ fn confirmed(name: &str, holder: &Holder) -> Result<bool, Ended> {
     }
     let _asked = write!(
         io::stderr(),
-        "{name:?} is held by {}. It may be at work still. Take it away? [y/N] ",
-        shown(&holder.to_string())
+        "{name:?} is held by {}. {} may be at work still. Take it away? [y/N] ",
+        shown(&holder.to_string()),
+        if holder.is_shared() { "All of them" } else { "It" }
     );
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);

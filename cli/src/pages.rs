@@ -98,7 +98,10 @@ const RUN: &[Section] = &[
         "Environment of the command",
         Terms(&[
             ("LEASEHOLD_NAME", "The lock's name. Not set if there are several."),
-            ("LEASEHOLD_FENCE", "The fencing token. Not set if there are several."),
+            (
+                "LEASEHOLD_FENCE",
+                "The fencing token: of all who share the lock, the same. Not set if there are several.",
+            ),
             ("LEASEHOLD_FENCES", "A line `FENCE NAME` for each lock."),
             ("LEASEHOLD_LABEL", "The holder name."),
         ]),
@@ -111,6 +114,9 @@ const RUN: &[Section] = &[
             "leasehold run -n --keep-for 50s hourly ./job  # each cron turn on one machine",
             "leasehold run --wait 10m migrate -- ./migrate up",
             "leasehold run -l db:users -l db:orders -- ./copy     # both, or neither",
+            "leasehold run --shared index ./search         # beside others that read",
+            "leasehold run --fair index ./rebuild          # beside nobody, in its turn",
+            "leasehold run --permits 4 gpu ./infer         # at most four at a time",
         ]),
     ),
 ];
@@ -176,7 +182,11 @@ const SHOW: &[Section] = &[
     ),
     section(
         "Examples",
-        Lines(&["leasehold show nightly-report", "leasehold show --json nightly-report | jq .holder.label"]),
+        Lines(&[
+            "leasehold show nightly-report",
+            "leasehold show --json nightly-report | jq .holder.label",
+            "leasehold show --all gpu                      # each that shares it, not the first 20",
+        ]),
     ),
 ];
 
@@ -185,7 +195,8 @@ const LS: &[Section] = &[
         "Columns",
         Terms(&[
             ("HELD", "How long the holder has held the lock: since the time of its fence, by this machine's clock."),
-            ("TTL", "How long the key lives unless the holder renews it."),
+            ("HOLDER", "The holder's name, or how many share the lock."),
+            ("TTL", "How long the key lives unless the holder renews it. Of a shared lock: the last share."),
             ("WAITING", "Waiters in the fair queue. Unknown over a quorum."),
         ]),
     ),
@@ -257,7 +268,7 @@ const RELEASE: &[Section] = &[
         "Notes",
         Text(
             "The holder is notified and must stop. Until it has stopped, two may run: see `leasehold show` first. \
-             It asks first, unless you pass --yes.",
+             A lock that is shared is taken from all who share it. It asks first, unless you pass --yes.",
         ),
     ),
     section(

@@ -23,6 +23,9 @@ const AT_ONCE: usize = 64;
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) label: Option<String>,
+    pub(crate) is_shared: bool,
+    /// How many share it, as far as that is known.
+    pub(crate) sharers: Option<u32>,
     /// When it was acquired.
     pub(crate) since: Option<SystemTime>,
     pub(crate) remaining: Option<Duration>,
@@ -116,6 +119,8 @@ async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     Ok(Some(Row {
         name: lock.name().into(),
         label: holder.label().map(ToOwned::to_owned),
+        is_shared: holder.is_shared(),
+        sharers: holder.sharers(),
         since: holder.since(),
         remaining: holder.remaining(),
         fence: holder.fence(),
@@ -140,7 +145,7 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
         let number = |number: Option<String>| number.unwrap_or_else(|| "-".into());
         [
             shown(&row.name),
-            shown(row.label.as_deref().unwrap_or("?")),
+            holder(row),
             number(row.since.map(|since| brief(ago(since)))),
             number(row.remaining.map(|remaining| format!("{:.1}s", remaining.as_secs_f64()))),
             number(row.fence.map(|fence| fence.to_string())),
@@ -167,6 +172,17 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
         }
     };
     cells.iter().map(line).collect()
+}
+
+/// The holder by its name, or the number of those who share the lock.
+fn holder(row: &Row) -> String {
+    match (&row.label, row.sharers) {
+        (_, Some(1)) => "1 shares it".into(),
+        (_, Some(sharers)) => format!("{sharers} share it"),
+        (Some(label), None) => shown(label),
+        (None, None) if row.is_shared => "some share it".into(),
+        (None, None) => "?".into(),
+    }
 }
 
 /// Narrows the columns to a line's width. The numbers stay whole, and the two texts share the rest: the shorter one
@@ -242,6 +258,8 @@ mod tests {
         Row {
             name: name.into(),
             label: Some(label.into()),
+            is_shared: false,
+            sharers: None,
             since: Some(before(Duration::from_millis(200_500))),
             remaining: Some(Duration::from_millis(21_449)),
             fence: Fence::try_from(1_795_301_966_972_697_u64).ok(),

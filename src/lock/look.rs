@@ -50,7 +50,7 @@ impl Lock {
         let asking = client.quorum.holder(&key, client.options.command_timeout);
         let holder = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
         let holder = match holder {
-            // What was seen stands if their number cannot be read: our user may have no right to their key.
+            // If their number cannot be read, as without a right to their key, what was seen stands.
             Some(all) if all.is_shared() => match self.ask_for_sharers(&key, 0).await {
                 Ok(sharers) => sharers.map(|sharers| sharers.holder),
                 Err(_) => Some(all),

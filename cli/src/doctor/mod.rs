@@ -1,6 +1,6 @@
 //! `leasehold doctor`: what could go wrong with the servers, and what to do about it.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use leasehold::{
     Capabilities, Error, Leases, NodeAnswer, NodeStatus, Released, ReplicaFacts, SystemClock, Vote, Votes,
@@ -283,15 +283,42 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
     }
     if !is_quorum {
         match lock.clone().fair(true).try_acquire().await {
-            Ok(Some(lease)) => drop(lease.release().await),
-            Ok(None) => {}
+            Ok(lease) => {
+                if let Some(lease) = lease {
+                    drop(lease.release().await);
+                }
+                if let Err(error) = share(leases, lock.name()).await {
+                    findings.push(note("lock", format!("it cannot be shared: {error}"), advice(error.is_transient())));
+                }
+            }
+            // To share a lock takes the same rights, and some more.
             Err(error) => {
-                findings.push(note("lock", format!("it cannot be fair: {error}"), advice(error.is_transient())));
+                let what = format!("it cannot be fair or shared: {error}");
+                findings.push(note("lock", what, advice(error.is_transient())));
             }
         }
     }
     findings.extend(clocks(leases));
     Ok(findings)
+}
+
+/// Shares a lock with itself, as `run --shared` and `run --permits` would.
+async fn share(leases: &Leases, name: &str) -> Result<(), Error> {
+    // Without the right to give it back, a share stays for its TTL.
+    let lock = leases.semaphore(name, 2).ttl(Duration::from_secs(1));
+    let mut shares = Vec::new();
+    for _ in 0..2 {
+        // Another doctor may be at work.
+        shares.extend(lock.try_acquire().await?);
+    }
+    for share in &shares {
+        share.renew().await?;
+    }
+    lock.holders().await?;
+    for share in shares {
+        share.release().await?;
+    }
+    Ok(())
 }
 
 /// A problem if the key under a lock's name is no lock.
@@ -316,7 +343,7 @@ fn clocks(leases: &Leases) -> Option<Finding> {
 
 /// For people.
 fn apart(micros: u64) -> String {
-    format!("{:.1} ms", std::time::Duration::from_micros(micros).as_secs_f64() * 1e3)
+    format!("{:.1} ms", Duration::from_micros(micros).as_secs_f64() * 1e3)
 }
 
 fn judge_clocks(clocks: usize, micros: u64) -> Finding {

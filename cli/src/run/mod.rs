@@ -329,7 +329,12 @@ async fn acquire(
     let (verbose, nonblock, waits) = (options.verbose, options.waiting.nonblock, Arc::new(waits));
     let lock = |name: &String| {
         let (name, waits) = (name.clone(), waits.clone());
-        let lock = leases.lock(&name).on_wait(move |holder| {
+        let lock = match options.lease.permits {
+            Some(permits) => leases.semaphore(&name, permits),
+            None if options.lease.shared => leases.rw_lock(&name).read(),
+            None => leases.lock(&name),
+        };
+        let lock = lock.on_wait(move |holder| {
             if !nonblock {
                 waits();
             }

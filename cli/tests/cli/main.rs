@@ -12,4 +12,5 @@ mod observe;
 mod run;
 mod scene;
 mod settings;
+mod sharing;
 mod terminal;

@@ -1,0 +1,258 @@
+//! Locks that many hold at a time: `run --shared`, `run --permits`, and how they are shown.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Output, Stdio},
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use support::{Server, eventually};
+
+use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, tool};
+
+const HOLDERS: &str = "{job}:lh:holders";
+
+fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn json(server: &Server, args: &[&str]) -> Value {
+    let output = tool(server, args).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+fn sharers(server: &Server) -> i64 {
+    server.wire().must(&["ZCARD", HOLDERS]).int()
+}
+
+/// A runner that has a share when this returns, and has written its fence to the file.
+fn sharer(server: &Server, options: &[&str], fence: &Path) -> Child {
+    let script = format!("echo $LEASEHOLD_FENCE > {0}.new; mv {0}.new {0}; exec sleep 60", fence.display());
+    let runner = run(server, options, &script).spawn().unwrap();
+    eventually(HANGS, "it shares the lock", || fence.exists());
+    runner
+}
+
+fn sent_away(sharers: impl IntoIterator<Item = Child>) {
+    for mut sharer in sharers {
+        send(&sharer, Signal::TERM);
+        assert_eq!(sharer.wait().unwrap().code(), Some(143));
+    }
+}
+
+#[test]
+fn as_many_commands_run_as_there_are_permits() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let files = ["one", "two", "three"].map(|file| sign.with_extension(file));
+    let permit = |file| sharer(&server, &["--permits", "2"], file);
+    let [first, second] = [permit(&files[0]), permit(&files[1])];
+    let fences = [&files[0], &files[1]].map(|file| fs::read_to_string(file).unwrap());
+    assert!(fences[0].trim().parse::<u64>().is_ok() && fences[0] == fences[1], "{fences:?}");
+    let silent = run(&server, &["-n", "--permits", "2"], "true").output().unwrap();
+    ends_with(&silent, 1, &[]);
+    assert_eq!(said(&silent), "");
+    let told = ["is held by 2 who share it (fence ", "the first of them for "];
+    ends_with(&run(&server, &["-nv", "--permits", "2"], "true").output().unwrap(), 1, &told);
+    // A third comes in as one of them ends, and one that asks for three at once.
+    ends_with(&run(&server, &["-n", "--permits", "3"], "true").output().unwrap(), 0, &[]);
+    sent_away([first]);
+    let third = permit(&files[2]);
+    assert_eq!(sharers(&server), 2);
+    sent_away([second, third]);
+    assert!(!server.wire().exists(NAME) && !server.wire().exists(HOLDERS));
+}
+
+#[test]
+fn readers_and_the_writer_that_waits_for_them_are_shown() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let files = ["one", "two"].map(|file| sign.with_extension(file));
+    let [web_1, web_2] = ["web-1", "web-2"].map(|label| ["--shared", "--label", label]);
+    let readers = [sharer(&server, &web_1, &files[0]), sharer(&server, &web_2, &files[1])];
+    ends_with(&run(&server, &["-nv"], "true").output().unwrap(), 1, &["is held by those who share it (fence "]);
+    let waits = |options: &[&str], place: i64| {
+        let waiter = run(&server, options, "true").spawn().unwrap();
+        eventually(HANGS, "it waits", || server.wire().must(&["ZCARD", "{job}:lh:queue"]).int() == place);
+        waiter
+    };
+    let waiters = [
+        waits(&["--fair", "--label", "writer"], 1),
+        waits(&["--shared", "--label", "reader"], 2),
+        waits(&["--permits", "4", "--label", "permit"], 3),
+    ];
+    ends_with(&run(&server, &["-n", "--shared"], "true").output().unwrap(), 1, &[]);
+
+    let shown = tool(&server, &["show", NAME]).output().unwrap();
+    ends_with(&shown, 0, &[]);
+    let text = printed(&shown);
+    let fence = fs::read_to_string(&files[0]).unwrap();
+    let [head, since, first, second, writer, reader, permit] = text.lines().collect::<Vec<_>>()[..] else {
+        panic!("{text}")
+    };
+    assert!(
+        head.starts_with(&format!("\"job\" is held by 2 who share it (fence {}), the last of them for ", fence.trim()))
+    );
+    assert!(since.starts_with("  since 20"), "{text}");
+    let mut both = [first, second];
+    both.sort_unstable();
+    for (line, label) in both.into_iter().zip(["web-1", "web-2"]) {
+        assert!(line.starts_with(&format!("  {label} shares it, for ")) && line.ends_with(" unless renewed"), "{text}");
+    }
+    for (line, says) in [
+        (writer, "  writer waits for it (alone), since "),
+        (reader, "  reader waits for it (to read), since "),
+        (permit, "  permit waits for it (one of 4 permits), since "),
+    ] {
+        assert!(line.starts_with(says), "{text}");
+    }
+
+    let shown = json(&server, &["show", "--json", NAME]);
+    let holder = &shown["holder"];
+    assert_eq!((&holder["mode"], &holder["sharers"], &holder["label"]), (&"shared".into(), &2.into(), &Value::Null));
+    assert_eq!(holder["fence"].to_string(), fence.trim());
+    let of = |one: &Value| (one["label"].clone(), one["remaining_ms"].as_u64().is_some_and(|left| left > 1_000));
+    let mut all: Vec<_> = shown["shared_by"].as_array().unwrap().iter().map(of).collect();
+    all.sort_by_key(|(label, _)| label.to_string());
+    assert_eq!(all, [("web-1".into(), true), ("web-2".into(), true)]);
+    let modes: Vec<_> =
+        shown["waiters"].as_array().unwrap().iter().map(|waiter| (&waiter["mode"], &waiter["limit"])).collect();
+    let shared = Value::from("shared");
+    assert_eq!(modes, [(&"exclusive".into(), &Value::Null), (&shared, &Value::Null), (&shared, &4.into())]);
+
+    let listed = printed(&tool(&server, &["ls"]).output().unwrap());
+    assert!(listed.lines().nth(1).is_some_and(|row| row.contains("job   2 share it  ")), "{listed}");
+    let listed = json(&server, &["ls", "--json"]);
+    let row = &listed[0];
+    assert_eq!((&row["mode"], &row["sharers"], &row["waiters"]), (&shared, &2.into(), &3.into()), "{listed}");
+    let mut top = Terminal::running(&server, &format!("{LEASEHOLD} top --interval 200ms"));
+    top.shows("2 share it");
+    top.press("q");
+    top.ended();
+
+    sent_away(readers);
+    for waiter in waiters {
+        ends_with(&waiter.wait_with_output().unwrap(), 0, &[]);
+    }
+}
+
+#[test]
+fn a_lock_that_is_shared_is_taken_from_all_who_share_it() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let files = ["one", "two"].map(|file| sign.with_extension(file));
+    let readers = files.each_ref().map(|file| sharer(&server, &["--shared"], file));
+    let mut terminal = Terminal::running(&server, &format!("{LEASEHOLD} release --force {NAME}"));
+    terminal.shows("is held by 2 who share it");
+    terminal.shows("All of them may be at work still. Take it away? [y/N]");
+    terminal.press("y\n");
+    assert!(terminal.ended().contains("\"job\" was taken away from 2 who shared it"));
+    for reader in readers {
+        ends_with(&reader.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+    }
+    let reader = sharer(&server, &["--shared"], &sign);
+    let released = json(&server, &["release", "--force", "--yes", "--json", NAME]);
+    assert_eq!(released["taken_from"]["sharers"], 1, "{released}");
+    ends_with(&reader.wait_with_output().unwrap(), 75, &["the command is stopped"]);
+}
+
+#[test]
+fn the_first_twenty_that_share_a_lock_are_shown_unless_all_are_asked_for() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let leases = leasehold::Leases::builder().url(server.url()).build().await.unwrap();
+        let lock = leases.semaphore(NAME, 100);
+        let mut held = Vec::new();
+        for _ in 0..23 {
+            held.push(lock.acquire().await.unwrap());
+        }
+        let lines = |args: &[&str]| {
+            let shown = printed(&tool(&server, args).output().unwrap());
+            (shown.matches(" shares it, for ").count(), shown)
+        };
+        let (some, shown) = lines(&["show", NAME]);
+        assert!(some == 20 && shown.ends_with("  and 3 more share it: --all shows them\n"), "{shown}");
+        let (all, shown) = lines(&["show", "--all", NAME]);
+        assert!(all == 23 && !shown.contains(" more "), "{shown}");
+        assert_eq!(json(&server, &["show", "--json", NAME])["shared_by"].as_array().map(Vec::len), Some(23));
+        leases.close().await;
+    });
+}
+
+#[test]
+fn shares_that_cannot_be_are_refused() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let server = &servers[0];
+    let urls = servers.each_ref().map(Server::url).join(",");
+    let over = ["--quorum", &urls, "--restart-delay", "0"];
+    let quorum = "shared locks work on one server only, not over a quorum";
+    let bounds = "must be from 1 to 1,000,000";
+    for (options, says) in [
+        (&["--shared", "--permits", "2"][..], "cannot be used with"),
+        (&["--permits", "0"], bounds),
+        (&["--permits", "1000001"], bounds),
+        (&["--permits", "many"], "invalid value"),
+        (&[&over[..], &["--shared"]].concat(), quorum),
+        (&[&over[..], &["--permits", "2"]].concat(), quorum),
+    ] {
+        ends_with(&run(server, options, "true").output().unwrap(), 64, &[says]);
+        let mut script = tool(server, &[&["hold"], options, &[NAME]].concat()).stdin(Stdio::piped()).spawn().unwrap();
+        // Its end would be a reason to give up.
+        let open = script.stdin.take();
+        ends_with(&script.wait_with_output().unwrap(), 64, &[says]);
+        drop(open);
+    }
+    assert!(servers.iter().all(|server| server.wire().keys("*").is_empty()));
+}
+
+#[test]
+fn a_script_shares_a_lock_too() {
+    let server = Server::start();
+    let mut script = tool(&server, &["hold", "--permits", "2", NAME]).stdin(Stdio::piped()).spawn().unwrap();
+    eventually(HANGS, "it has a permit", || sharers(&server) == 1);
+    let mut held = String::new();
+    BufReader::new(script.stdout.take().unwrap()).read_line(&mut held).unwrap();
+    assert!(held.starts_with("held "), "{held}");
+    drop(script.stdin.take());
+    assert!(script.wait().unwrap().success());
+    assert!(!server.wire().exists(NAME));
+}
+
+#[test]
+fn the_doctor_finds_the_rights_that_sharing_needs_and_a_user_without_them_sees_that_a_lock_is_shared() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let said = |right: &str| {
+        server.wire().must(&["ACL", "SETUSER", "clerk", "reset", "on", ">secret", "~*", "&*", "+@all", right]);
+        let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
+        let findings = json(&server, &["doctor", "--json", "--url", &url]);
+        eventually(HANGS, "what the doctor could not give back is over", || !server.wire().exists("leasehold:doctor"));
+        let shared = |finding: &&Value| finding["what"].as_str().is_some_and(|what| what.contains("be shared"));
+        findings.as_array().unwrap().iter().find(shared).cloned()
+    };
+    assert_eq!(said("+zcount"), None, "all rights");
+    for right in ["-zcount", "-zremrangebyscore"] {
+        let found = said(right).unwrap_or_else(|| panic!("{right}"));
+        let what = found["what"].as_str().unwrap();
+        assert!(
+            found["level"] == "note"
+                && what.contains("it cannot be shared")
+                && what.to_lowercase().contains(&right[1..]),
+            "{found}"
+        );
+    }
+    let reader = sharer(&server, &["--shared", "--label", "web-1"], &sign);
+    said("-zcount");
+    let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
+    let shown = tool(&server, &["show", "--url", &url, NAME]).output().unwrap();
+    ends_with(&shown, 0, &["who shares \"job\" is not known", "give the user the rights"]);
+    assert!(printed(&shown).contains("is held by those who share it (fence "), "{shown:?}");
+    let listed = printed(&tool(&server, &["ls", "--url", &url]).output().unwrap());
+    assert!(listed.contains("some share it"), "{listed}");
+    sent_away([reader]);
+}
