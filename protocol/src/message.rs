@@ -295,7 +295,7 @@ pub struct AcquireRequest {
     pub voting: Option<Voting>,
     /// An adoption (rule 13): the lock is not free, but one of these tokens has it, in whose place this one is put. A node
     /// that has the key has not forgotten it, so no restart delay is asked.
-    pub heir_of: Option<Arc<[Token]>>,
+    pub heir_of: Option<Arc<Vec<Token>>>,
 }
 
 /// The conditions under which a node votes.

@@ -69,7 +69,7 @@ impl Acquire {
         let (mut backoff, mut splits) = (Backoff::new(random::jitter()), 0);
         loop {
             let route = client.quorum.route();
-            let predecessors = Predecessors { tokens: tokens.as_slice().into(), over: over.clone() };
+            let predecessors = Predecessors { tokens: tokens.clone().into(), over: over.clone() };
             // `close` waits for what is under way.
             let under_way = client.host.token();
             self.may_begin()?;

@@ -40,7 +40,7 @@ pub(super) type Checked = Result<Result<Lease, Check>, Error>;
 
 /// The tokens of which one has the lock that is adopted.
 pub(super) struct Predecessors {
-    pub(super) tokens: Arc<[Token]>,
+    pub(super) tokens: Arc<Vec<Token>>,
     /// Cancelled when the adoption is over.
     pub(super) over: CancellationToken,
 }

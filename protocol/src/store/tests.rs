@@ -440,7 +440,7 @@ mod succession {
     use super::*;
 
     fn adopt(store: &mut Store, now: Micros, to: AcquireRequest, from: &[Token]) -> Acquired {
-        store.acquire(now, &AcquireRequest { heir_of: Some(from.into()), ..to }).acquired
+        store.acquire(now, &AcquireRequest { heir_of: Some(from.to_vec().into()), ..to }).acquired
     }
 
     #[test]

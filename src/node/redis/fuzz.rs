@@ -273,7 +273,7 @@ proptest! {
             Some(Acquired::Busy { holder, tracked: true }) => prop_assert_eq!(holder, held.clone()),
             other => prop_assert!(false, "{:?}", other),
         }
-        let waits = [found(0), vec![ticket.into(), i64::from(ahead).into(), 0.into()]].concat();
+        let waits = [found(0), vec![ticket.into(), i64::from(ahead).into(), 0.into(), 0.into()]].concat();
         match polled(&array(waits), true, false) {
             Some(Polled::Waits {
                 holder,

@@ -145,7 +145,7 @@ impl Run<'_> {
                 let voting = votes.then_some(Voting { restart_delay, proposal });
                 let is_unchecked = self.setup.bug == Some(SeededBug::AdoptionUnchecked);
                 let giver = heir_of.map(|giver| before.filter(|_| is_unchecked).unwrap_or(giver));
-                let heir_of = giver.map(|giver| [self.setup.tokens.of(giver).clone()].into());
+                let heir_of = giver.map(|giver| vec![self.setup.tokens.of(giver).clone()].into());
                 let request = AcquireRequest { claim: claim(owner), voting, heir_of };
                 let shown = server.shown;
                 let vote: VoteReply = ask(&mut server.store, now, &Request::Acquire(request));

@@ -175,7 +175,7 @@ impl Connections {
         }
     }
 
-    fn succeed(&self, via: Via, claim: Claim, proposal: Option<Fence>, tokens: Arc<[Token]>) -> Answer<Reply> {
+    fn succeed(&self, via: Via, claim: Claim, proposal: Option<Fence>, tokens: Arc<Vec<Token>>) -> Answer<Reply> {
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;
             let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
