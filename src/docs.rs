@@ -6,6 +6,7 @@
 //! | [`cookbook`] | recipes, each with its trap |
 //! | [`elections`] | who leads, and who knows it |
 //! | [`waiting`], [`quorum`] | waiters and fairness; several servers |
+//! | [`sharing`] | readers and a writer, permits: a name that many hold at a time |
 //! | [`deployments`] | which to choose, what each promises, and why |
 //! | [`services`] | servers that you rent: urls, settings, what is not promised |
 //! | [`operations`] | rights, keys, connections, events, outages, limits |
@@ -25,6 +26,11 @@ pub mod elections {}
 
 #[doc = include_str!("../docs/waiting.md")]
 pub mod waiting {}
+
+#[doc = include_str!("../docs/sharing.md")]
+#[doc(alias = "semaphore")]
+#[doc(alias = "rwlock")]
+pub mod sharing {}
 
 #[doc = include_str!("../docs/quorum.md")]
 pub mod quorum {}

@@ -12,6 +12,7 @@
 #![doc = "[Safety]: crate::docs::safety"]
 #![doc = "[Security]: https://docs.rs/crate/leasehold/latest/source/SECURITY.md"]
 #![doc = "[Services]: crate::docs::services"]
+#![doc = "[Sharing]: crate::docs::sharing"]
 #![doc = "[unconfirmed]: crate::docs::guide#when-a-release-is-not-confirmed"]
 #![doc = "[Waiting]: crate::docs::waiting"]
 #![doc = "[work that can fail]: crate::docs::guide#work-that-can-fail"]
