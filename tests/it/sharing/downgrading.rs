@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Error, LossReason, Mode};
-use support::{Action, HANGS, Match, Proxy, Server, scripts::DOWNGRADE, within};
+use support::{Action, HANGS, Lag, Match, Proxy, Server, scripts::DOWNGRADE, within};
 
+use super::assert_prompt;
 use crate::{
     common::{Confirmed as _, LONG, NAME, ending, program, program_with},
-    fair::line::{PROMPT, SOON, had, nothing_is_left, place, programs},
+    fair::line::{SOON, had, nothing_is_left, place, programs},
 };
 
 #[tokio::test]
@@ -18,12 +19,13 @@ async fn a_writer_goes_on_as_a_reader_and_those_that_wait_to_read_come_in_beside
     let writing = mine.write().acquire().await.unwrap();
     let (handle, fence) = (writing.handle(), writing.fence());
     let (reader, writer) = (place(&theirs.read()).await, place(&theirs.write()).await);
-    let began = Instant::now();
+    let (lag, began) = (Lag::start(), Instant::now());
     let reading = within(HANGS, "the downgrade", writing.downgrade()).await.unwrap();
     assert_eq!(ending(handle.check()).reason(), LossReason::HandedOver);
     assert!(reading.fence() > fence && reading.mode() == Mode::Shared { limit: None });
     let (beside, at) = had(reader).await;
-    assert!(beside.fence() == reading.fence() && at - began < PROMPT, "{:?}", at - began);
+    assert!(beside.fence() == reading.fence());
+    assert_prompt(at - began, &lag);
     assert!(!writer.is_finished(), "two read");
     let reading = reading.downgrade().await.expect("it shares already");
     reading.release().await.unwrap().confirmed();
