@@ -46,7 +46,7 @@ impl Lease {
     ///
     /// - [`Error::Lost`]: it has ended before.
     /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; it has a
-    ///   [`keep_for`](Lock::keep_for), which is of its release; or it is a share, whose place is freed at no cost.
+    ///   [`keep_for`](Lock::keep_for), which is of its release; or it is shared.
     pub fn into_ticket(self) -> Result<Ticket, Error> {
         let view = self.as_handle();
         let LeaseHandle { client, hold, .. } = view;

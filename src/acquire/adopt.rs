@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Acquire,
     attempt::{Predecessors, why},
-    in_place::Ended,
     tell::tell_acquired,
 };
 use crate::{
@@ -48,17 +47,19 @@ impl Acquire {
             }
         }
         let lease = if self.wanted.options.access.mode().is_shared() {
-            self.share_in_place_of(ticket.token()).await.map_err(|ended| match ended {
-                Ended::Denied(loss) => self.too_late(ticket, loss),
-                Ended::Failed(error) => error,
-            })?
+            self.share_in_place_of(ticket.token(), |loss| self.too_late(ticket, loss)).await?
         } else {
             self.succeed(ticket).await?
         };
+        Ok(self.goes_on(lease))
+    }
+
+    /// The lease that goes on from another one.
+    pub(super) fn goes_on(&self, lease: Lease) -> Lease {
         lease.keep_for(self.wanted.keep_for);
         lease.takes_its_owner_slot();
         tell_acquired(&lease);
-        Ok(lease)
+        lease
     }
 
     async fn succeed(&self, ticket: &Ticket) -> Result<Lease, Error> {

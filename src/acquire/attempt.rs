@@ -10,6 +10,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     message::{AcquireRequest, Acquired, Claim, Owned, ReleaseMode, Request, Route},
+    queue_position::LEAVES_FOR,
     renewal::LeaseConfig,
     tally::Nodes,
     time::Time,
@@ -145,6 +146,33 @@ impl Acquire {
             renew_first_after: (client.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
             jitter: random::common_jitter(),
         }
+    }
+
+    /// The one server has granted it to this token, in answer to a request that was sent then. Nothing if that is too late.
+    pub(super) fn granted(
+        &self,
+        token: &Token,
+        route: Route,
+        sent: Time,
+        fence: Fence,
+    ) -> Result<(Arc<Hold>, Signal), Failure> {
+        let acquisition = Acquisition::granted(self.config(route), sent, self.client.now(), fence);
+        let too_late = || Failure::unavailable("the grant was confirmed after its lease had run out");
+        Ok(self.hold(self.claim(token.clone()), fence, acquisition.ok_or_else(too_late)?))
+    }
+
+    /// Takes a token off the one server, once its last request has its answer.
+    pub(super) fn leave_after<T: Send + 'static>(&self, token: &Token, route: Route, answer: Option<Asked<T>>) {
+        let (client, claim) = (&self.client, self.claim(token.clone()));
+        let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
+        let order = Undo { nodes: Nodes::one(0), route, mode: ReleaseMode::Leave, is_attempt: true };
+        let leaving = client.watchdog.undoing(0, UndoTask { order, claim, was_asked: true });
+        client.host.spawn(async move {
+            if let Some(answer) = answer {
+                let _too_late = answer.await;
+            }
+            leaving.await;
+        });
     }
 
     /// An acquisition that was won: from now on the watchdog looks after it.

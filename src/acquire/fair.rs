@@ -3,14 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    acquisition::{self, Acquisition},
     check::Check,
     failure::Failure,
-    fence::Fence,
-    message::{Claim, Poll, Polled, ReleaseMode, Request, Route},
-    queue_position::{LEAVES_FOR, QueuePosition, WINDOW},
-    tally::{Nodes, WakeCondition},
-    time::Time,
+    message::{Poll, Polled, Request, Route},
+    queue_position::{QueuePosition, WINDOW},
+    tally::WakeCondition,
     token::Token,
     wait_loop::Queued,
 };
@@ -19,7 +16,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::{Acquire, attempt::Checked};
 use crate::{
     held::Hold,
-    quorum::{Asked, Member, UndoTask},
+    quorum::{Asked, Member},
     status::Signal,
     wait::FairWaiter,
 };
@@ -129,7 +126,11 @@ impl<'a> Standing<'a> {
         let answered = self.answer.insert(self.member.ask_at(sent, route, Request::Poll(poll), limit)).await;
         self.answer = None;
         match answered {
-            Ok(Polled::Granted(fence)) => self.granted(route, sent, fence),
+            Ok(Polled::Granted(fence)) => {
+                let won = self.acquire.granted(&self.token, route, sent, fence).map_err(Check::Failed)?;
+                self.may_be_there = false;
+                Ok(won)
+            }
             Ok(Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked, notified }) => {
                 self.may_be_there = enter;
                 self.had_been_lost = entered && self.position.ticket.is_some();
@@ -152,34 +153,10 @@ impl<'a> Standing<'a> {
     }
 }
 
-impl Standing<'_> {
-    fn granted(&mut self, route: Route, sent: Time, fence: Fence) -> Result<(Arc<Hold>, Signal), Check> {
-        let acquire = self.acquire;
-        let Some(acquisition) = Acquisition::granted(acquire.config(route), sent, acquire.client.now(), fence) else {
-            let failure = Failure::unavailable("the grant was confirmed after its lease had run out");
-            return Err(Check::Failed(failure));
-        };
-        self.may_be_there = false;
-        Ok(acquire.hold(acquire.claim(self.token.clone()), fence, acquisition))
-    }
-}
-
 impl Drop for Standing<'_> {
     fn drop(&mut self) {
-        if !self.may_be_there {
-            return;
+        if self.may_be_there {
+            self.acquire.leave_after(&self.token, self.route, self.answer.take());
         }
-        let (client, claim) = (&self.acquire.client, self.acquire.claim(self.token.clone()));
-        let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
-        let (nodes, route, mode) = (Nodes::one(0), self.route, ReleaseMode::Leave);
-        let order = acquisition::Undo { nodes, route, mode, is_attempt: true };
-        let leaving = client.watchdog.undoing(0, UndoTask { order, claim, was_asked: true });
-        let answer = self.answer.take();
-        client.host.spawn(async move {
-            if let Some(answer) = answer {
-                let _too_late = answer.await;
-            }
-            leaving.await;
-        });
     }
 }

@@ -10,33 +10,24 @@
 use std::sync::Arc;
 
 use leasehold_protocol::{
-    acquisition::{Acquisition, Undo},
     backoff::Backoff,
     failure::Failure,
     loss::Loss,
-    message::{Claim, Denial, Downgraded, ReleaseMode, Request},
-    queue_position::LEAVES_FOR,
-    tally::Nodes,
+    message::{Denial, Downgraded, Request},
     token::Token,
 };
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::{Acquire, tell::tell_acquired};
+use super::Acquire;
 use crate::{
     error::Error,
     held::Hold,
     lease::Lease,
-    quorum::{Asked, Member, UndoTask},
+    quorum::{Asked, Member},
     random,
     reentry::OwnerSlot,
     status::Signal,
 };
-
-/// The end of the wait: what has the lock instead.
-pub(super) enum Ended {
-    Denied(Loss),
-    Failed(Error),
-}
 
 /// Its requests so far.
 struct Place<'a> {
@@ -50,97 +41,72 @@ struct Place<'a> {
 }
 
 impl Acquire {
-    /// Shares the lock in the place of this token.
-    pub(super) async fn share_in_place_of(&self, from: &Token) -> Result<Lease, Ended> {
+    /// Goes on from a hold in which nobody believes any more.
+    pub(crate) async fn downgrade(&mut self, hold: &Hold, slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
+        (self.owner, self.owner_slot) = (hold.owner, slot);
+        let lost = |loss| {
+            let now = self.client.now();
+            Error::Lost(hold.lost(now, now, loss))
+        };
+        Ok(self.goes_on(self.share_in_place_of(&hold.claim.token, lost).await?))
+    }
+
+    /// Shares the lock in the place of this token. `lost` is the end if that has it no more.
+    pub(super) async fn share_in_place_of(
+        &self,
+        from: &Token,
+        lost: impl Fn(Loss) -> Error + Send,
+    ) -> Result<Lease, Error> {
         let client = &self.client;
-        let member = client.sole().map_err(Ended::Failed)?;
-        let (token, under_way) = (self.token(), client.host.token());
+        let (member, token, under_way) = (client.sole()?, self.token(), client.host.token());
         let mut place =
             Place { acquire: self, member, token, answer: None, may_be_there: false, _under_way: under_way };
         let mut backoff = Backoff::new(random::jitter());
         loop {
-            self.may_begin().map_err(Ended::Failed)?;
+            self.may_begin()?;
             let outcome = tokio::select! {
                 biased;
                 outcome = place.ask(from) => outcome,
-                () = client.ended.cancelled() => return Err(Ended::Failed(client.end())),
+                () = client.ended.cancelled() => return Err(client.end()),
             };
             let failure = match outcome {
                 Ok(Ok((hold, signal))) => {
                     let lease = self.own(hold, signal);
-                    self.may_begin().map_err(Ended::Failed)?;
+                    self.may_begin()?;
                     return Ok(lease);
                 }
-                Ok(Err(denial)) => return Err(Ended::Denied(Loss::from(&denial))),
+                Ok(Err(denial)) => return Err(lost(Loss::from(&denial))),
                 Err(failure) => failure,
             };
             if failure.is_refusal() || self.is_over() {
-                return Err(Ended::Failed(Error::of(failure)));
+                return Err(Error::of(failure));
             }
-            self.pause(backoff.next(None)).await.map_err(Ended::Failed)?;
+            self.pause(backoff.next(None)).await?;
         }
-    }
-}
-
-impl Acquire {
-    /// Goes on from a hold in which nobody believes any more.
-    pub(crate) async fn downgrade(&mut self, hold: &Hold, slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
-        (self.owner, self.owner_slot) = (hold.owner, slot);
-        let lease = self.share_in_place_of(&hold.claim.token).await.map_err(|ended| match ended {
-            Ended::Denied(loss) => {
-                let now = self.client.now();
-                Error::Lost(hold.lost(now, now, loss))
-            }
-            Ended::Failed(error) => error,
-        })?;
-        lease.keep_for(self.wanted.keep_for);
-        lease.takes_its_owner_slot();
-        tell_acquired(&lease);
-        Ok(lease)
     }
 }
 
 impl Place<'_> {
     async fn ask(&mut self, from: &Token) -> Result<Result<(Arc<Hold>, Signal), Denial>, Failure> {
         let Self { acquire, member, .. } = *self;
-        let (client, route) = (&acquire.client, acquire.client.quorum.route());
-        let (claim, sent) = (acquire.claim(self.token.clone()), acquire.client.now());
-        let request = Request::Downgrade { claim: claim.clone(), from: from.clone() };
+        let (route, sent) = (acquire.client.quorum.route(), acquire.client.now());
+        let request = Request::Downgrade { claim: acquire.claim(self.token.clone()), from: from.clone() };
         self.may_be_there = true;
         let answered = self.answer.insert(member.ask_at(sent, route, request, acquire.limit(sent))).await;
         self.answer = None;
-        let fence = match answered? {
-            Ok(fence) => fence,
-            Err(denial) => {
-                self.may_be_there = false;
-                return Ok(Err(denial));
-            }
-        };
-        let Some(acquisition) = Acquisition::granted(acquire.config(route), sent, client.now(), fence) else {
-            return Err(Failure::unavailable("the answer came after the lease that it was for had run out"));
+        let outcome = match answered? {
+            Ok(fence) => Ok(acquire.granted(&self.token, route, sent, fence)?),
+            Err(denial) => Err(denial),
         };
         self.may_be_there = false;
-        Ok(Ok(acquire.hold(claim, fence, acquisition)))
+        Ok(outcome)
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if !self.may_be_there {
-            return;
+        if self.may_be_there {
+            self.acquire.leave_after(&self.token, self.acquire.client.quorum.route(), self.answer.take());
         }
-        let (client, claim) = (&self.acquire.client, self.acquire.claim(self.token.clone()));
-        let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
-        let (nodes, route, mode) = (Nodes::one(0), client.quorum.route(), ReleaseMode::Leave);
-        let leaving = client
-            .watchdog
-            .undoing(0, UndoTask { order: Undo { nodes, route, mode, is_attempt: true }, claim, was_asked: true });
-        let answer = self.answer.take();
-        client.host.spawn(async move {
-            if let Some(answer) = answer {
-                let _too_late = answer.await;
-            }
-            leaving.await;
-        });
     }
 }

@@ -135,20 +135,27 @@ impl Hold {
             let leases = if others == 1 { "1 other lease shares" } else { &format!("{others} other leases share") };
             return Err(Error::config(format!("{leases} this hold: release the others first")));
         }
-        if to == Heir::Another && self.claim.mode.is_shared() && state.end.is_none() {
-            return Err(Error::config(
-                "a lease that is shared is not handed over: release it, and have the other process acquire one of its own",
-            ));
-        }
-        if to == Heir::Another && !self.kept_for(now).is_zero() && state.end.is_none() {
-            return Err(Error::config(
-                "a lease with a keep_for is not handed over, for the key is to stay after its release: release it",
-            ));
+        if to == Heir::Another && state.end.is_none() {
+            self.may_leave_here(now)?;
         }
         if state.acquisition.hand_over() {
             return Ok(());
         }
         Err(Error::Lost(state.end.clone().unwrap_or_else(|| self.lost(now, now, LossReason::Released))))
+    }
+
+    fn may_leave_here(&self, now: Time) -> Result<(), Error> {
+        if self.claim.mode.is_shared() {
+            return Err(Error::config(
+                "a lease that is shared is not handed over: release it, and have the other process acquire one of its own",
+            ));
+        }
+        if !self.kept_for(now).is_zero() {
+            return Err(Error::config(
+                "a lease with a keep_for is not handed over, for the key is to stay after its release: release it",
+            ));
+        }
+        Ok(())
     }
 
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the

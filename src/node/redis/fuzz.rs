@@ -22,7 +22,7 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     jitter::Jitter,
-    message::{Acquired, Denial, Guarding, Looked, Polled, Repaired},
+    message::{Acquired, Denial, Guarding, Looked, Polled, Repaired, Sharers},
     queue_position::QueuePosition,
     tally::WakeCondition,
     time::Time,
@@ -33,7 +33,8 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     info::identity,
     reply::{
-        flag, guarded, guarding, holding, looked, page, polled, released, renewed, repaired, succession, vote, waiters,
+        downgraded, flag, guarded, guarding, holding, looked, page, polled, released, renewed, repaired, sharers,
+        succession, vote, waiters,
     },
     transport::{Target, classify, config, is_refusal, not_extended},
 };
@@ -94,7 +95,8 @@ fn right() -> impl Strategy<Value = Value> {
     let busy = [vec![0_i64.into()], held().to_vec()].concat();
     let recovering = vec![2_i64.into(), 30_i64.into()];
     let told = [recovering.clone(), vec!["run".into(), 9_i64.into(), 3_i64.into(), 1_i64.into()]].concat();
-    let waits = [busy.clone(), vec![9_i64.into(), 3_i64.into(), 1_i64.into()]].concat();
+    let waits = [busy.clone(), vec![9_i64.into(), 3_i64.into(), 1_i64.into(), 2_i64.into()]].concat();
+    let waiter = |token: &str, limit: i64| vec![token.into(), 8_000_i64.into(), limit.into()];
     let failed = array(vec![Value::from(-2_i64), "OOM command not allowed".into()]);
     prop::sample::select(vec![
         array(granted.clone()),
@@ -105,7 +107,8 @@ fn right() -> impl Strategy<Value = Value> {
         array(signed(busy.clone())),
         array(busy),
         array(waits),
-        array(vec![9_000_i64.into(), 2_i64.into(), TOKEN.into(), 8_000_i64.into(), "another".into(), 8_500_i64.into()]),
+        array([vec![9_000_i64.into(), 2_i64.into()], waiter(TOKEN, 0), waiter("another", 4)].concat()),
+        array([vec![1_i64.into()], held().to_vec(), vec![2_i64.into(), TOKEN.into(), 900_i64.into()]].concat()),
         array(vec![1_i64.into(), 0_i64.into(), Value::from(-1_i64), failed]),
         array([vec![1_i64.into()], held().to_vec()].concat()),
         array(vec![1_i64.into(), Value::Bytes(vec![0xff, 0].into()), 7_i64.into()]),
@@ -202,6 +205,13 @@ fn read_everywhere(reply: &Value) {
         reckon_with(&Acquired::Busy { holder, tracked: true });
     }
     assert!(looked(reply).len() <= parts(reply).max(1), "{reply:?}");
+    if let Some(Some(Sharers { holder, first })) = sharers(reply) {
+        assert!(first.len() <= parts(reply) / 2, "{reply:?}");
+        first.into_iter().chain([holder]).for_each(|holder| reckon_with(&Acquired::Busy { holder, tracked: true }));
+    }
+    if let Some(Ok(fence)) = downgraded(reply) {
+        reckon_with(&Acquired::Granted(fence));
+    }
     let _verdicts = (released(reply), flag(reply), guarding(reply), guarded(reply));
 }
 

@@ -35,9 +35,9 @@ use crate::{
 
 mod address;
 mod combining;
-mod each;
 mod following;
 mod pack;
+mod renewals;
 mod replicas;
 mod request;
 mod shares;

@@ -27,7 +27,7 @@ use crate::{
             info, reply,
             script::{
                 ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE,
-                RAISE, REHEARSE, RELEASE, RENEW, REPAIR, SUCCEED, Script,
+                RAISE, REHEARSE, RELEASE, REPAIR, SUCCEED, Script,
             },
             transport::{Before, Connection, Way, is_no_right_to_a_key, left},
         },
@@ -120,20 +120,7 @@ impl Connections {
                 self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
             Request::Repair { claim, fence, restart_delay } => self.repair(via, claim, fence, restart_delay),
-            Request::Renew(batch) if batch.first().is_some_and(|claim| claim.mode.is_shared()) => {
-                self.renew_shares(via, batch)
-            }
-            Request::Renew(batch) => {
-                let (keys, watch) = (batch.len(), via.route == Route::Tracked);
-                let arguments = move |all: &mut Vec<Value>| renewals(&batch, watch, all);
-                let connection = self.connection(via.route);
-                self.run(via, &RENEW, keys, arguments, move |reply, _| {
-                    if reply::is_of_no_primary(reply) {
-                        connection.find_primary();
-                    }
-                    reply::renewed(reply)
-                })
-            }
+            Request::Renew(batch) => self.renew(via, batch),
             Request::Release { claim, mode } => self.release(via, claim, mode, flight),
             Request::Poll(poll) => self.poll(via, poll),
             Request::Waiters { key, most } => {
@@ -422,15 +409,6 @@ impl Connections {
                 }
             }
         })
-    }
-}
-
-/// The keys and arguments of `renew.lua`.
-pub(super) fn renewals(batch: &[Claim], watch: bool, all: &mut Vec<Value>) {
-    all.extend(batch.iter().map(|claim| claim.key.lock().into()));
-    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.life)]));
-    if watch {
-        all.push("watch".into());
     }
 }
 

@@ -1,0 +1,115 @@
+//! Renewals: a batch of leases by one script, or one each in a pipeline, which is what a server of a cluster takes for keys
+//! in many slots.
+
+use std::sync::Arc;
+
+use fred::types::Value;
+use leasehold_protocol::{
+    failure::Failure,
+    message::{Claim, Owned, Reply, Route, only},
+};
+
+use super::{
+    Connections,
+    replicas::Patience,
+    request::{Via, millis, number, value},
+};
+use crate::node::{
+    Answer,
+    redis::{
+        reply,
+        script::{RENEW, RENEW_SHARES, Script},
+    },
+};
+
+/// The script of a batch, which is all held alone or all shared, and the way that it takes.
+struct Renewal {
+    script: &'static Script,
+    /// How many keys each of them has.
+    keys: usize,
+    arguments: fn(&[Claim], bool, &mut Vec<Value>),
+    via: Via,
+    /// The server tracks the keys that the script has read.
+    watches: bool,
+    /// The locks' keys are looked at behind it, to have them tracked: up to Redis 7.0 a server tracks all keys of a script,
+    /// and those that show who shares a lock change with every renewal.
+    looks: bool,
+}
+
+impl Renewal {
+    fn of(first: Option<&Claim>, via: Via) -> Self {
+        let is_tracked = via.route == Route::Tracked;
+        if first.is_some_and(|claim| claim.mode.is_shared()) {
+            let via = if is_tracked { Via { route: Route::Keeper, ..via } } else { via };
+            let (script, arguments) = (&RENEW_SHARES, shares as fn(&[Claim], bool, &mut Vec<Value>));
+            Self { script, keys: 2, arguments, via, watches: false, looks: is_tracked }
+        } else {
+            Self { script: &RENEW, keys: 1, arguments: alone, via, watches: is_tracked, looks: false }
+        }
+    }
+}
+
+impl Connections {
+    pub(super) fn renew(&self, via: Via, batch: Arc<[Claim]>) -> Answer<Reply> {
+        let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(batch.first(), via);
+        let (connection, keys, claims) = (self.connection(via.route), keys * batch.len(), batch.clone());
+        let arguments = move |all: &mut Vec<Value>| arguments(&batch, watches, all);
+        let renewal: Answer<Reply> = self.run(via, script, keys, arguments, move |reply, _| {
+            if reply::is_of_no_primary(reply) {
+                connection.find_primary();
+            }
+            reply::renewed(reply)
+        });
+        if !looks {
+            return renewal;
+        }
+        let tracking = self.subscription.clone();
+        Box::pin(async move {
+            let answer = renewal.await?;
+            tracking.look_at(&claims.iter().map(|claim| claim.key.lock()).collect());
+            Ok(answer)
+        })
+    }
+
+    /// The outcome of each. An error is that of all.
+    pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
+        let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(claims.first().copied(), via);
+        let (connection, before) = (self.connection(via.route), self.before(via)());
+        let arguments = |claim: &&Claim, all: &mut Vec<Value>| {
+            arguments(std::slice::from_ref(*claim), watches, all);
+            keys
+        };
+        let began = connection.now();
+        let (replies, link) = connection.run_each(script, claims, arguments, via.limit, before).await?;
+        if looks {
+            self.subscription.look_at(&claims.iter().map(|claim| claim.key.lock()).collect());
+        }
+        let read = |reply: &Value| reply::renewed(reply).ok_or_else(reply::unreadable).and_then(only);
+        let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();
+        let shortest = claims.iter().map(|claim| claim.ttl).min();
+        let (Some(replicas), Some(ttl)) = (self.replicas(via.route), shortest) else { return Ok(renewed) };
+        let patience = Patience::of_renewals(ttl, via.limit).in_rest((began + via.limit).since(connection.now()));
+        match replicas.confirmed(link, patience, Reply::Renewed(renewed)).await? {
+            Reply::Renewed(renewed) => Ok(renewed),
+            _ => Err(reply::unreadable()),
+        }
+    }
+}
+
+/// The keys and arguments of `renew.lua`.
+fn alone(batch: &[Claim], watches: bool, all: &mut Vec<Value>) {
+    all.extend(batch.iter().map(|claim| claim.key.lock().into()));
+    all.extend(batch.iter().flat_map(|claim| [value(claim), millis(claim.life)]));
+    if watches {
+        all.push("watch".into());
+    }
+}
+
+/// The keys and arguments of `renew_shares.lua`.
+fn shares(batch: &[Claim], _: bool, all: &mut Vec<Value>) {
+    all.extend(batch.iter().map(|claim| claim.key.lock().into()));
+    all.extend(batch.iter().map(|claim| claim.key.holders().into()));
+    all.extend(batch.iter().map(|claim| claim.token.as_str().into()));
+    all.extend(batch.iter().map(|claim| millis(claim.life)));
+    all.extend(batch.iter().map(|claim| claim.fence.map_or_else(|| "".into(), number)));
+}
