@@ -201,7 +201,7 @@ impl Run<'_> {
                 session.ticket = ticket;
                 let look = match recovers_for {
                     Some(left) => Check::Failed(Failure::recovering("h:1", left)),
-                    None => Check::Held { holder, tracked: true, needs: WakeCondition::ANY },
+                    None => Check::Held { tracked: !holder.is_shared(), holder, needs: WakeCondition::ANY },
                 };
                 (QueuePosition { ticket, ahead, notified: self.setup.hears, recovers_for }, look)
             }

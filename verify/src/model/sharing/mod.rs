@@ -61,6 +61,9 @@ const TOKENS: u64 = 6;
 /// How long a lock waits for the confirmation of a grant.
 const GRANT: Duration = Duration::from_millis(300);
 
+/// In this time a waiter notices that another is over: as much as a server's clock gains in a TTL, and a few milliseconds.
+const A_MOMENT: Duration = Duration::from_millis(20);
+
 // The names of the rules and of the good things that tests speak of.
 const AS_MANY_AS_MAY: &str = "one alone, or as many as the limits allow";
 const ONE_FENCE: &str = "all who share at one time have one fence";
@@ -72,6 +75,7 @@ const WITHIN_LIMIT: &str = "rule 16: nobody is let in beside as many as its limi
 const NOT_PASSED: &str = "rule 16: nobody passes one who waits and is there";
 const LARGER: &str = "rule 17: a holder and a phase have a larger fence than all before";
 const LET_IN: &str = "who fits is let in";
+const SOON: &str = "who fits by the time of others comes in soon";
 const IN_THE_END: &str = "in the end nothing is left";
 const NOT_FOR_LONG: &str = "nobody waits for long";
 const NOTHING_STAYS: &str = "what nobody uses is taken off";
@@ -200,6 +204,7 @@ impl World for Setup {
             OUTLIVED => self.closes > TTL,
             GOES_ON => self.parts.iter().any(|part| part.downgrades),
             INHERITED => self.faults.deaths > 0,
+            LINED_UP => self.parts.iter().any(|part| part.limit < u32::MAX),
             SHARED => self.parts.iter().filter(|part| part.limit > 1).count() > 1,
             _ => true,
         }
@@ -256,6 +261,7 @@ impl Model for Setup {
             Property::always(NOT_PASSED, |_, state: &State| !state.broken.passed),
             Property::always(LARGER, |_, state: &State| !state.broken.issued_smaller),
             Property::always(LET_IN, |_, state: &State| !state.broken.left_waiting),
+            Property::always(SOON, |setup: &Self, state: &State| !state.leaves_one_waiting(setup)),
             Property::always(NOT_LOST, |_, state: &State| !state.broken.lost_for_nothing),
             Property::always("what is over stays over", |_, state: &State| !state.broken.is_revived),
             Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_token()),
@@ -318,6 +324,22 @@ impl State {
             let is_cared_for = client.sessions.iter().any(is_of);
             !is_cared_for && !client.is_dead && !self.server.belated.contains(&(me, number))
         })
+    }
+
+    /// Another's time is over, so that the first one who waits for a share fits; and it does not poll in a moment. This may take
+    /// longer for one behind a first one that has died. It may for one that wants the lock alone: it looks when the last
+    /// of those is over that were there when it asked, though that one may have let go since.
+    fn leaves_one_waiting(&self, setup: &Setup) -> bool {
+        let Faults { late, pauses, amnesias, restarts, .. } = self.left;
+        let all = setup.faults;
+        let is_quiet = (late, pauses, amnesias, restarts) == (all.late, all.pauses, all.amnesias, all.restarts);
+        let is_first = |one: &Owner| self.server.seen.line.first().is_some_and(|(first, _)| first == one);
+        let Some((me, number)) = self.who_fits(setup).filter(|one| is_quiet && is_first(one)) else { return false };
+        let has_mail = self.net.iter().any(|message| message.owner == (me, number));
+        let client = &self.clients[usize::from(me)];
+        let Some(session) = client.sessions.iter().find(|session| session.number == number) else { return false };
+        let soon = setup.clients.shows(self.now) + if setup.hears { A_MOMENT } else { GRANT / 3 };
+        !has_mail && session.is_shared() && session.polls_at().is_some_and(|poll| poll > soon)
     }
 
     fn waits_for_long(&self, setup: &Setup) -> bool {

@@ -22,7 +22,7 @@ pub(super) struct Broken {
     /// One was let in past another that waits and is there, or has lost its place in the line though it is there.
     pub(super) passed: bool,
     pub(super) issued_smaller: bool,
-    /// The first of the line fits, and was not let in.
+    /// The first of the line that is there fits, and was not let in; or one that is not there was.
     pub(super) left_waiting: bool,
     /// A lease's fence is smaller than that of one before it, or the same and not of its phase.
     pub(super) fence_fell: bool,
@@ -102,6 +102,28 @@ impl State {
         Seen { key: holder.fence().map(|fence| (fence, until)), alone, places, sharers, line }
     }
 
+    /// The first of the line that is there, if it fits and is not in.
+    pub(super) fn who_fits(&self, setup: &Setup) -> Option<Owner> {
+        let Seen { alone, line, .. } = &self.server.seen;
+        let (first, count) = (line.iter().find(|(one, _)| self.is_there(*one))?.0, self.server.seen.holders().count());
+        let limit = setup.parts[usize::from(first.0)].limit;
+        let fits = count == 0 || alone.is_none() && u32::try_from(count).is_ok_and(|count| count < limit);
+        fits.then_some(first)
+    }
+
+    /// Whether more share the lock than the largest of their limits.
+    pub(super) fn is_crowded(&self, setup: &Setup) -> bool {
+        let sharers = &self.server.seen.sharers;
+        let limit = |(me, number): &Owner| {
+            let me = usize::from(*me);
+            let is_it = |session: &&super::state::Session| session.number == *number;
+            let session = self.clients[me].sessions.iter().find(is_it);
+            session.map_or(setup.parts[me].limit, |session| session.limit)
+        };
+        let most = sharers.iter().map(limit).max().unwrap_or_default();
+        u32::try_from(sharers.len()).is_ok_and(|count| count > most.max(1))
+    }
+
     /// Whether a waiter can be reached.
     fn is_there(&self, (me, _): Owner) -> bool {
         !self.clients[usize::from(me)].is_dead
@@ -111,15 +133,19 @@ impl State {
 impl Run<'_> {
     /// Compares what is there with what was before a request.
     pub(super) fn compare(&mut self, before: &Seen, owner: Owner, asked: &Asked, said: &Said) {
-        let after = self.state.server.seen.clone();
+        let (setup, after) = (self.setup, self.state.server.seen.clone());
         let mut broken = self.state.broken;
         let begins = after.key.is_some() && (after.fence(), after.alone) != (before.fence(), before.alone);
         // Only these can have been let in: the one that asks, and those that were called out of the line.
-        let asks_to_come_in = matches!(asked, Asked::Poll { .. } | Asked::Downgrade(_));
+        let asks_to_come_in = match asked {
+            Asked::Poll { .. } => true,
+            Asked::Downgrade(from) => before.alone == Some((owner.0, *from)),
+            Asked::Renew { .. } | Asked::Part { .. } | Asked::Leave { .. } => false,
+        };
         let was_called = |one: Owner| before.ticket(one).is_some() && after.ticket(one).is_none();
         // One that goes on as a reader has no limit.
         let goes_on = |one: Owner| matches!(asked, Asked::Downgrade(_)) && one == owner;
-        let limit_of = |one: Owner| if goes_on(one) { u32::MAX } else { self.setup.parts[usize::from(one.0)].limit };
+        let limit_of = |one: Owner| if goes_on(one) { u32::MAX } else { setup.parts[usize::from(one.0)].limit };
         let may_come_in = |one: Owner| asks_to_come_in && one == owner || was_called(one);
 
         // Rule 15.
@@ -171,11 +197,11 @@ impl Run<'_> {
             Asked::Leave { .. } => true,
             Asked::Renew { .. } => false,
         };
-        if let Some((first, _)) = after.line.first().filter(|_| looks && !self.recovers()) {
-            let (limit, count) = (limit_of(*first), after.holders().count());
-            let fits = count == 0 || after.alone.is_none() && u32::try_from(count).is_ok_and(|count| count < limit);
-            broken.left_waiting |= fits && self.state.is_there(*first);
-        }
+        // Who asks is taken to be there, though it may have died since.
+        let looks = looks && self.state.is_there(owner) && !self.recovers();
+        broken.left_waiting |= looks && self.state.who_fits(setup).is_some();
+        let is_deaf = |one: Owner| one != owner && was_called(one) && !self.state.is_there(one);
+        broken.left_waiting |= setup.hears && came.iter().any(|one| is_deaf(*one));
         self.state.broken = broken;
     }
 }

@@ -65,6 +65,7 @@ impl Run<'_> {
 
     fn look(&mut self) {
         self.state.server.seen = self.state.look(self.setup);
+        self.state.broken.beside_too_many |= self.state.is_crowded(self.setup);
     }
 
     /// Whether the server, which may have forgotten who has the lock, grants it to nobody yet.

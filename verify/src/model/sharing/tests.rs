@@ -49,6 +49,7 @@ fn quick() -> Vec<Setup> {
         readers("two readers and a writer, one gives up").cancels(1),
         readers("two readers and a writer, a clock set back").faults(SET_BACK),
         Setup { hears: false, ..readers("two readers and a writer, nobody is called") }.for_millis(700),
+        Setup::new("two readers, a late message, a death", &[READER; 2]).faults(Faults { deaths: 1, ..LATE }),
         permits("two permits for three"),
         permits("two permits for three, a late message, short").faults(LATE).for_millis(400),
         permits("two permits for three, a death, one gives up").faults(DEATH).cancels(1),
@@ -110,6 +111,11 @@ fn readers_and_a_writer_keep_the_rules() {
 fn a_late_message_breaks_no_rule() {
     within("two readers and a writer, a late message, short");
     within("two permits for three, a late message, short");
+}
+
+#[test]
+fn a_renewal_that_is_late_brings_nobody_back() {
+    within("two readers, a late message, a death");
 }
 
 #[test]
