@@ -23,8 +23,9 @@ use leasehold_protocol::{
         AcquireRequest, Acquired, Claim, Denial, Downgraded, Owned, Poll, Polled, ReleaseMode, Reply, Request, Sharers,
         VoteReply, Waiters,
     },
-    mode::Mode,
+    mode::{Mode, phase_of},
     queue_position,
+    stepwise::{Single, SingleReply},
     store::{Applied, Notified, Process, Store},
     time::{Micros, micros},
     token::Token,
@@ -68,6 +69,11 @@ enum Op {
     /// Another token, and for how long in s.
     Keep(usize, usize, u64),
     Downgrade(usize, usize),
+    /// A renewal by two requests, as while the slot is being moved. The second one first, so that no late one has a key live
+    /// on that nobody shares.
+    Extend(usize),
+    /// In one, as then.
+    PartAlone(usize),
     ForceRelease,
     /// An earlier call comes once more.
     Replay(usize),
@@ -96,6 +102,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         4 => shares.prop_map(Op::Renew),
         1 => asks.prop_flat_map(keep).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
         2 => (is_alone, 10..12_usize).prop_map(|(at, to)| Op::Downgrade(at, to)),
+        3 => SHARING.prop_map(Op::Extend),
+        1 => SHARING.prop_map(Op::PartAlone),
         1 => Just(Op::ForceRelease),
         4 => (0..64_usize).prop_map(Op::Replay),
         3 => (0..STEPS.len()).prop_map(Op::Forward),
@@ -108,6 +116,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let after_its_end = (SHARING, SHARING, PARTS).prop_flat_map(move |(at, other, step)| {
         let calls = prop_oneof![
             3 => Just(Op::Renew(at)),
+            2 => Just(Op::Extend(at)),
             2 => Just(Op::Poll(at)),
             1 => Just(Op::Part(at)),
             1 => Just(Op::Leave(at)),
@@ -244,6 +253,21 @@ impl Scene {
                 let (done, told) = self.ask::<Downgraded>(to, &request);
                 (done.map_or_else(|denial| owned(Err(denial)), |fence| format!("shares {fence}")), told)
             }
+            Op::Extend(at) => {
+                let extended = match self.phase() {
+                    None => Err(Denial::Gone),
+                    fence => {
+                        let claim = Claim { fence, ..self.claim(at) };
+                        self.single(&Single::ExtendShare(claim.clone()))
+                            .and_then(|()| self.single(&Single::ExtendPhase(claim)))
+                    }
+                };
+                (owned(extended), vec![])
+            }
+            Op::PartAlone(at) => {
+                let parted = self.phase().ok_or(Denial::Gone);
+                (owned(parted.and_then(|_| self.single(&Single::Part(self.claim(at))))), vec![])
+            }
             Op::ForceRelease => {
                 let by = Arc::new(ForcedRelease::new("ops", None));
                 let (held, told) = self.ask::<bool>(0, &Request::ForceRelease { key: self.key.clone(), by });
@@ -279,6 +303,18 @@ impl Scene {
             Op::Replay(_) => unreachable!("it is another call"),
         };
         self.seen(reply, told.into_iter().map(message).collect())
+    }
+
+    /// The fence with which it is shared.
+    fn phase(&mut self) -> Option<Fence> {
+        self.store.holder(self.now, &self.key).filter(Holder::is_shared)?.fence()
+    }
+
+    fn single(&mut self, single: &Single) -> Owned {
+        match self.store.single(self.now, single) {
+            SingleReply::Owned(owned) => owned,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Notified>) {
@@ -383,6 +419,17 @@ impl<'a> Scripts<'a> {
         self.wire.must(&command)
     }
 
+    fn single(&mut self, script: &str, key: &str, args: &[&str]) -> Value {
+        self.wire.must(&[&["EVAL", script, "1", key], args].concat())
+    }
+
+    /// The fence with which it is shared.
+    fn phase(&mut self) -> Option<String> {
+        let value = self.wire.must(&["GET", KEYS[0]]);
+        let fence = if let Value::Bulk(_) = value { phase_of(&value.text()) } else { None };
+        fence.map(|fence| fence.to_string())
+    }
+
     fn owned(reply: &Value) -> String {
         match reply {
             Value::Array(forced) if forced.len() == 2 => format!("forced by {}", forced[1].text()),
@@ -451,6 +498,20 @@ impl<'a> Scripts<'a> {
                     denied => Self::owned(&Value::Array(denied.to_vec())),
                 }
             }
+            Op::Extend(at) => {
+                let (one, life) = (token(at), text(ttl(at)));
+                match self.phase() {
+                    None => "Err(Gone)".into(),
+                    Some(fence) => match self.single(scripts::EXTEND_SHARE, KEYS[4], &[one.as_str(), &life]) {
+                        Value::Int(1) => Self::owned(&self.single(scripts::EXTEND_PHASE, KEYS[0], &[&fence, &life])),
+                        denied => Self::owned(&denied),
+                    },
+                }
+            }
+            Op::PartAlone(at) => match self.phase() {
+                None => "Err(Gone)".into(),
+                Some(_) => Self::owned(&self.single(scripts::EXTEND_SHARE, KEYS[4], &[token(at).as_str(), "0"])),
+            },
             Op::ForceRelease => (self.eval(scripts::FORCE_RELEASE, &["{job}:lh:forced", "ops"]).int() == 1).to_string(),
             Op::Overwrite => {
                 self.wire.del(KEYS[0]);
@@ -555,7 +616,15 @@ impl Calls {
         };
         if matches!(
             op,
-            Op::Poll(_) | Op::Check(_) | Op::Part(_) | Op::Leave(_) | Op::Renew(_) | Op::Keep(..) | Op::Downgrade(..)
+            Op::Poll(_)
+                | Op::Check(_)
+                | Op::Part(_)
+                | Op::Leave(_)
+                | Op::Renew(_)
+                | Op::Keep(..)
+                | Op::Downgrade(..)
+                | Op::Extend(_)
+                | Op::PartAlone(_)
         ) {
             self.made.push(call.clone());
         }
