@@ -46,7 +46,7 @@ use self::{
 
 const TTL: Duration = Duration::from_secs(1);
 
-/// What the locks of a place are.
+/// The kind of a place's locks.
 #[derive(Debug, Clone, Copy)]
 enum Uses {
     Lock,
@@ -85,7 +85,7 @@ struct Place {
     urls: Vec<String>,
     /// Whether every lock is a fair one.
     fair: bool,
-    /// What every lock is.
+    /// The kind of every lock.
     uses: Uses,
     pushes: bool,
     /// Whether it tells of itself: `INFO` and `CONFIG`.

@@ -1,4 +1,4 @@
-//! Who is let in beside whom, with which fence, for how long, and what is left of it.
+//! Those who are let in beside each other: with which fence, for how long, and what is left of them.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::{
     fair::line::{SOON, had, nothing_is_left, place, programs},
 };
 
-/// What a try is told about those who have the lock.
+/// The text that a try gets about those who have the lock.
 async fn busy(lock: &Lock) -> String {
     match lock.acquire_within(Duration::ZERO).await {
         Err(Error::TimedOut { holder, .. }) => holder.to_string(),
