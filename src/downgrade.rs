@@ -51,6 +51,7 @@ impl Lease {
     /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; or it is held over a quorum, which
     ///   nobody shares.
     /// - [`Error::Unavailable`]: no answer in all that time.
+    /// - [`Error::Refused`]: the server said no. A lack of memory is no reason for that.
     ///
     /// # Cancel safety
     ///

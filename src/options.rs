@@ -90,7 +90,7 @@ impl LockOptions {
                 Err(Error::config(format!("permits is {permits}: it must be from 1 to 1,000,000")))
             }
             Access::Read | Access::Write | Access::Permit(_) if is_quorum => Err(Error::config(
-                "shared locks work on one server only, not over a quorum, whose nodes may each admit others so that more \
+                "shared locks do not work over a quorum, whose nodes may each admit others so that more \
                  hold it than may: use the url of one server, or a name for each permit",
             )),
             _ => Ok(()),

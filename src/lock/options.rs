@@ -126,7 +126,8 @@ impl Lock {
     /// [cookbook](crate::docs::cookbook) says which one you need.
     ///
     /// The key then lives for what is left of the interval, and at least for the TTL; the lease's deadline stays what it
-    /// is. A release or a drop leaves the key until the interval is over, and others see `label (released)`. Waiters,
+    /// is. With [N permits](crate::Leases::semaphore) N can be acquired in so long. A release or a drop leaves the key until
+    /// the interval is over, and others see `label (released)`. Waiters,
     /// [fair](Self::fair) ones too, are served after that. A [re-entrant](Self::reentrant) acquire is no other one.
     /// [`force_release`](Self::force_release) frees the lock at once. A release that reaches the server late keeps the key for
     /// so much longer. An acquire that is given up is undone, and does not
@@ -152,9 +153,9 @@ impl Lock {
     /// [`restart_delay`](crate::Builder::restart_delay), the TTL and the delay together must be at least a second less.
     ///
     /// A lease that is lost has ended all the same, at its deadline. But its key stays for so much longer, so nobody
-    /// else has the lock while a stopped process wakes, or a write that was sent before arrives. A release and a drop
-    /// free the lock at once, and so do [`max_hold`](Self::max_hold), [`close`](crate::Leases::close) and
-    /// [`force_release`](Self::force_release).
+    /// else has the lock while a stopped process wakes, or a write that was sent before arrives. So it is at the end of
+    /// a [`max_hold`](Self::max_hold). A release and a drop free the lock at once, and so do
+    /// [`close`](crate::Leases::close) and [`force_release`](Self::force_release).
     ///
     /// It only makes a second holder rarer: a process may be stopped for longer, and a [`fence`](crate::Lease::fence)
     /// never errs.

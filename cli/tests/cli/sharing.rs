@@ -190,7 +190,7 @@ fn shares_that_cannot_be_are_refused() {
     let server = &servers[0];
     let urls = servers.each_ref().map(Server::url).join(",");
     let over = ["--quorum", &urls, "--restart-delay", "0"];
-    let quorum = "shared locks work on one server only, not over a quorum";
+    let quorum = "shared locks do not work over a quorum";
     let bounds = "must be from 1 to 1,000,000";
     for (options, says) in [
         (&["--shared", "--permits", "2"][..], "cannot be used with"),

@@ -104,11 +104,10 @@ impl Phase {
         }
     }
 
-    /// Lets one in where that is simple, as the scripts do: there is a place for it whoever is over. Their phase goes on,
-    /// even if all are.
+    /// Lets one in where that is simple, as the scripts do: there is a place for it whoever is over, and not all are.
     pub(super) fn join_simply(&mut self, now: Micros, token: &Token, span: Duration, limit: u32) -> Option<Fence> {
         let all = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
-        if self.places_until <= now || all == 0 || all >= limit {
+        if self.ends(now).next().is_none() || all >= limit {
             return None;
         }
         self.join(now, token.clone(), span, limit);

@@ -413,4 +413,25 @@ fn the_rights_of_fair_locks_and_three_more_are_enough_to_share_and_each_of_the_t
         let refused = outcome.expect_err(missing);
         assert!(NO_RIGHT.iter().any(|words| refused.contains(words)), "without {missing}: {refused}");
     }
+    let (outcome, _) = tried(&[&least, FOR_PUSH, FOR_FAIR]);
+    outcome.expect_err("a user for fair locks");
+    assert_eq!(server.wire().must(&["KEYS", "*"]).array(), [], "who could not part with a share gets none");
+}
+
+/// As the key of the lock lives on for a third of a TTL.
+#[test]
+fn where_all_who_shared_are_over_the_next_one_begins_a_phase_of_its_own() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let mut fence = comes_in(&mut wire, "dead", ANY);
+    for limit in ["1", "2", ANY] {
+        for dead in wire.must(&["ZRANGE", HOLDERS, "0", "-1"]).array() {
+            wire.must(&["ZADD", HOLDERS, "1", &dead.text()]);
+        }
+        let later = comes_in(&mut wire, "late", limit);
+        assert!(later > fence, "{limit}: {later}, {fence}");
+        assert_eq!(sharers(&mut wire), ["late"]);
+        assert_eq!(comes_in(&mut wire, "beside", ANY), later);
+        fence = later;
+    }
 }

@@ -316,6 +316,25 @@ async fn f89_those_who_share_go_on_when_memory_is_used_up() {
     assert!(leases.rw_lock(NAME).write().try_acquire().await.unwrap().is_none(), "its place is kept");
 }
 
+#[tokio::test]
+async fn f89_a_writer_goes_on_as_a_reader_when_memory_is_used_up() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let writing = acquired(&one.rw_lock(NAME).write()).await;
+    let waiter = place(&other.rw_lock(NAME).read()).await;
+    let mut wire = server.wire();
+    wire.must(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    wire.must(&["CONFIG", "SET", "maxmemory", "1"]);
+    let fence = writing.fence();
+    let reading = within(HANGS, "downgrade", writing.downgrade()).await.unwrap();
+    assert!(reading.fence() > fence);
+    let (beside, _) = had(waiter).await;
+    assert_eq!(beside.fence(), reading.fence());
+    for lease in [reading, beside] {
+        lease.release().await.unwrap().confirmed();
+    }
+}
+
 #[test]
 fn f100_a_thousand_readers_in_ten_processes_behind_a_writer() {
     const PROCESSES: usize = 10;

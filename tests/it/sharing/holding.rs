@@ -227,11 +227,23 @@ async fn permits_out_of_bounds_and_a_quorum_are_refused_before_anything_is_sent(
             assert!(matches!(error, Error::Config(_)), "{error:?}");
             assert_eq!(
                 error.to_string(),
-                "shared locks work on one server only, not over a quorum, whose nodes may each admit others so that more \
+                "shared locks do not work over a quorum, whose nodes may each admit others so that more \
                  hold it than may: use the url of one server, or a name for each permit"
             );
         }
     }
+}
+
+#[tokio::test]
+async fn of_n_permits_n_can_be_acquired_in_an_interval() {
+    let server = Server::start();
+    let leases = program_with(server.url(), SHORT).await;
+    let hourly = leases.semaphore(NAME, 2).once_per(Duration::from_secs(3600));
+    for _ in 0..2 {
+        acquired(&hourly).await.release().await.unwrap().confirmed();
+    }
+    assert!(hourly.try_acquire().await.unwrap().is_none());
+    assert!(leases.semaphore(NAME, 3).try_acquire().await.unwrap().is_some(), "its own number is larger");
 }
 
 #[tokio::test]

@@ -33,6 +33,8 @@ end
 -- The floor may be forgotten, and the clock behind: the fence in the value is a floor too.
 local stored, own = redis.pcall('GET', fence), fence_of(value)
 local is_number = type(stored) == 'string' and not string.find(stored, '%D')
+-- A write that needs no memory: without any, who has the lock goes on, and a server that has allowed it allows the others.
+redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ttl))
 if own and (not stored or is_number and (#own > #stored or #own == #stored and own > stored)) then
   stored = own
 end

@@ -4,13 +4,13 @@
 -- KEYS, ARGV, Reply  as poll.lua
 --
 -- Atomic and idempotent as poll.lua, which does the same. To define a function takes as long as a call: all functions
--- stand behind this. A dead sharer counts here: if it fills the place, the poll looks more closely. As in poll.lua, the
--- first write is one that is refused when memory is out.
+-- stand behind this. A dead sharer counts here: if it fills the place, the poll looks more closely. So it does where all
+-- are dead, for a phase of its own. As in poll.lua, the first write is one that is refused when memory is out.
 if ARGV[8] == '0' and redis.pcall('EXISTS', KEYS[3]) == 0 then
-  local value, others = redis.pcall('GETRANGE', KEYS[1], 0, 255), redis.pcall('ZCARD', KEYS[5])
-  local time = redis.call('TIME')
+  local value, time = redis.pcall('GETRANGE', KEYS[1], 0, 255), redis.call('TIME')
   local now, span = time[1] .. string.sub('00000' .. time[2], -6), tonumber(ARGV[2])
   local now_ms = string.sub(now, 1, -4)
+  local others = redis.pcall('ZCOUNT', KEYS[5], now_ms, '+inf')
   local later = string.format('%.0f', now_ms + span)
   if type(others) == 'number' and value == '' and redis.call('EXISTS', KEYS[1]) == 0 then
     local floor, memory = redis.pcall('GET', KEYS[2]), ARGV[9]
@@ -18,14 +18,12 @@ if ARGV[8] == '0' and redis.pcall('EXISTS', KEYS[3]) == 0 then
     local is_earlier = not floor or is_number and #floor == #now and floor < now
     if memory ~= '0' and is_earlier and redis.pcall('SET', KEYS[2], now, 'PX', memory).ok then
       redis.call('SET', KEYS[1], 'lh1:00000000-0000-0000-0000-000000000000:' .. now .. '@shared', 'PX', span)
-      if others > 0 then
-        redis.call('DEL', KEYS[5])
-      end
+      redis.call('DEL', KEYS[5])
       redis.call('ZADD', KEYS[5], later, ARGV[1])
       redis.call('PEXPIRE', KEYS[5], span)
       return {1, now}
     end
-  elseif type(others) == 'number' and others > 0 and others < tonumber(ARGV[10])
+  elseif type(others) == 'number' and others > 0 and redis.call('ZCARD', KEYS[5]) < tonumber(ARGV[10])
       and type(value) == 'string' and string.sub(value, 1, 41) == 'lh1:00000000-0000-0000-0000-000000000000:' then
     local fence = string.match(value, '^(%d+)@', 42)
     local changed = fence and redis.pcall('ZADD', KEYS[5], 'CH', later, ARGV[1])

@@ -63,14 +63,16 @@ end
 local now_ms = millis(now)
 -- -1: it is somebody's alone.
 local phase, count = phase_of(value), -1
-if value == false then
-  count = 0
-elseif phase then
+if phase or limit > 0 and value == false then
+  -- Also where it is free: who may not count those who share could not part with it.
   count = sharers(now_ms)
   refusal = misplaced(holders, count)
   if refusal then
     return refusal
   end
+end
+if value == false then
+  count = 0
 end
 local recovers = 0
 if count >= 0 then
