@@ -279,6 +279,9 @@ impl SeededBug {
             Self::DeletionIgnored => Some("rule-07-deletion-ignored"),
             Self::RepairUnchecked => Some("quorum-repair-uptime-lua"),
             Self::OneAnswersForAnother => Some("quorum-one-for-another"),
+            Self::LimitUnchecked => Some("share-grant-lua"),
+            Self::KeyEndsEarly => Some("share-outlives-lua"),
+            Self::DowngradeKeepsFence => Some("share-downgrade-lua"),
             Self::DeadlineFromRetry
             | Self::LateGrantStays
             | Self::AmnesiacVotes
@@ -327,12 +330,9 @@ impl SeededBug {
             | Self::ObserverNeverUnsure
             | Self::OldLookOverrides
             | Self::ReplayWritesNothing
-            | Self::LimitUnchecked
             | Self::PhaseKeepsPlaces
             | Self::RenewalBringsBack
-            | Self::KeyEndsEarly
-            | Self::NewcomerOvertakes
-            | Self::DowngradeKeepsFence => None,
+            | Self::NewcomerOvertakes => None,
         }
     }
 }

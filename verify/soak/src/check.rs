@@ -6,10 +6,12 @@
 //! look at the clock before a check that said yes, or a deadline that the holder knew of and that nothing but a loss of
 //! the key could have come before.
 //!
-//! - (a) No two leases of one name are believed at one instant.
+//! - (a) No two leases of one name are believed at one instant, unless both share it. Of those who do, see
+//!   `check/sharing.rs`.
 //! - (b) Fences grow in the order of acquisition. If one acquire had returned before another was begun, the order is
 //!   known. If both leases were believed, it is also the order of their `start`s: each lies within its own holding, and
-//!   holdings do not overlap.
+//!   holdings do not overlap. Those who share a lock have the number of their phase: what is said of a holding holds
+//!   for phases.
 //! - (c) The resource never accepts a smaller fence after a larger, as far as one write was answered before the other
 //!   was begun; and it refuses nobody who believes in the lease afterwards, for who was refused had a successor.
 //! - (d) Nobody believes in a lease after the servers have let go of it. Somebody who looks at the servers knows of an
@@ -76,6 +78,7 @@ pub fn check(history: &History) -> Vec<Violation> {
         let judge = Judge::new(history, &failovers, name);
         judge.one_holder(&mut found);
         judge.fences_grow(&mut found);
+        judge.shares(&mut found);
         judge.resource(&mut found);
         judge.nothing_outlives_its_key(&mut found);
         judge.no_false_alarm(&mut found);
@@ -94,7 +97,7 @@ pub fn check(history: &History) -> Vec<Violation> {
 /// How often two believed in one lock, forgiven or not.
 pub fn rivals(history: &History) -> usize {
     let failovers = Failovers::new(history);
-    (0..history.names.len()).map(|name| Judge::new(history, &failovers, name).at_once().len()).sum()
+    (0..history.names.len()).map(|name| Judge::new(history, &failovers, name).rivals().count()).sum()
 }
 
 /// One name.
@@ -108,6 +111,8 @@ struct Judge<'a> {
     servers: std::ops::Range<usize>,
     /// When a look began that saw this token and fence, the last one.
     seen: HashMap<(Process, u64), Nanos>,
+    /// The same of those who share it.
+    seen_sharing: HashMap<(LeaseId, u64), Nanos>,
 }
 
 impl<'a> Judge<'a> {
@@ -117,14 +122,18 @@ impl<'a> Judge<'a> {
         let servers = history.names.get(name).map(|name| name.servers.clone()).unwrap_or_default();
         let hits = |loss: &&Loss| servers.contains(&loss.server) && loss.name.is_none_or(|of| of == name);
         let losses = history.losses.iter().filter(hits).collect();
-        let mut seen = HashMap::new();
+        let (mut seen, mut seen_sharing) = (HashMap::new(), HashMap::new());
         for look in history.looks.iter().filter(|look| look.name == name) {
-            if let [Found::Token(Some(process), fence)] = *look.found {
-                let last = seen.entry((process, fence)).or_insert(look.from);
-                *last = look.from.max(*last);
+            let is_seen = |last: &mut Nanos| *last = look.from.max(*last);
+            match &*look.found {
+                [Found::Token(Some(process), fence)] => is_seen(seen.entry((*process, *fence)).or_default()),
+                [Found::Shared(fence, leases)] => {
+                    leases.iter().for_each(|lease| is_seen(seen_sharing.entry((*lease, *fence)).or_default()));
+                }
+                _ => {}
             }
         }
-        Self { history, failovers, name, leases, losses, servers, seen }
+        Self { history, failovers, name, leases, losses, servers, seen, seen_sharing }
     }
 
     fn nodes(&self) -> usize {
@@ -137,8 +146,15 @@ impl<'a> Judge<'a> {
         if let Cause::Failover(failover) = loss.cause {
             return self.failovers.may_lose(failover, lease);
         }
+        if loss.cause == Cause::Places && !lease.mode.is_shared() {
+            return false;
+        }
         let seen_after = || {
-            let seen = self.seen.get(&(lease.id.process, lease.fence));
+            let seen = if lease.mode.is_shared() {
+                self.seen_sharing.get(&(lease.known_as, lease.fence))
+            } else {
+                self.seen.get(&(lease.id.process, lease.fence))
+            };
             loss.cause != Cause::ClockJump && self.nodes() == 1 && seen.is_some_and(|&seen| seen >= loss.to)
         };
         lease.invoked < loss.to && !seen_after()
@@ -174,7 +190,8 @@ impl<'a> Judge<'a> {
             Whom::Log(_) | Whom::Shard(_) => false,
             Whom::Server(server) => self.servers.contains(&server) && !(mark.from <= loss.from && loss.to <= mark.to),
         };
-        if self.nodes() > 1 || loss.cause != Cause::Deletion || around.any(in_its_way) {
+        let is_told = matches!(loss.cause, Cause::Deletion | Cause::Places);
+        if self.nodes() > 1 || !is_told || around.any(in_its_way) {
             return lease.ttl;
         }
         lease.ttl.min(lease.ttl / 3 + self.history.lag + NEWS)
@@ -197,6 +214,11 @@ impl<'a> Judge<'a> {
         Violation { check, name: self.name, at, leases: leases.iter().map(|lease| lease.id).collect(), what }
     }
 
+    /// Those that are both believed though one of them is alone, and from when until when.
+    fn rivals(&self) -> impl Iterator<Item = (&'a Lease, &'a Lease, Nanos, Nanos)> {
+        self.at_once().into_iter().filter(|(one, other, ..)| !is_shared_by(one, other))
+    }
+
     /// Those that are both believed, and from when until when.
     fn at_once(&self) -> Vec<(&'a Lease, &'a Lease, Nanos, Nanos)> {
         let (mut before, mut both): (Vec<(&Lease, Nanos)>, Vec<_>) = (Vec::new(), Vec::new());
@@ -210,7 +232,7 @@ impl<'a> Judge<'a> {
     }
 
     fn one_holder(&self, found: &mut Vec<Violation>) {
-        for (other, lease, from, to) in self.at_once() {
+        for (other, lease, from, to) in self.rivals() {
             if !self.is_forgiven(other, from, to) && !self.is_forgiven(lease, from, to) {
                 let what = format!("{} and {} are both believed, for {}", other.id, lease.id, span(from, to));
                 found.push(self.violation('a', from, &[other, lease], what));
@@ -232,7 +254,7 @@ impl<'a> Judge<'a> {
         }
         for lease in &self.leases {
             if let Some((_, earlier)) = largest.range(..lease.invoked).next_back() {
-                if earlier.fence >= lease.fence {
+                if falls(earlier, lease) {
                     found.push(self.falling(earlier, lease));
                 }
             }
@@ -245,7 +267,7 @@ impl<'a> Judge<'a> {
             }
             match largest {
                 Some(earlier) if earlier.fence >= lease.fence => {
-                    if earlier.start >= lease.invoked {
+                    if falls(earlier, lease) && earlier.start >= lease.invoked {
                         found.push(self.falling(earlier, lease));
                     }
                 }
@@ -309,8 +331,7 @@ impl<'a> Judge<'a> {
     }
 
     fn nothing_outlives_its_key(&self, found: &mut Vec<Violation>) {
-        let mut looks: Vec<&Look> = self.history.looks.iter().filter(|look| look.name == self.name).collect();
-        looks.sort_by_key(|look| look.from);
+        let looks = self.looks();
         for lease in &self.leases {
             let Some(end) = lease.end else { continue };
             let first = looks.partition_point(|look| look.from < lease.start);
@@ -358,6 +379,13 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// In their order.
+    fn looks(&self) -> Vec<&'a Look> {
+        let mut looks: Vec<&Look> = self.history.looks.iter().filter(|look| look.name == self.name).collect();
+        looks.sort_by_key(|look| look.from);
+        looks
+    }
+
     /// Whether there may have been a majority for the lease at every instant of the look.
     fn may_hold(&self, lease: &Lease, look: &Look) -> bool {
         let nodes = self.nodes();
@@ -367,7 +395,13 @@ impl<'a> Judge<'a> {
                 Found::Unknown => true,
                 Found::Nothing => false,
                 // Over a quorum a node's floor need not be the lease's fence.
-                Found::Token(of, fence) => *of == Some(lease.id.process) && (nodes > 1 || *fence == lease.fence),
+                Found::Token(of, fence) => {
+                    let is_fence = nodes > 1 || *fence == lease.fence;
+                    *of == Some(lease.id.process) && is_fence && !lease.mode.is_shared()
+                }
+                Found::Shared(fence, leases) => {
+                    *fence == lease.fence && leases.contains(&lease.known_as) && lease.mode.is_shared()
+                }
             };
             // A quorum's lease outlives the loss of a key on one node; the others are judged all the same.
             let lost = || {
@@ -385,6 +419,16 @@ impl<'a> Judge<'a> {
     }
 }
 
+/// Whether both share their lock.
+fn is_shared_by(one: &Lease, other: &Lease) -> bool {
+    one.mode.is_shared() && other.mode.is_shared()
+}
+
+/// Whether the later one's fence should be larger than it is. Two that share a lock may be of one phase.
+fn falls(earlier: &Lease, later: &Lease) -> bool {
+    earlier.fence > later.fence || earlier.fence == later.fence && !is_shared_by(earlier, later)
+}
+
 /// How long that is, for people.
 pub fn span(from: Nanos, to: Nanos) -> String {
     format!("{:?}", std::time::Duration::from_micros(to.saturating_sub(from) / 1_000))
@@ -392,6 +436,7 @@ pub fn span(from: Nanos, to: Nanos) -> String {
 
 mod ends;
 pub mod failovers;
+mod sharing;
 
 #[cfg(test)]
 mod tests;

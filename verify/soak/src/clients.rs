@@ -28,13 +28,16 @@ pub fn builder(process: Process) -> Builder {
 /// What the locks of its stage are on: of servers on their own, those of a quorum come second.
 pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option<Leases>)> {
     let (first, nodes) = part.servers.split_first().expect("the parent names the servers");
-    if part.stage != Stage::Servers {
+    if part.stage.is_routed() {
         let all = || builder(part.process).url(first).min_replicas(part.min_replicas);
         return Some((built(over, all).await?, None));
     }
     let lone: Server = first.parse().expect("the parent's url is one");
     let lone = lone.user(USER).password_file(&part.password);
     let lone = built(over, || builder(part.process).server(lone.clone()).check_address_every(LOOK_EVERY)).await?;
+    if part.stage == Stage::Shared {
+        return Some((lone, None));
+    }
     let quorum = || builder(part.process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
     Some((lone, Some(built(over, quorum).await?)))
 }

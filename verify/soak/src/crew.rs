@@ -16,7 +16,7 @@ use support::{Lag, Server, eventually, spawner};
 use crate::{
     history::{Mark, Name, Recorder, Whom},
     record::{Line, Nanos, Process, now},
-    setup::Stage,
+    setup::{Kind, Stage},
     worker::{self, Part},
 };
 
@@ -55,6 +55,11 @@ impl Crew {
     /// So many replicas must have what a worker is granted.
     pub fn with_min_replicas(self, min_replicas: u8) -> Self {
         Self { min_replicas, ..self }
+    }
+
+    /// By which number a lock goes.
+    pub fn number_of(&self, kind: &Kind) -> usize {
+        self.stage.kinds().iter().position(|other| other.name == kind.name).unwrap_or(0)
     }
 
     /// Whether all replicas have what a worker is granted, so that none that takes over lacks it (rule 12).

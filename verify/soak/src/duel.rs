@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases};
+use leasehold::{Lease, Leases, Mode};
 
 use support::{Action, Match, eventually_async, scripts::ACQUIRE, urls};
 
@@ -17,7 +17,7 @@ use crate::{
     record::{LeaseId, Line, Process, now},
     round::{self, Outcome},
     scene::Scene,
-    setup::{KINDS, LONE, NODES, RESTART_DELAY, SERVERS},
+    setup::{KINDS, LONE, NODES, RESTART_DELAY, SERVERS, Stage},
     watch,
     worker::Held,
 };
@@ -78,7 +78,8 @@ impl<'a> Duellist<'a> {
         let until = held.check().ok().map(|()| held.until());
         let name = KINDS.iter().position(|kind| kind.name == self.lock).unwrap_or(0);
         let (fence, ttl) = (held.fence(), u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
-        self.say(&Line::Acquired { lease: id, name, ttl, fence, invoked, start, until });
+        let (lease, known_as, mode) = (id, id, Mode::Exclusive);
+        self.say(&Line::Acquired { lease, known_as, name, mode, ttl, fence, invoked, start, until });
         Some(held)
     }
 
@@ -114,7 +115,7 @@ impl<'a> Duellist<'a> {
 /// Plays a scene while its servers are watched.
 fn played<F: Future<Output = ()>>(seed: u64, play: impl FnOnce(&'static Scene) -> F) -> Outcome {
     // The play borrows it from several tasks, and the process ends soon after.
-    let scene: &'static Scene = Box::leak(Box::new(Scene::new(seed, 2, 0)));
+    let scene: &'static Scene = Box::leak(Box::new(Scene::new(Stage::Servers, seed, 2, 0)));
     let start = Instant::now();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

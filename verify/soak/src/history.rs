@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use leasehold::Mode;
+
 use crate::record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Ports, Process, Written, now};
 
 /// A lock, and which of the servers have its key.
@@ -10,13 +12,18 @@ pub struct Name {
     pub text: String,
     /// One server, or the nodes of a quorum.
     pub servers: std::ops::Range<usize>,
+    /// In which modes it is held.
+    pub modes: Vec<Mode>,
 }
 
 /// One lease, from the acquire to the end of the belief in it.
 #[derive(Debug, Clone)]
 pub struct Lease {
     pub id: LeaseId,
+    /// What its token is called on the server: another lease, if it goes on from that.
+    pub known_as: LeaseId,
     pub name: usize,
+    pub mode: Mode,
     pub ttl: Nanos,
     pub fence: u64,
     /// Before the acquire was called: nothing was sent earlier.
@@ -51,13 +58,15 @@ pub struct LostRelease {
 }
 
 /// What a server had under a name when it was looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// It did not answer.
     Unknown,
     Nothing,
     /// A token of this process, and the fence beside it. A foreign token is nobody's.
     Token(Option<Process>, u64),
+    /// The fence of a phase, and those who shared it: each of them before its time was over.
+    Shared(u64, Box<[LeaseId]>),
 }
 
 /// What every server of a name had, each at some moment between `from` and `to`: for each server, one or more looks.
@@ -85,6 +94,8 @@ pub struct Loss {
 pub enum Cause {
     /// A command; the server went on.
     Deletion,
+    /// The same, of the set of those who share the lock.
+    Places,
     EmptyRestart,
     /// They run out before their time.
     ClockJump,
@@ -223,10 +234,11 @@ impl Recorder {
 
     pub fn hear(&mut self, line: &Line) {
         match *line {
-            Line::Acquired { lease: id, name, ttl, fence, invoked, start, until } => {
+            Line::Acquired { lease: id, known_as, name, mode, ttl, fence, invoked, start, until } => {
                 let (end, until) = (until.map(|_| start), until.unwrap_or(0));
                 let (how, told) = (Ending::Killed, Nanos::MAX);
-                self.open.insert(id, Lease { id, name, ttl, fence, invoked, start, end, until, how, told });
+                let of_it = Lease { id, known_as, name, mode, ttl, fence, invoked, start, end, until, how, told };
+                self.open.insert(id, of_it);
             }
             Line::Believed { lease, at, until } => {
                 if let Some(open) = self.open.get_mut(&lease) {

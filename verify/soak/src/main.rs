@@ -1,7 +1,7 @@
 //! Random faults against real servers, recorded histories, and a checker that reads them (docs/evidence/soak.md).
 //!
 //! ```text
-//! leasehold-soak [--scene servers|cluster|sentinel] [--min-replicas N] [--seconds N] [--seed S]
+//! leasehold-soak [--scene servers|cluster|sentinel|shared] [--min-replicas N] [--seconds N] [--seed S]
 //! leasehold-soak --bugs                      the seeded bugs, each with its patch of mutations/
 //! leasehold-soak --bug NAME seeded|absent    the scene of one, in a program with it or without
 //! ```
@@ -30,6 +30,7 @@ mod round;
 mod scene;
 mod seeded;
 mod setup;
+mod sharing;
 mod watch;
 mod worker;
 
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
             }
             _ => {
                 eprintln!(
-                    "leasehold-soak [--scene servers|cluster|sentinel] [--min-replicas N] [--seconds N] [--seed S]"
+                    "leasehold-soak [--scene servers|cluster|sentinel|shared] [--min-replicas N] [--seconds N] [--seed S]"
                 );
                 return ExitCode::FAILURE;
             }
@@ -91,12 +92,12 @@ fn soak(stage: Stage, min_replicas: u8, seconds: u64, first_seed: u64) -> ExitCo
             break;
         }
         // A long outage takes longer than a round, and the time of as many.
-        let has_outage = stage == Stage::Servers && plan::has_outage(seed);
+        let has_outage = plan::has_outage(stage, seed);
         let length = if has_outage { left.min(plan::LONG_ROUND) } else { left.min(longest) };
         left -= length;
         eprintln!("seed {seed}, {length:?}");
         let outcome = match stage {
-            Stage::Servers => round::run(seed, length),
+            Stage::Servers | Stage::Shared => round::run(stage, seed, length),
             Stage::Cluster | Stage::Sentinel => failover::run(stage, min_replicas, seed, length),
         };
         for violation in outcome.violations.iter().take(3) {

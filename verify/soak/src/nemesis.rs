@@ -13,7 +13,7 @@ use crate::{
     plan::{Fault, First, Lane, LinkFault, ProcessFault, ServerFault, plan},
     record::{MILLI, Nanos, Process, now},
     scene::Scene,
-    setup::{GONE_OVER, KINDS, LONE, RESTART_DELAY, USER, nanos},
+    setup::{GONE_OVER, Kind, LONE, RESTART_DELAY, USER, nanos},
 };
 
 /// Behind what a clock has shown, and its servers' rounding.
@@ -53,7 +53,7 @@ struct ServerLane<'a> {
 
 impl ServerLane<'_> {
     fn run(mut self) {
-        for step in plan(self.scene.seed, Lane::Server(self.server)) {
+        for step in plan(self.scene.stage, self.scene.seed, Lane::Server(self.server)) {
             if !rest(step.after, self.until) {
                 return;
             }
@@ -131,7 +131,20 @@ impl ServerLane<'_> {
                 self.is_empty();
                 seen_empty(self.scene, self.server, None, from);
             }
-            ServerFault::Delete(name) => delete(self.scene, self.server, name),
+            ServerFault::Delete(kind) => delete(self.scene, self.server, kind),
+            ServerFault::DeletePlaces(kind) => {
+                self.command(&["DEL", &format!("{{{}}}:lh:holders", kind.name)]);
+                let name = Some(self.scene.number_of(kind));
+                self.scene.loss(Loss { server: self.server, name, from, to: now(), cause: Cause::Places });
+            }
+            ServerFault::Overwrite(kind, by) => {
+                self.command(&["SET", kind.name, "another's", "PX", &by.as_millis().to_string()]);
+                let (name, to) = (self.scene.number_of(kind), now());
+                let loss = Loss { server: self.server, name: Some(name), from, to, cause: Cause::Deletion };
+                self.scene.loss(loss);
+                let look = Look { name, from, to, found: [Found::Token(None, 0)].into() };
+                self.scene.recorder().history.looks.push(look);
+            }
             ServerFault::KillClients => {
                 self.command(&["CLIENT", "KILL", "TYPE", "normal"]);
                 self.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
@@ -193,9 +206,9 @@ pub fn empty(scene: &Scene, server: usize) {
 }
 
 /// Deletes the key of a lock on one server.
-pub fn delete(scene: &Scene, server: usize, name: usize) {
-    let from = now();
-    scene.server(server).wire().must(&["DEL", KINDS[name].name]);
+pub fn delete(scene: &Scene, server: usize, kind: &Kind) {
+    let (from, name) = (now(), scene.number_of(kind));
+    scene.server(server).wire().must(&["DEL", kind.name]);
     scene.loss(Loss { server, name: Some(name), from, to: now(), cause: Cause::Deletion });
     seen_empty(scene, server, Some(name), from);
 }
@@ -216,7 +229,7 @@ fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
 /// Keeps one worker going, one life after the other; the last one goes on.
 pub fn process_lane(scene: &impl Scenery, slot: u16, until: Instant) -> Worker {
     let mut worker = scene.worker(Process { slot, life: 0 });
-    for step in plan(scene.seed, Lane::Process(slot)) {
+    for step in plan(scene.stage, scene.seed, Lane::Process(slot)) {
         if !rest(step.after, until) {
             break;
         }
@@ -249,7 +262,7 @@ pub fn process_lane(scene: &impl Scenery, slot: u16, until: Instant) -> Worker {
 }
 
 fn links_lane(scene: &Scene, slot: u16, until: Instant) {
-    for step in plan(scene.seed, Lane::Links(slot)) {
+    for step in plan(scene.stage, scene.seed, Lane::Links(slot)) {
         if !rest(step.after, until) {
             return;
         }

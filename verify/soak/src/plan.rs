@@ -14,7 +14,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     chance::Chance,
-    setup::{KINDS, LONE, SERVERS},
+    setup::{Kind, LONE, Stage},
 };
 
 /// How far a node's clock may be from the others' either way.
@@ -27,8 +27,8 @@ const OUTAGE_AFTER: Duration = Duration::from_secs(15);
 pub const LONG_ROUND: Duration = Duration::from_secs(180);
 
 /// Whether a round of this seed has a long outage, if it has the time.
-pub fn has_outage(seed: u64) -> bool {
-    seed % 5 == 0
+pub fn has_outage(stage: Stage, seed: u64) -> bool {
+    stage == Stage::Servers && seed % 5 == 0
 }
 
 /// Whose turn it is.
@@ -52,8 +52,12 @@ pub enum ServerFault {
     ClockBack(Duration),
     ScriptFlush,
     FlushAll,
-    /// The key of one lock, by its number.
-    Delete(usize),
+    /// The key of one lock.
+    Delete(&'static Kind),
+    /// The set of those who share it.
+    DeletePlaces(&'static Kind),
+    /// Another library sets the key, without a look, for so long.
+    Overwrite(&'static Kind, Duration),
     KillClients,
     /// The workers' password is another from now on. Those who know it first have it for so long before the others.
     Rotate(First, Duration),
@@ -108,7 +112,7 @@ pub struct Step {
 }
 
 /// The steps of a lane, as many as it has time for.
-pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
+pub fn plan(stage: Stage, seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
     let place = match lane {
         Lane::Server(server) => [1, server as u64],
         Lane::Process(slot) => [2, slot.into()],
@@ -117,11 +121,17 @@ pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
     let mut chance = Chance::new(seed, &place);
     let mut astray = 0;
     // Node 3 is there all the time, and so is the first process.
-    let is_away = has_outage(seed) && matches!(lane, Lane::Server(0..=2));
-    let lives = has_outage(seed) && lane == Lane::Process(0);
+    let is_away = has_outage(stage, seed) && matches!(lane, Lane::Server(0..=2));
+    let lives = has_outage(stage, seed) && lane == Lane::Process(0);
     let outage = Step { after: OUTAGE_AFTER, fault: Fault::Server(ServerFault::Outage(OUTAGE)) };
-    is_away.then_some(outage).into_iter().chain(std::iter::repeat_with(move || match lane {
-        Lane::Server(LONE) => Step { after: chance.millis(200, 3_000), fault: Fault::Server(lone_server(&mut chance)) },
+    // Where all wait in one line, one that is stopped holds up everybody: with rests as short, hardly anything went on.
+    let rests = if stage == Stage::Shared { 3 } else { 1 };
+    let steps = std::iter::repeat_with(move || match lane {
+        Lane::Server(LONE) => {
+            let after = chance.millis(200, 3_000);
+            let of = if stage == Stage::Shared { sharing_server } else { lone_server };
+            Step { after, fault: Fault::Server(of(&mut chance)) }
+        }
         Lane::Server(_) => {
             let after = chance.millis(300, 4_000);
             Step { after, fault: Fault::Server(node(&mut chance, &mut astray)) }
@@ -136,10 +146,12 @@ pub fn plan(seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
             Step { after, fault: Fault::Process(fault) }
         }
         Lane::Links(_) => {
-            let (after, server) = (chance.millis(50, 1_200), chance.below(SERVERS));
+            let (after, server) = (chance.millis(50, 1_200), chance.below(stage.servers()));
             Step { after, fault: Fault::Link(server, link(&mut chance)) }
         }
-    }))
+    });
+    let steps = steps.map(move |step| Step { after: step.after * rests, ..step });
+    is_away.then_some(outage).into_iter().chain(steps)
 }
 
 fn lone_server(chance: &mut Chance) -> ServerFault {
@@ -155,15 +167,30 @@ fn lone_server(chance: &mut Chance) -> ServerFault {
         9..=10 => ServerFault::ClockBack(chance.millis(10, 2_000)),
         11..=12 => ServerFault::ScriptFlush,
         13 => ServerFault::FlushAll,
-        14..=17 => delete(chance, false),
+        14..=17 => ServerFault::Delete(one_of(chance, Stage::Servers, false)),
         _ => ServerFault::KillClients,
     }
 }
 
-/// The key of one of the locks that are there.
-fn delete(chance: &mut Chance, quorum: bool) -> ServerFault {
-    let here: Vec<usize> = (0..KINDS.len()).filter(|&kind| KINDS[kind].quorum == quorum).collect();
-    ServerFault::Delete(*chance.pick(&here))
+/// Its address stays where it is: of two servers each lets in as many as it may.
+fn sharing_server(chance: &mut Chance) -> ServerFault {
+    match chance.below(14) {
+        0 => ServerFault::DeletePlaces(one_of(chance, Stage::Shared, false)),
+        1 => ServerFault::Overwrite(one_of(chance, Stage::Shared, false), chance.millis(1, 500)),
+        2..=3 => ServerFault::Delete(one_of(chance, Stage::Shared, false)),
+        _ => loop {
+            let fault = lone_server(chance);
+            if !matches!(fault, ServerFault::Move | ServerFault::Delete(_)) {
+                break fault;
+            }
+        },
+    }
+}
+
+/// One of the locks that are there.
+fn one_of(chance: &mut Chance, stage: Stage, quorum: bool) -> &'static Kind {
+    let here: Vec<&Kind> = stage.kinds().iter().filter(|kind| kind.quorum == quorum).collect();
+    here[chance.below(here.len())]
 }
 
 fn node(chance: &mut Chance, astray: &mut i64) -> ServerFault {
@@ -180,7 +207,7 @@ fn node(chance: &mut Chance, astray: &mut i64) -> ServerFault {
             if forward { ServerFault::ClockForward(by) } else { ServerFault::ClockBack(by) }
         }
         14 => ServerFault::ScriptFlush,
-        15..=17 => delete(chance, true),
+        15..=17 => ServerFault::Delete(one_of(chance, Stage::Servers, true)),
         _ => ServerFault::KillClients,
     }
 }
@@ -214,6 +241,8 @@ impl Fault {
                 ServerFault::ScriptFlush => "SCRIPT FLUSH",
                 ServerFault::FlushAll => "FLUSHALL",
                 ServerFault::Delete(_) => "DEL of a lock",
+                ServerFault::DeletePlaces(_) => "DEL of those who share a lock",
+                ServerFault::Overwrite(..) => "SET of a lock by another library",
                 ServerFault::KillClients => "CLIENT KILL",
                 ServerFault::Rotate(..) => "password rotated",
                 ServerFault::Move => "address moved",
@@ -240,7 +269,8 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind())?;
         match self {
-            Self::Server(ServerFault::Delete(name)) => write!(f, " ({})", KINDS[*name].name),
+            Self::Server(ServerFault::Delete(kind) | ServerFault::DeletePlaces(kind)) => write!(f, " ({})", kind.name),
+            Self::Server(ServerFault::Overwrite(kind, by)) => write!(f, " ({}, {by:?})", kind.name),
             Self::Server(
                 ServerFault::Stop(by)
                 | ServerFault::Restart(by)
@@ -273,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_a_function_of_its_seed() {
-        let steps = |seed, lane| plan(seed, lane).take(100).collect::<Vec<_>>();
+        let steps = |seed, lane| plan(Stage::Servers, seed, lane).take(100).collect::<Vec<_>>();
         for lane in [Lane::Server(LONE), Lane::Server(2), Lane::Process(1), Lane::Links(0)] {
             assert_eq!(steps(7, lane), steps(7, lane));
             assert_ne!(steps(7, lane), steps(8, lane));
@@ -283,14 +313,14 @@ mod tests {
 
     #[test]
     fn one_round_of_five_has_an_outage_of_minutes_and_a_process_that_lives_through_it() {
-        let first = |seed, lane| plan(seed, lane).next().map(|step| step.fault);
-        for server in 0..SERVERS {
+        let first = |seed, lane| plan(Stage::Servers, seed, lane).next().map(|step| step.fault);
+        for server in 0..Stage::Servers.servers() {
             let is_away = first(5, Lane::Server(server)) == Some(Fault::Server(ServerFault::Outage(OUTAGE)));
             assert_eq!(is_away, server < 3, "{server}");
         }
         assert_ne!(first(4, Lane::Server(LONE)), Some(Fault::Server(ServerFault::Outage(OUTAGE))));
         let dies = |seed| {
-            plan(seed, Lane::Process(0))
+            plan(Stage::Servers, seed, Lane::Process(0))
                 .take(100)
                 .any(|step| matches!(step.fault, Fault::Process(ProcessFault::Kill(_))))
         };
@@ -301,7 +331,7 @@ mod tests {
     #[test]
     fn the_clocks_of_a_quorum_stay_close() {
         let mut at = 0;
-        for step in plan(3, Lane::Server(1)).take(10_000) {
+        for step in plan(Stage::Servers, 3, Lane::Server(1)).take(10_000) {
             match step.fault {
                 Fault::Server(ServerFault::ClockForward(by)) => at += i64::try_from(by.as_millis()).unwrap(),
                 Fault::Server(ServerFault::ClockBack(by)) => at -= i64::try_from(by.as_millis()).unwrap(),
@@ -310,5 +340,20 @@ mod tests {
             }
             assert!(at.abs() <= ASTRAY);
         }
+    }
+
+    #[test]
+    fn where_locks_are_shared_there_is_one_server_and_its_address_stays() {
+        let steps = |lane| plan(Stage::Shared, 5, lane).take(1_000).map(|step| step.fault);
+        let of_server: Vec<Fault> = steps(Lane::Server(LONE)).collect();
+        assert!(
+            !of_server.iter().any(|fault| matches!(fault, Fault::Server(ServerFault::Move | ServerFault::Outage(_))))
+        );
+        for kind in Stage::Shared.kinds() {
+            for fault in [ServerFault::Delete(kind), ServerFault::DeletePlaces(kind)] {
+                assert!(of_server.contains(&Fault::Server(fault)), "{fault:?}");
+            }
+        }
+        assert!(steps(Lane::Links(1)).all(|fault| matches!(fault, Fault::Link(LONE, _))));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::Lock;
+use leasehold::{Leases, Lock};
 use support::Server;
 use tokio::task::JoinSet;
 
@@ -12,7 +12,7 @@ use crate::{
     history::{Remnant, Timed},
     record::{Call, MILLI, Process, now},
     scene::Scene,
-    setup::{GIVEN_UP, LONE, RESTART_DELAY, SERVERS, TTLS, nanos},
+    setup::{Access, GIVEN_UP, LONE, RESTART_DELAY, Stage, TTLS, nanos},
 };
 
 /// By then whoever held a lock has let go of it, or its key has run out by a clock that was set back; the dead in its
@@ -25,7 +25,7 @@ pub fn run(scene: &Scene, workers: Vec<Worker>) {
     // Longer than any TTL by any clock.
     std::thread::sleep(RESTART_DELAY);
     let elsewhere = scene.lone_servers().map(|server| (LONE, server));
-    for (server, at) in (LONE + 1..SERVERS).map(|node| (node, &scene.servers[node])).chain(elsewhere) {
+    for (server, at) in (LONE + 1..scene.stage.servers()).map(|node| (node, &scene.servers[node])).chain(elsewhere) {
         look(scene, server, at, scene.server(server).port() != at.port());
     }
 }
@@ -54,15 +54,32 @@ async fn acquire_all(scene: &Scene) {
     let process = somebody(scene.links.len());
     let (lone, nodes) = (scene.server(LONE).url(), scene.servers.urls().split_off(LONE + 1));
     let lone = builder(process).url(lone).build().await.expect("the server is there");
-    let quorum = builder(process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
-    let quorum = quorum.build().await.expect("the nodes are there");
+    let quorum = if nodes.is_empty() {
+        None
+    } else {
+        let quorum = builder(process).quorum(nodes).restart_delay(RESTART_DELAY).ttl(TTLS[0]);
+        Some(quorum.build().await.expect("the nodes are there"))
+    };
     let locks = scene.stage.kinds().iter().map(|kind| {
-        let leases = if kind.quorum { &quorum } else { &lone };
+        let leases = quorum.as_ref().filter(|_| kind.quorum).unwrap_or(&lone);
         leases.lock(kind.name).fair(kind.fair).ttl(TTLS[0])
     });
     acquire(scene, process, locks).await;
-    lone.close().await;
-    quorum.close().await;
+    let shared = scene.stage.kinds().iter().map(|kind| as_shared(&lone, kind.name, kind.access).ttl(TTLS[0]));
+    if scene.stage == Stage::Shared {
+        acquire(scene, process, shared).await;
+    }
+    for leases in [lone].into_iter().chain(quorum) {
+        leases.close().await;
+    }
+}
+
+/// The mode of a name in which most have it.
+fn as_shared(leases: &Leases, name: &str, access: Access) -> Lock {
+    match access {
+        Access::Permits(of) => leases.semaphore(name, of),
+        _ => leases.rw_lock(name).read(),
+    }
 }
 
 /// A process that is none of so many workers.

@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
-use leasehold::{LossReason, SystemClock};
+use leasehold::{LossReason, Mode, SystemClock};
 
 /// A moment of this machine's clock that counts suspend, in nanoseconds: the same for every process.
 pub type Nanos = u64;
@@ -96,6 +96,7 @@ words! {
         Release = "release",
         Drop = "drop",
         HandOver = "hand-over",
+        Downgrade = "downgrade",
         Expired = "expired",
         NoQuorum = "no-quorum",
         Deleted = "deleted",
@@ -141,6 +142,7 @@ words! {
     /// What became of something that has no place in the histories, and is only counted.
     Outcome {
         Released = "released",
+        Kept = "released-and-kept",
         Reentered = "re-entered",
         ReleaseLost = "release-lost",
         ReleaseUnknown = "release-unknown",
@@ -151,6 +153,9 @@ words! {
         Adopted = "adopted",
         AdoptedTooLate = "adopted-too-late",
         NotAdopted = "adoption-unavailable",
+        Downgraded = "downgraded",
+        DowngradeLost = "downgrade-lost",
+        DowngradeUnavailable = "downgrade-unavailable",
         // A hundred of them.
         Observed = "hundreds-of-leaders-observed",
     }
@@ -161,6 +166,7 @@ words! {
     Call {
         Acquire = "acquire",
         Release = "release",
+        Downgrade = "downgrade",
         Signal = "signal",
         // Said by nobody: the parent's own.
         LastAcquire = "acquire after the last fault",
@@ -174,10 +180,12 @@ pub type Ports = Box<[u16]>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
     /// An acquire, begun at `invoked`, had given a lease by `start`. `until`: a deadline that the holder knew for
-    /// certain, or nothing if the first check already said no.
+    /// certain, or nothing if the first check already said no. Its token is called `known_as`.
     Acquired {
         lease: LeaseId,
+        known_as: LeaseId,
         name: usize,
+        mode: Mode,
         ttl: Nanos,
         fence: u64,
         invoked: Nanos,
@@ -244,8 +252,9 @@ pub enum Line {
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Acquired { lease, name, ttl, fence, invoked, start, until } => {
-                write!(f, "A {lease} {name} {ttl} {fence} {invoked} {start} {}", until.unwrap_or(0))
+            Self::Acquired { lease, known_as, name, mode, ttl, fence, invoked, start, until } => {
+                let (limit, until) = (mode.limit(), until.unwrap_or(0));
+                write!(f, "A {lease} {known_as} {name} {limit} {ttl} {fence} {invoked} {start} {until}")
             }
             Self::Believed { lease, at, until } => write!(f, "B {lease} {at} {until}"),
             Self::Wrote { lease, from, to, written } => write!(f, "W {lease} {from} {to} {written}"),
@@ -277,7 +286,9 @@ impl FromStr for Line {
         Ok(match kind {
             "A" => Self::Acquired {
                 lease: word()?.parse()?,
+                known_as: word()?.parse()?,
                 name: number(word()?)?,
+                mode: Mode::of_limit(number(word()?)?),
                 ttl: number(word()?)?,
                 fence: number(word()?)?,
                 invoked: number(word()?)?,
@@ -329,7 +340,11 @@ mod tests {
     fn lines_are_read_as_they_were_written() {
         let process = Process { slot: 2, life: 7 };
         let lease = LeaseId { process, number: 99 };
-        let acquired = |until| Line::Acquired { lease, name: 3, ttl: 4, fence: 5, invoked: 6, start: 7, until };
+        let known_as = LeaseId { number: 98, ..lease };
+        let acquired = |until| {
+            let mode = Mode::of_limit(2);
+            Line::Acquired { lease, known_as, name: 3, mode, ttl: 4, fence: 5, invoked: 6, start: 7, until }
+        };
         for line in [
             acquired(Some(8)),
             acquired(None),

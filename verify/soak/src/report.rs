@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use leasehold::Mode;
+
 use crate::{
     check::{Violation, failovers::Failovers, span},
     history::{Found, History, Look, Whom},
@@ -38,9 +40,12 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
             continue;
         }
         let involved = if is_involved(at) { "  <--" } else { "" };
-        lines.push((lease.invoked, format!("{} asks for it", lease.id)));
+        let from = if lease.known_as == lease.id { String::new() } else { format!(", as {}", lease.known_as) };
+        lines.push((lease.invoked, format!("{} asks for it{from}", lease.id)));
         let ttl = span(0, lease.ttl);
-        lines.push((lease.start, format!("{} has it: fence {}, TTL {ttl}{involved}", lease.id, lease.fence)));
+        let mode = if lease.mode.is_shared() { format!(" {}", lease.mode) } else { String::new() };
+        let has = format!("{} has it{mode}: fence {}, TTL {ttl}{involved}", lease.id, lease.fence);
+        lines.push((lease.start, has));
         if let Some(end) = lease.end {
             lines.push((end, format!("{} believed in it until here ({}){involved}", lease.id, lease.how)));
         }
@@ -112,6 +117,10 @@ fn describe(found: &Found) -> String {
         Found::Nothing => "nothing".into(),
         Found::Token(Some(process), fence) => format!("{process} with {fence}"),
         Found::Token(None, _) => "something else".into(),
+        Found::Shared(fence, leases) => {
+            let leases: Vec<String> = leases.iter().map(ToString::to_string).collect();
+            format!("phase {fence} of {}", if leases.is_empty() { "nobody".into() } else { leases.join(" and ") })
+        }
     }
 }
 
@@ -121,8 +130,10 @@ pub struct Totals {
     seeds: Vec<u64>,
     lasted: Duration,
     leases: u64,
-    names: BTreeSet<String>,
+    /// In which modes each name is held.
+    modes: BTreeSet<(String, u32)>,
     by_name: BTreeMap<String, u64>,
+    by_mode: BTreeMap<(String, u32), u64>,
     endings: BTreeMap<Ending, u64>,
     writes: BTreeMap<Written, u64>,
     outcomes: BTreeMap<Outcome, u64>,
@@ -150,9 +161,13 @@ impl Totals {
         self.slowest_news = self.slowest_news.max(slowest);
         self.violations += round.violations.len() as u64;
         self.leases += history.leases.len() as u64;
-        self.names.extend(history.names.iter().map(|name| name.text.clone()));
+        for name in &history.names {
+            self.modes.extend(name.modes.iter().map(|mode| (name.text.clone(), mode.limit())));
+        }
         for lease in &history.leases {
-            *self.by_name.entry(history.names[lease.name].text.clone()).or_default() += 1;
+            let name = &history.names[lease.name].text;
+            *self.by_name.entry(name.clone()).or_default() += 1;
+            *self.by_mode.entry((name.clone(), lease.mode.limit())).or_default() += 1;
             *self.endings.entry(lease.how).or_default() += 1;
         }
         for write in &history.writes {
@@ -167,10 +182,11 @@ impl Totals {
         }
     }
 
-    /// Whether there is a lock that nobody ever held, or nothing was seen of the servers or the resource.
+    /// Whether there is a lock that nobody ever held in one of its modes, or nothing was seen of the servers or the
+    /// resource.
     pub fn is_hollow(&self) -> bool {
-        let is_unheld = |name: &String| !self.by_name.contains_key(name);
-        self.names.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
+        let is_unheld = |mode: &(String, u32)| !self.by_mode.contains_key(mode);
+        self.modes.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
     }
 
     /// Acquires that failed for another reason than servers that are away and locks that are held.
@@ -194,9 +210,15 @@ impl fmt::Display for Totals {
         writeln!(f, "| seconds | {seconds:.0} |")?;
         writeln!(f, "| lock cycles, each a lease from its acquire to its end | {} |", self.leases)?;
         writeln!(f, "| per second | {rate:.0} |")?;
+        if self.modes.iter().any(|(_, limit)| *limit > 0) {
+            for limit in self.modes.iter().map(|(_, limit)| *limit).collect::<BTreeSet<_>>() {
+                let count: u64 = self.by_mode.iter().filter(|((_, of), _)| *of == limit).map(|(_, count)| count).sum();
+                writeln!(f, "| held {} | {count} |", Mode::of_limit(limit))?;
+            }
+        }
         for (how, count) in &self.endings {
             let what = match how {
-                Ending::Release | Ending::Drop | Ending::HandOver => "let go of by",
+                Ending::Release | Ending::Drop | Ending::HandOver | Ending::Downgrade => "let go of by",
                 Ending::Killed => "held by a process that was",
                 _ => "lost, and said so:",
             };
@@ -235,12 +257,12 @@ mod tests {
     use crate::{
         history::{Lease, Recorder, Write},
         record::{LeaseId, Process},
-        setup::{KINDS, names},
+        setup::{KINDS, Stage},
     };
 
     fn totals(history: History) -> Totals {
         let mut totals = Totals::default();
-        let mut recorder = Recorder::new(names());
+        let mut recorder = Recorder::new(Stage::Servers.names());
         recorder.history = history;
         totals.add(&round::Outcome { seed: 1, lasted: Duration::ZERO, recorder, violations: Vec::new(), rivals: 0 });
         totals
@@ -250,13 +272,14 @@ mod tests {
     fn a_round_in_which_nothing_happened_shows_nothing() {
         let id = LeaseId { process: Process { slot: 0, life: 0 }, number: 0 };
         let how = Ending::Release;
+        let (known_as, mode) = (id, Mode::Exclusive);
         let (name, ttl, fence, invoked, start, end) = (0, 1, 1, 1, 2, Some(3));
-        let lease = Lease { id, name, ttl, fence, invoked, start, end, until: 4, how, told: 3 };
+        let lease = Lease { id, known_as, name, mode, ttl, fence, invoked, start, end, until: 4, how, told: 3 };
         let lease = |name| Lease { name, ..lease.clone() };
         let written = Written::Accepted;
         let look = |found| Look { name: 0, from: 1, to: 2, found: [found].into() };
         let full = History {
-            names: names(),
+            names: Stage::Servers.names(),
             leases: (0..KINDS.len()).map(lease).collect(),
             writes: vec![Write { lease: id, name: 0, fence: 1, from: 1, to: 2, written }],
             looks: vec![look(Found::Nothing)],
@@ -269,7 +292,7 @@ mod tests {
             unheld,
             History { writes: Vec::new(), ..full.clone() },
             History { looks: vec![look(Found::Unknown)], ..full },
-            History { names: names(), ..History::default() },
+            History { names: Stage::Servers.names(), ..History::default() },
         ] {
             assert!(totals(hollow).is_hollow());
         }

@@ -13,7 +13,7 @@ use crate::{
     plan::Lane,
     quiescence,
     scene::Scene,
-    setup::{LONE, SERVERS, nanos},
+    setup::{LONE, Stage, nanos},
     watch,
 };
 
@@ -31,17 +31,18 @@ pub struct Outcome {
     pub rivals: usize,
 }
 
-pub fn run(seed: u64, length: Duration) -> Outcome {
-    let scene = Scene::new(seed, WORKERS, ALL);
+pub fn run(stage: Stage, seed: u64, length: Duration) -> Outcome {
+    let scene = Scene::new(stage, seed, WORKERS, ALL);
     let start = Instant::now();
     let until = start + length;
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (scene, over) = (&scene, &over);
         let at_the_end = watch::Over(over);
-        let eyes = [LONE..LONE + 1, LONE + 1..SERVERS];
+        let eyes = [LONE..LONE + 1, LONE + 1..stage.servers()].into_iter().filter(|servers| !servers.is_empty());
         let eyes = eyes.map(|servers| scope.spawn(move || watch::run(scene, servers, LOOK_EVERY, over)));
-        let lanes = (0..SERVERS)
+        let eyes: Vec<_> = eyes.collect();
+        let lanes = (0..stage.servers())
             .map(Lane::Server)
             .chain((0..WORKERS).flat_map(|slot| [Lane::Process(slot), Lane::Links(slot)]));
         let lanes: Vec<_> = lanes.map(|lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();

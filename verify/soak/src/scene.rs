@@ -15,7 +15,7 @@ use crate::{
     history::Loss,
     password::Password,
     record::Process,
-    setup::{LONE, SERVERS, Stage, names},
+    setup::{LONE, Stage},
 };
 
 /// Everything that takes part in a round.
@@ -54,15 +54,15 @@ impl Scenery for Scene {
 
 impl Scene {
     /// Servers that keep their data over a restart and have been up for long, and links for so many workers.
-    pub fn new(seed: u64, workers: u16, kinds: u64) -> Self {
+    pub fn new(stage: Stage, seed: u64, workers: u16, kinds: u64) -> Self {
         // No fsync: what a killed process has written is there all the same.
         let lasting = |server: ServerBuilder| server.aof(true).arg("--appendfsync", "no");
-        let servers = Nodes::with(SERVERS, lasting).season();
+        let servers = Nodes::with(stage.servers(), lasting).season();
         let stand_in = lasting(Server::builder().clock(servers.clock(LONE))).start();
         let links = (0..workers).map(|_| servers.proxies()).collect();
         let password = Mutex::new(Password::new([&servers[LONE], &stand_in]));
         Self {
-            crew: Crew::new(Stage::Servers, names(), seed, kinds),
+            crew: Crew::new(stage, stage.names(), seed, kinds),
             servers,
             stand_in,
             stands_in: AtomicBool::new(false),

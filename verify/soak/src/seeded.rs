@@ -18,7 +18,7 @@ use crate::{
     record::now,
     round::{self, Outcome},
     scene::Scene,
-    setup::{KINDS, LONE, SERVERS},
+    setup::{KINDS, LONE, SERVERS, Stage},
     watch,
 };
 
@@ -32,19 +32,21 @@ pub fn scene(bug: SeededBug) -> Option<fn() -> Outcome> {
         SeededBug::RepairUnchecked => Some(duel::forgetful_node),
         SeededBug::NoDrift => Some(fast_clock),
         SeededBug::OneAnswersForAnother => Some(votes_that_split),
+        SeededBug::LimitUnchecked | SeededBug::KeyEndsEarly | SeededBug::DowngradeKeepsFence => Some(shared_names),
         _ => None,
     }
 }
 
 /// The bits of these locks.
-fn kinds(names: &[&str]) -> u64 {
-    KINDS.iter().enumerate().filter(|(_, kind)| names.contains(&kind.name)).map(|(at, _)| 1 << at).sum()
+fn kinds(stage: Stage, names: &[&str]) -> u64 {
+    stage.kinds().iter().enumerate().filter(|(_, kind)| names.contains(&kind.name)).map(|(at, _)| 1 << at).sum()
 }
 
 const SLOW: [&str; 3] = ["slow-1", "slow-2", "slow-3"];
 
 /// Workers on these locks for so long, one for each process among the lanes, and one fault that goes on all the time.
 fn aimed(
+    stage: Stage,
     seed: u64,
     length: Duration,
     names: &[&str],
@@ -52,7 +54,7 @@ fn aimed(
     fault: impl Fn(&Scene, Instant) + Sync,
 ) -> Outcome {
     let workers = lanes.iter().filter(|lane| matches!(lane, Lane::Process(_))).count();
-    let scene = Scene::new(seed, u16::try_from(workers).unwrap_or(0), kinds(names));
+    let scene = Scene::new(stage, seed, u16::try_from(workers).unwrap_or(0), kinds(stage, names));
     let start = Instant::now();
     let until = start + length;
     let over = AtomicBool::new(false);
@@ -60,7 +62,9 @@ fn aimed(
         let (scene, over, fault) = (&scene, &over, &fault);
         let at_the_end = watch::Over(over);
         scope.spawn(move || watch::run(scene, LONE..LONE + 1, Duration::from_millis(1), over));
-        scope.spawn(move || watch::run(scene, LONE + 1..SERVERS, Duration::from_millis(4), over));
+        if stage.servers() > 1 {
+            scope.spawn(move || watch::run(scene, LONE + 1..SERVERS, Duration::from_millis(4), over));
+        }
         scope.spawn(move || fault(scene, until));
         let lanes: Vec<_> = lanes.iter().map(|&lane| scope.spawn(move || nemesis::run(scene, lane, until))).collect();
         let workers = lanes.into_iter().filter_map(|lane| lane.join().expect("a lane does not panic"));
@@ -72,7 +76,13 @@ fn aimed(
 
 /// Of three processes that ask three nodes at the same time, each often has one.
 fn votes_that_split() -> Outcome {
-    aimed(17, Duration::from_secs(12), &["quorum-1", "quorum-2"], &PROCESSES, nothing_else)
+    aimed(Stage::Servers, 17, Duration::from_secs(12), &["quorum-1", "quorum-2"], &PROCESSES, nothing_else)
+}
+
+/// Readers and writers, of whom some go on as readers, and permits.
+fn shared_names() -> Outcome {
+    let names = ["rw-quick", "rw-slow", "permits-2"];
+    aimed(Stage::Shared, 18, Duration::from_secs(20), &names, &PROCESSES, nothing_else)
 }
 
 const PROCESSES: [Lane; 3] = [Lane::Process(0), Lane::Process(1), Lane::Process(2)];
@@ -82,24 +92,24 @@ fn nothing_else(_: &Scene, _: Instant) {}
 /// Attempts of unknown outcome are undone by a release, which comes when somebody else has the lock.
 fn releases_that_come_late() -> Outcome {
     let lanes = [PROCESSES.as_slice(), &[Lane::Links(0), Lane::Links(1), Lane::Links(2)]].concat();
-    aimed(11, Duration::from_secs(12), &["slow-1", "slow-2", "crowded"], &lanes, nothing_else)
+    aimed(Stage::Servers, 11, Duration::from_secs(12), &["slow-1", "slow-2", "crowded"], &lanes, nothing_else)
 }
 
 /// Somebody deletes locks by hand that nobody else waits for.
 fn deleted_keys() -> Outcome {
-    aimed(13, Duration::from_secs(12), &SLOW, &PROCESSES[..1], |scene, until| {
+    aimed(Stage::Servers, 13, Duration::from_secs(12), &SLOW, &PROCESSES[..1], |scene, until| {
         let mut chance = Chance::new(13, &[]);
         while Instant::now() < until {
             std::thread::sleep(chance.millis(30, 150));
             let name = *chance.pick(&SLOW);
-            nemesis::delete(scene, LONE, KINDS.iter().position(|kind| kind.name == name).unwrap_or(0));
+            nemesis::delete(scene, LONE, KINDS.iter().find(|kind| kind.name == name).expect("it is one of them"));
         }
     })
 }
 
 /// The server's clock goes 1 % too fast, and holders are killed.
 fn fast_clock() -> Outcome {
-    aimed(14, Duration::from_secs(12), &SLOW, &PROCESSES, |scene, _| {
+    aimed(Stage::Servers, 14, Duration::from_secs(12), &SLOW, &PROCESSES, |scene, _| {
         let from = now();
         scene.servers.clock(LONE).gain(10_000);
         scene.mark(from, Whom::Server(LONE), "clock goes 1 % too fast");

@@ -1,6 +1,8 @@
 //! Which locks there are, on which servers, and who works on them: the same for the parent and its workers.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
+
+use leasehold::Mode;
 
 use crate::{
     history::Name,
@@ -16,6 +18,8 @@ pub enum Stage {
     Cluster,
     /// A primary with two replicas, and three Sentinels.
     Sentinel,
+    /// A server on its own, and names that several may hold at a time.
+    Shared,
 }
 
 /// The server on its own, and how many nodes the quorum has behind it.
@@ -51,18 +55,35 @@ pub enum Pace {
     Slow,
 }
 
+/// In which modes a name is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Alone,
+    /// Many read, one writes.
+    ReadWrite,
+    /// So many at a time.
+    Permits(u32),
+    /// To read, to write, one of several numbers of permits, and alone without a place in the line.
+    Any,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
     pub name: &'static str,
     pub quorum: bool,
     pub fair: bool,
+    pub access: Access,
     pub pace: Pace,
     /// How many tasks of each process work on it.
     pub tasks: usize,
 }
 
 const fn kind(name: &'static str, quorum: bool, fair: bool, pace: Pace, tasks: usize) -> Kind {
-    Kind { name, quorum, fair, pace, tasks }
+    Kind { name, quorum, fair, access: Access::Alone, pace, tasks }
+}
+
+const fn shared(name: &'static str, access: Access, pace: Pace, tasks: usize) -> Kind {
+    Kind { name, quorum: false, fair: true, access, pace, tasks }
 }
 
 /// Every lock. With three processes each of them is contended, and the quick ones hardly ever rest.
@@ -124,18 +145,64 @@ pub const ROUTED_KINDS: [Kind; 28] = [
     kind("fair-4", false, true, Pace::Slow, 1),
 ];
 
+/// The numbers of permits that are asked for on a name of all modes.
+pub const PERMITS: [u32; 3] = [2, 3, 5];
+
+/// Those that several may hold at a time.
+pub const SHARED_KINDS: [Kind; 5] = [
+    shared("rw-quick", Access::ReadWrite, Pace::Quick, 4),
+    shared("rw-slow", Access::ReadWrite, Pace::Slow, 3),
+    shared("permits-2", Access::Permits(2), Pace::Quick, 3),
+    shared("permits-5", Access::Permits(5), Pace::Slow, 3),
+    shared("any", Access::Any, Pace::Quick, 4),
+];
+
+impl Access {
+    /// All modes in which it is held.
+    pub fn modes(self) -> Vec<Mode> {
+        let (alone, read) = (Mode::Exclusive, Mode::Shared { limit: None });
+        let permits = |of: u32| Mode::Shared { limit: NonZeroU32::new(of) };
+        match self {
+            Self::Alone => vec![alone],
+            Self::ReadWrite => vec![alone, read],
+            Self::Permits(of) => vec![permits(of)],
+            Self::Any => [alone, read].into_iter().chain(PERMITS.map(permits)).collect(),
+        }
+    }
+}
+
 impl Stage {
+    const ALL: [Self; 4] = [Self::Servers, Self::Cluster, Self::Sentinel, Self::Shared];
+
     pub fn kinds(self) -> &'static [Kind] {
         match self {
             Self::Servers => &KINDS,
+            Self::Shared => &SHARED_KINDS,
             Self::Cluster | Self::Sentinel => &ROUTED_KINDS,
         }
+    }
+
+    /// Whether servers take over from each other.
+    pub fn is_routed(self) -> bool {
+        matches!(self, Self::Cluster | Self::Sentinel)
+    }
+
+    /// How many servers there are that go by themselves: the one on its own, and behind it the nodes of a quorum.
+    pub fn servers(self) -> usize {
+        if self == Self::Servers { SERVERS } else { 1 }
+    }
+
+    /// Its locks, and which of the servers have them. To a lock a cluster is one server.
+    pub fn names(self) -> Vec<Name> {
+        let servers = |kind: &Kind| if kind.quorum { LONE + 1..SERVERS } else { LONE..LONE + 1 };
+        let name = |kind: &Kind| Name { text: kind.name.into(), servers: servers(kind), modes: kind.access.modes() };
+        self.kinds().iter().map(name).collect()
     }
 
     /// How many replicas each primary has.
     pub fn replicas(self) -> u8 {
         match self {
-            Self::Servers => 0,
+            Self::Servers | Self::Shared => 0,
             Self::Cluster => 1,
             Self::Sentinel => 2,
         }
@@ -144,7 +211,7 @@ impl Stage {
     /// Long enough to outlive a failover, where there is one.
     pub fn ttls(self, pace: Pace) -> [Duration; 3] {
         match (self, pace) {
-            (Self::Servers, _) => TTLS,
+            (Self::Servers | Self::Shared, _) => TTLS,
             (_, Pace::Quick) => [500, 1_000, 3_000].map(Duration::from_millis),
             (_, Pace::Slow) => [1_000, 3_000, 5_000].map(Duration::from_millis),
         }
@@ -157,6 +224,7 @@ impl fmt::Display for Stage {
             Self::Servers => "servers",
             Self::Cluster => "cluster",
             Self::Sentinel => "sentinel",
+            Self::Shared => "shared",
         })
     }
 }
@@ -165,19 +233,6 @@ impl FromStr for Stage {
     type Err = Unreadable;
 
     fn from_str(text: &str) -> Result<Self, Unreadable> {
-        [Self::Servers, Self::Cluster, Self::Sentinel]
-            .into_iter()
-            .find(|stage| stage.to_string() == text)
-            .ok_or(Unreadable)
+        Self::ALL.into_iter().find(|stage| stage.to_string() == text).ok_or(Unreadable)
     }
-}
-
-pub fn names() -> Vec<Name> {
-    let servers = |kind: &Kind| if kind.quorum { LONE + 1..SERVERS } else { LONE..LONE + 1 };
-    KINDS.iter().map(|kind| Name { text: kind.name.into(), servers: servers(kind) }).collect()
-}
-
-/// The locks of a cluster, or behind Sentinels: to a lock it is one server.
-pub fn routed_names() -> Vec<Name> {
-    ROUTED_KINDS.iter().map(|kind| Name { text: kind.name.into(), servers: LONE..LONE + 1 }).collect()
 }

@@ -10,14 +10,14 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Election, Error, Fence, Guarded, Lease, Lock, Released, Ticket};
+use leasehold::{Election, Error, Fence, Guarded, Lease, Leases, Lock, Mode, Released, Ticket};
 
 use crate::{
     chance::Chance,
     clients::{builder, built, built_for, name_primaries},
     log::StallingLog,
     record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
-    setup::{COMMAND_TIMEOUT, GIVEN_UP, Kind, Pace, Stage, nanos},
+    setup::{Access, COMMAND_TIMEOUT, GIVEN_UP, Kind, Pace, Stage, nanos},
 };
 
 /// A call that is late by less is not worth a line.
@@ -90,7 +90,7 @@ pub async fn run(part: Part) {
     let Some((lone, quorum)) = built_for(&part, &over).await else { return };
     let resource = built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource));
     let Some(resource) = resource.await else { return };
-    let naming = (part.stage != Stage::Servers).then(|| tokio::spawn(name_primaries(part.process, lone.clone())));
+    let naming = part.stage.is_routed().then(|| tokio::spawn(name_primaries(part.process, lone.clone())));
 
     let memory_before = memory();
     let numbers = Arc::new(AtomicU32::new(0));
@@ -104,7 +104,8 @@ pub async fn run(part: Part) {
                 name,
                 kind: *kind,
                 stage: part.stage,
-                lock: leases.lock(kind.name).fair(kind.fair).reentrant(part.stage != Stage::Servers),
+                lock: leases.lock(kind.name).fair(kind.fair).reentrant(part.stage.is_routed()),
+                leases: leases.clone(),
                 guarded: resource.guarded(format!("resource:{}", kind.name)),
                 tickets: resource.guarded(format!("ticket:{}", kind.name)),
                 last_ticket: None,
@@ -167,24 +168,36 @@ pub fn say(lines: impl IntoIterator<Item = Line>) {
 }
 
 /// One task and its lock.
-struct Job {
+pub struct Job {
     name: usize,
-    kind: Kind,
+    pub kind: Kind,
     stage: Stage,
-    lock: Lock,
+    /// As it is held alone.
+    pub lock: Lock,
+    pub leases: Leases,
     guarded: Guarded,
     /// Where the last ticket is that somebody has handed over, and the fence of the one that was last looked at.
     tickets: Guarded,
     last_ticket: Option<Fence>,
-    chance: Chance,
+    pub chance: Chance,
     process: Process,
     numbers: Arc<AtomicU32>,
+}
+
+/// What was asked for, and when.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    pub id: LeaseId,
+    pub known_as: LeaseId,
+    pub mode: Mode,
+    pub ttl: Duration,
+    pub invoked: Nanos,
 }
 
 /// A lease that its holder looks after.
 pub struct Held {
     id: LeaseId,
-    lease: Lease,
+    pub lease: Lease,
     /// The newest check that said yes, and a deadline known for certain; said or not.
     at: Nanos,
     until: Nanos,
@@ -198,7 +211,8 @@ impl Job {
     }
 
     async fn cycle(&mut self) {
-        let mut handed_over = if self.chance.one_in(4) { self.found().await } else { self.acquire().await };
+        let finds = !self.is_shared() && self.chance.one_in(4);
+        let mut handed_over = if finds { self.found().await } else { self.acquire().await };
         while let Some(ticket) = handed_over {
             handed_over = self.adopt(ticket).await;
         }
@@ -221,7 +235,9 @@ impl Job {
         let outcome = match adopted {
             Ok(lease) => {
                 say([Line::Counted(Outcome::Adopted)]);
-                return self.hold(lease, ttl, invoked, start).await;
+                let id = self.next_id();
+                let asked = Asked { id, known_as: id, mode: Mode::Exclusive, ttl, invoked };
+                return self.hold(lease, asked, start).await;
             }
             Err(Error::Lost(_)) => Outcome::AdoptedTooLate,
             Err(Error::Unavailable(_)) => Outcome::NotAdopted,
@@ -235,11 +251,14 @@ impl Job {
     }
 
     async fn acquire(&mut self) -> Option<Ticket> {
-        let ttl = *self.chance.pick(&self.stage.ttls(self.kind.pace));
-        let lock = self.lock.clone().ttl(ttl);
+        let (ttl, id) = (*self.chance.pick(&self.stage.ttls(self.kind.pace)), self.next_id());
+        let lock = if self.is_shared() { self.lock_to_share(id) } else { self.lock.clone() }.ttl(ttl);
         let invoked = now();
-        let within = self.chance.millis(50, 3_000);
-        let acquire = lock.acquire_within(within);
+        let asked = Asked { id, known_as: id, mode: lock.mode(), ttl, invoked };
+        let tries = self.is_shared() && self.chance.one_in(8);
+        let within = if tries { COMMAND_TIMEOUT } else { self.chance.millis(50, 3_000) };
+        let acquire =
+            async { if tries { lock.try_acquire().await } else { lock.acquire_within(within).await.map(Some) } };
         let acquired = if self.chance.one_in(100) {
             let dropped_after = self.chance.millis(0, 20);
             let Ok(acquired) = tokio::time::timeout(dropped_after, acquire).await else {
@@ -252,8 +271,8 @@ impl Job {
         };
         let start = now();
         match acquired {
-            Ok(lease) => return self.hold(lease, ttl, invoked, start).await,
-            Err(Error::TimedOut { .. }) => say([Line::Counted(Outcome::TimedOut)]),
+            Ok(Some(lease)) => return self.hold(lease, asked, start).await,
+            Ok(None) | Err(Error::TimedOut { .. }) => say([Line::Counted(Outcome::TimedOut)]),
             Err(Error::Unavailable(_)) => {
                 say([Line::Counted(Outcome::Unavailable)]);
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -268,7 +287,7 @@ impl Job {
     }
 
     /// What a call comes to that is to end within a time; nothing if it does not end.
-    async fn in_time<T>(&self, call: Call, within: Duration, outcome: impl Future<Output = T>) -> Option<T> {
+    pub async fn in_time<T>(&self, call: Call, within: Duration, outcome: impl Future<Output = T>) -> Option<T> {
         let from = now();
         let outcome = tokio::time::timeout(within + GIVEN_UP, outcome).await.ok();
         let (to, process, name) = (now(), self.process, self.name);
@@ -278,25 +297,38 @@ impl Job {
         outcome
     }
 
-    async fn hold(&mut self, lease: Lease, ttl: Duration, invoked: Nanos, start: Nanos) -> Option<Ticket> {
-        let id = self.next_id();
-        let mut held = Held::new(id, lease);
-        let kept = match self.say_acquired(&mut held, ttl, invoked, start) {
-            Ok(()) => self.work(&mut held, ttl).await,
+    async fn hold(&mut self, lease: Lease, asked: Asked, start: Nanos) -> Option<Ticket> {
+        let mut held = self.hold_to_its_end(lease, asked, start).await?;
+        if self.is_shared() {
+            if asked.mode == Mode::Exclusive && self.chance.one_in(3) {
+                held = self.downgrade(held, asked).await?;
+            }
+        } else if self.chance.one_in(20) {
+            return self.hand_over(held).await;
+        }
+        self.let_go(held).await;
+        None
+    }
+
+    /// Works for as long as it wants to. Nothing if the lease is lost before.
+    pub async fn hold_to_its_end(&mut self, lease: Lease, asked: Asked, start: Nanos) -> Option<Held> {
+        let mut held = Held::new(asked.id, lease);
+        let kept = match self.say_acquired(&mut held, asked, start) {
+            Ok(()) => self.work(&mut held, asked.ttl).await,
             Err(how) => Err(how),
         };
         if let Err(how) = kept {
             let at = now();
             // A job that does not look before it writes.
             self.write(&held).await;
-            say([Line::Ended { lease: id, at, how }]);
+            say([Line::Ended { lease: asked.id, at, how }]);
             return None;
         }
-        if self.chance.one_in(20) {
-            return self.hand_over(held).await;
-        }
-        self.let_go(held).await;
-        None
+        Some(held)
+    }
+
+    pub fn is_shared(&self) -> bool {
+        self.kind.access != Access::Alone
     }
 
     /// Leaves it to this task's next lease, or to whichever task of whichever process finds the ticket.
@@ -313,7 +345,7 @@ impl Job {
     /// Holds the lease for as long as this cycle wants to, and checks it to the last.
     async fn work(&mut self, held: &mut Held, ttl: Duration) -> Result<(), Ending> {
         let time = self.hold_for(ttl);
-        if self.stage != Stage::Servers && self.chance.one_in(20) {
+        if self.stage.is_routed() && self.chance.one_in(20) {
             self.enter_again(held, ttl).await;
             held.check()?;
         }
@@ -345,27 +377,31 @@ impl Job {
         let Ok(Some(lease)) = self.lock.clone().ttl(ttl).try_acquire().await else { return };
         if lease.fence() != held.lease.fence() {
             let start = now();
-            let mut other = Held::new(self.next_id(), lease);
-            self.say_acquired(&mut other, ttl, invoked, start).ok();
+            let id = self.next_id();
+            let mut other = Held::new(id, lease);
+            self.say_acquired(&mut other, Asked { id, known_as: id, mode: Mode::Exclusive, ttl, invoked }, start).ok();
             return Self::say_let_go(&other, Ending::Drop);
         }
         say([Line::Counted(Outcome::Reentered)]);
         lease.release().await.ok();
     }
 
-    fn next_id(&self) -> LeaseId {
+    pub fn next_id(&self) -> LeaseId {
         LeaseId { process: self.process, number: self.numbers.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Says that a lease is there, and checks it for the first time.
-    fn say_acquired(&self, held: &mut Held, ttl: Duration, invoked: Nanos, start: Nanos) -> Result<(), Ending> {
+    fn say_acquired(&self, held: &mut Held, asked: Asked, start: Nanos) -> Result<(), Ending> {
+        let Asked { id, known_as, mode, ttl, invoked } = asked;
+        assert_eq!(held.lease.mode(), mode, "it is held as it was asked for");
         let first = held.check();
         let (fence, until) = (held.lease.fence().into(), first.is_ok().then_some(held.until));
-        say([Line::Acquired { lease: held.id, name: self.name, ttl: nanos(ttl), fence, invoked, start, until }]);
+        let (lease, name, ttl) = (id, self.name, nanos(ttl));
+        say([Line::Acquired { lease, known_as, name, mode, ttl, fence, invoked, start, until }]);
         first
     }
 
-    fn say_let_go(held: &Held, how: Ending) {
+    pub fn say_let_go(held: &Held, how: Ending) {
         say([held.believed(), Line::Ended { lease: held.id, at: now(), how }]);
     }
 
@@ -401,9 +437,9 @@ impl Job {
         let chance = &mut self.chance;
         match self.kind.pace {
             Pace::Quick if chance.one_in(2_000) => ttl * 2,
-            Pace::Quick if chance.one_in(100) => chance.millis(1, 20),
+            Pace::Quick if chance.one_in(if self.stage == Stage::Shared { 20 } else { 100 }) => chance.millis(1, 20),
             Pace::Quick => Duration::ZERO,
-            Pace::Slow if self.stage != Stage::Servers && chance.one_in(2) => chance.millis(1, 400),
+            Pace::Slow if self.stage.is_routed() && chance.one_in(2) => chance.millis(1, 400),
             Pace::Slow if chance.one_in(2) => ttl * 5 / 2,
             Pace::Slow if chance.one_in(2) => ttl,
             Pace::Slow => chance.millis(1, 50),
@@ -421,7 +457,8 @@ impl Job {
     }
 
     async fn let_go(&mut self, held: Held) {
-        let drops = self.chance.one_in(10);
+        let (drops, keeps) = (self.chance.one_in(10), self.is_shared() && self.chance.one_in(24));
+        let keep = self.chance.millis(1, 30);
         let how = if drops { Ending::Drop } else { Ending::Release };
         let lease = held.id;
         Self::say_let_go(&held, how);
@@ -429,9 +466,10 @@ impl Job {
             drop(held.lease);
             return;
         }
-        let release = self.in_time(Call::Release, COMMAND_TIMEOUT, held.lease.release());
-        let Some(released) = release.await else { return };
+        let release = async { if keeps { held.lease.release_keeping(keep).await } else { held.lease.release().await } };
+        let Some(released) = self.in_time(Call::Release, COMMAND_TIMEOUT, release).await else { return };
         say([match released {
+            Ok(Released::Confirmed) if keeps => Line::Counted(Outcome::Kept),
             Ok(Released::Confirmed) => Line::Counted(Outcome::Released),
             Err(Error::Lost(_)) => Line::ReleaseLost { lease, at: now() },
             Ok(_) | Err(_) => Line::Counted(Outcome::ReleaseUnknown),

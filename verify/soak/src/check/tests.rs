@@ -1,3 +1,5 @@
+use leasehold::Mode;
+
 use super::*;
 use crate::{
     history::{Cause, LostRelease, Mark, Name, Recorder, Remnant, Timed},
@@ -5,12 +7,13 @@ use crate::{
 };
 
 mod failovers;
+mod sharing;
 
 const TTL: Nanos = 300 * MILLI;
 
 /// A lock on a server of its own, number 0, and one over the servers 1 to 3.
 fn history() -> History {
-    let name = |text: &str, servers| Name { text: text.into(), servers };
+    let name = |text: &str, servers| Name { text: text.into(), servers, modes: vec![Mode::Exclusive] };
     History { names: vec![name("lone", 0..1), name("quorum", 1..4)], ..History::default() }
 }
 
@@ -23,7 +26,8 @@ fn lease(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     let (start, end) = (start * MILLI, end * MILLI);
     let invoked = start - 5 * MILLI;
     let (until, how) = (end + TTL, Ending::Release);
-    Lease { id: id(slot), name: 0, ttl: TTL, fence, invoked, start, end: Some(end), until, how, told: end }
+    let (id, mode) = (id(slot), Mode::Exclusive);
+    Lease { id, known_as: id, name: 0, mode, ttl: TTL, fence, invoked, start, end: Some(end), until, how, told: end }
 }
 
 fn over_quorum(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
@@ -266,21 +270,21 @@ fn what_one_server_has_lost_does_not_come_back() {
 
 #[test]
 fn a_majority_of_a_quorum_must_have_the_key() {
-    let (mine, other) = (token(1, 10), token(2, 11));
+    let (mine, other) = (|| token(1, 10), || token(2, 11));
     let with = |found: &[Found], losses| {
         let looks = vec![look(1, 150, 151, found)];
         self::found(&History { looks, losses, ..with_leases([over_quorum(1, 10, 100, 300)]) })
     };
-    assert_eq!(with(&[mine, token(1, 12), other], vec![]), "", "a node's floor may be another");
-    assert_eq!(with(&[mine, Found::Unknown, Found::Nothing], vec![]), "");
-    assert_eq!(with(&[mine, Found::Nothing, other], vec![]), "d");
+    assert_eq!(with(&[mine(), token(1, 12), other()], vec![]), "", "a node's floor may be another");
+    assert_eq!(with(&[mine(), Found::Unknown, Found::Nothing], vec![]), "");
+    assert_eq!(with(&[mine(), Found::Nothing, other()], vec![]), "d");
     // Two looks at each: what was seen in either counts.
-    assert_eq!(with(&[mine, Found::Nothing, other, mine, mine, other], vec![]), "");
-    assert_eq!(with(&[mine, Found::Nothing, other, mine, Found::Nothing, other], vec![]), "d");
+    assert_eq!(with(&[mine(), Found::Nothing, other(), mine(), mine(), other()], vec![]), "");
+    assert_eq!(with(&[mine(), Found::Nothing, other(), mine(), Found::Nothing, other()], vec![]), "d");
     // A node that forgot does not vote: its key was there.
     let forgot = Loss { cause: Cause::EmptyRestart, ..loss(2, None, 120, 140) };
-    assert_eq!(with(&[mine, Found::Nothing, other], vec![forgot.clone()]), "");
-    assert_eq!(with(&[Found::Nothing, Found::Nothing, other], vec![forgot]), "d", "the others are judged");
+    assert_eq!(with(&[mine(), Found::Nothing, other()], vec![forgot.clone()]), "");
+    assert_eq!(with(&[Found::Nothing, Found::Nothing, other()], vec![forgot]), "d", "the others are judged");
 }
 
 #[test]
@@ -395,7 +399,9 @@ fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
         let mut recorder = Recorder::new(history().names);
         recorder.history.marks = Vec::<Mark>::new();
         let until = Some(500);
-        recorder.hear(&Line::Acquired { lease: id(1), name: 0, ttl: TTL, fence: 1, invoked: 1, start: 2, until });
+        let (lease, mode) = (id(1), Mode::Exclusive);
+        let (name, ttl, fence, invoked, start) = (0, TTL, 1, 1, 2);
+        recorder.hear(&Line::Acquired { lease, known_as: lease, name, mode, ttl, fence, invoked, start, until });
         for line in lines {
             recorder.hear(&line);
         }

@@ -12,7 +12,7 @@ use super::ledger::Ledger;
 use crate::{
     crew::{Crew, Scenery, Worker},
     record::Process,
-    setup::{LONE, Stage, routed_names},
+    setup::{LONE, Stage},
 };
 
 /// How many primaries a cluster has.
@@ -110,7 +110,7 @@ impl Set {
 
 impl Scene {
     pub fn new(stage: Stage, min_replicas: u8, seed: u64) -> Self {
-        let (set, names) = (Set::new(stage), routed_names());
+        let (set, names) = (Set::new(stage), stage.names());
         let homes: Vec<usize> = names.iter().map(|name| set.home_of(&name.text)).collect();
         let ledger = Mutex::new(Ledger::new((0..set.shards()).collect(), &homes));
         let shards = (0..set.shards()).map(|_| Mutex::new(())).collect();

@@ -1,0 +1,135 @@
+//! Those who share a lock (rules 15 to 17 of `docs/safety.md`).
+//!
+//! # What is checked of them, and why it is sound
+//!
+//! - (a) Of those who are believed at one instant there are no more with a limit of N or less than N. Whoever of these
+//!   came in last found all others there. And nobody is let in beside as many as its own limit: those who had come in
+//!   before it asked, and are believed when it has the lock, were there when it came in.
+//! - (b) Those who are believed at one instant have one fence, that of their phase. A phase that a look has found to be
+//!   over does not go on: nobody has its fence who has asked for the lock after that look. And nobody has a fence between
+//!   that of a writer and that with which it went on as a reader: there was no moment between the two.
+//!
+//! What is forgiven is as for any lease, and each of them is forgiven by itself. A deletion of those who share a lock is
+//! a loss for them, and none for who holds it alone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
+
+use super::{Judge, Violation, is_shared_by, span};
+use crate::{
+    history::{Found, Lease, Look},
+    record::Nanos,
+};
+
+impl<'a> Judge<'a> {
+    pub fn shares(&self, found: &mut Vec<Violation>) {
+        if !self.leases.iter().any(|lease| lease.mode.is_shared()) {
+            return;
+        }
+        self.limits(found);
+        self.one_phase(found);
+        self.phases_end(found);
+        self.nobody_in_between(found);
+    }
+
+    fn limits(&self, found: &mut Vec<Violation>) {
+        let mut believed: Vec<(&Lease, Nanos)> = Vec::new();
+        for &lease in self.leases.iter().filter(|lease| lease.mode.is_shared()) {
+            let (Some(end), at) = (lease.end, lease.start) else { continue };
+            believed.retain(|(_, end)| *end >= at);
+            let earlier = believed.iter().map(|(other, _)| *other).filter(|other| other.start < lease.invoked);
+            let earlier = self.too_many(earlier.collect(), at, |there| there.len() >= limit(lease));
+            believed.push((lease, end));
+            let all = believed.iter().map(|(other, _)| *other).collect();
+            let all = self.too_many(all, at, exceeds);
+            if let Some(mut there) = earlier {
+                let what = format!("{} comes in {} beside {}", lease.id, lease.mode, there.len());
+                there.push(lease);
+                found.push(self.violation('a', at, &there, what));
+            } else if let Some(there) = all {
+                let what = format!("{} share it at once", there.len());
+                found.push(self.violation('a', at, &there, what));
+            }
+        }
+    }
+
+    /// These, if they are too many also without those who may have lost their places.
+    fn too_many(
+        &self,
+        of: Vec<&'a Lease>,
+        at: Nanos,
+        is_full: impl Fn(&[&'a Lease]) -> bool,
+    ) -> Option<Vec<&'a Lease>> {
+        if !is_full(&of) {
+            return None;
+        }
+        let there: Vec<&Lease> = of.into_iter().filter(|lease| !self.is_forgiven(lease, at, at)).collect();
+        is_full(&there).then_some(there)
+    }
+
+    fn one_phase(&self, found: &mut Vec<Violation>) {
+        for (one, other, from, to) in self.at_once() {
+            let differ = one.fence != other.fence && is_shared_by(one, other);
+            if differ && !self.is_forgiven(one, from, to) && !self.is_forgiven(other, from, to) {
+                let numbers = format!("{} and {}", one.fence, other.fence);
+                let what = format!("{} and {} share it with {numbers}, for {}", one.id, other.id, span(from, to));
+                found.push(self.violation('b', from, &[one, other], what));
+            }
+        }
+    }
+
+    fn phases_end(&self, found: &mut Vec<Violation>) {
+        let looks = self.looks();
+        // In the order of their starts.
+        let mut phases: BTreeMap<u64, Vec<&Lease>> = BTreeMap::new();
+        for lease in self.leases.iter().filter(|lease| lease.mode.is_shared()) {
+            phases.entry(lease.fence).or_default().push(lease);
+        }
+        for (fence, leases) in phases {
+            let Some(first) = leases.first() else { continue };
+            let is_over = |look: &&&Look| match &*look.found {
+                [Found::Nothing | Found::Token(..)] => true,
+                [Found::Shared(of, _)] => *of != fence,
+                _ => false,
+            };
+            let after = looks.partition_point(|look| look.from < first.start);
+            let Some(over) = looks.get(after..).and_then(|looks| looks.iter().find(is_over)) else { continue };
+            for lease in leases.iter().filter(|lease| lease.invoked > over.to) {
+                let what = format!(
+                    "{} shares a phase that was over {} before it asked",
+                    lease.id,
+                    span(over.to, lease.invoked)
+                );
+                found.push(self.violation('b', lease.start, &[first, lease], what));
+            }
+        }
+    }
+
+    fn nobody_in_between(&self, found: &mut Vec<Violation>) {
+        let by_id = self.by_id();
+        let fences: BTreeSet<(u64, Nanos, usize)> =
+            self.leases.iter().enumerate().map(|(at, lease)| (lease.fence, lease.start, at)).collect();
+        for reader in self.leases.iter().filter(|lease| lease.known_as != lease.id) {
+            let Some(writer) = by_id.get(&reader.known_as) else { continue };
+            let is_lost = self.losses.iter().any(|loss| self.can_hit(loss, writer) && loss.from <= reader.start);
+            let after = Bound::Excluded((writer.fence, Nanos::MAX, usize::MAX));
+            let between = fences.range((after, Bound::Excluded((reader.fence.max(writer.fence + 1), 0, 0)))).next();
+            if let Some(other) = between.and_then(|(.., at)| self.leases.get(*at)).filter(|_| !is_lost) {
+                let what = format!("{} had it between {} and {}", other.id, writer.id, reader.id);
+                found.push(self.violation('b', reader.start, &[writer, other, reader], what));
+            }
+        }
+    }
+}
+
+/// Whether there are more than so many with a limit of so many or less.
+fn exceeds(there: &[&Lease]) -> bool {
+    let with = |most: usize| there.iter().filter(|lease| limit(lease) <= most).count();
+    there.iter().any(|lease| with(limit(lease)) > limit(lease))
+}
+
+fn limit(lease: &Lease) -> usize {
+    usize::try_from(lease.mode.limit()).unwrap_or(usize::MAX)
+}
