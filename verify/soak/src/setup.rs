@@ -152,9 +152,9 @@ pub const PERMITS: [u32; 3] = [2, 3, 5];
 pub const SHARED_KINDS: [Kind; 5] = [
     shared("rw-quick", Access::ReadWrite, Pace::Quick, 4),
     shared("rw-slow", Access::ReadWrite, Pace::Slow, 3),
-    shared("permits-2", Access::Permits(2), Pace::Quick, 3),
+    shared("permits-2", Access::Permits(2), Pace::Quick, 2),
     shared("permits-5", Access::Permits(5), Pace::Slow, 3),
-    shared("any", Access::Any, Pace::Quick, 4),
+    shared("any", Access::Any, Pace::Quick, 3),
 ];
 
 impl Access {

@@ -13,11 +13,11 @@ impl Job {
     pub fn lock_to_share(&mut self, id: LeaseId) -> Lock {
         let (leases, name, chance) = (&self.leases, self.kind.name, &mut self.chance);
         let names = leases.rw_lock(name);
-        let lock = match (self.kind.access, chance.below(16)) {
+        let lock = match (self.kind.access, chance.below(32)) {
             (Access::Permits(of), _) => leases.semaphore(name, of),
-            (Access::ReadWrite, 0..=2) | (Access::Any, 0..=3) => names.write(),
-            (Access::ReadWrite, _) | (Access::Any, 4..=8) => names.read(),
-            (Access::Any, 9..=14) => leases.semaphore(name, *chance.pick(&PERMITS)),
+            (Access::ReadWrite, 0..=2) | (Access::Any, 0..=2) => names.write(),
+            (Access::ReadWrite, _) | (Access::Any, 3..=12) => names.read(),
+            (Access::Any, 13..=30) => leases.semaphore(name, *chance.pick(&PERMITS)),
             (Access::Any, _) => leases.lock(name),
             (Access::Alone, _) => self.lock.clone(),
         };
