@@ -10,7 +10,7 @@ use fred::{
     interfaces::{ClientLike as _, KeysInterface as _},
     types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value, config::ServerConfig},
 };
-use leasehold::{Lease, Leases, Released};
+use leasehold::{Lease, Leases, Lock, Released};
 use redis::{
     aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
     cluster::ClusterClient,
@@ -59,6 +59,8 @@ pub enum Contestant {
     InMemory(Leases),
     /// On one server, beside others on a cluster.
     OneServer(Leases),
+    /// What it is called, and the lock that it has for a name.
+    Locks(&'static str, LockOf),
     /// With a replica that has to confirm each lock.
     Replicated(Leases),
     /// Without, and a `WAIT` of the task's own for each lock.
@@ -82,6 +84,9 @@ pub enum Contestant {
     /// Not even a lock: two rounds of `PING`, and a majority's answer.
     Pings(Rounds),
 }
+
+/// A lock of ours for a name.
+pub type LockOf = Arc<dyn Fn(&str) -> Lock + Send + Sync>;
 
 /// A lock taken.
 pub enum Guard {
@@ -216,6 +221,7 @@ impl Contestant {
             Self::Fair(_) => "leasehold, fair",
             Self::InMemory(_) => "leasehold in memory",
             Self::OneServer(_) => "leasehold on one server",
+            Self::Locks(name, _) => name,
             Self::Replicated(_) => "leasehold with `min_replicas(1)`",
             Self::Rslock(..) => "rslock",
             Self::Rlock(..) => "rlock",
@@ -239,6 +245,7 @@ impl Contestant {
             | Self::InMemory(leases)
             | Self::OneServer(leases)
             | Self::Replicated(leases) => Guard::Leasehold(leases.lock(name).acquire().await?),
+            Self::Locks(_, lock_of) => Guard::Leasehold(lock_of(name).acquire().await?),
             Self::Rslock(manager, ttl) => Guard::Rslock(manager.acquire(name, *ttl).await?),
             Self::Rlock(locks, options) => Guard::Rlock(locks.acquire_mutex_with_options(name, options.clone()).await?),
             Self::DistributedLock(locks) => Guard::DistributedLock(locks.create_lock(name).acquire(None).await?),

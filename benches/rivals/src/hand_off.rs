@@ -101,7 +101,8 @@ async fn measure() -> Result<Vec<(String, Vec<f64>)>> {
     Ok(all)
 }
 
-async fn hand_off(contestant: &Contestant, at: usize, name: &str, held: Duration, peer: &mut Peer) -> Result<f64> {
+/// Microseconds from the release in this process to the lock in the peer, which takes it with the contestant `at`.
+pub async fn hand_off(contestant: &Contestant, at: usize, name: &str, held: Duration, peer: &mut Peer) -> Result<f64> {
     let guard = contestant.acquire(name).await?;
     peer.wait(at, name)?;
     sleep(held).await;

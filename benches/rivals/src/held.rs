@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases};
+use leasehold::{Lease, Lock};
 use tokio::{runtime::Builder, sync::mpsc, task::JoinSet};
 
 use crate::{
@@ -32,6 +32,10 @@ const LONGER: Duration = WINDOW.saturating_mul(3);
 /// More than so many are looked at seldom, since a look at all of them takes its time.
 const MANY: usize = 100_000;
 
+/// What a holder's process holds, as its argument.
+const LOCKS: &str = "locks";
+const SHARES: &str = "shares";
+
 pub const TITLES: [&str; 9] = [
     "leases of TTL 30 s",
     "keeper, of a core",
@@ -52,7 +56,7 @@ pub fn main() -> Result<()> {
     {
         let server = Server::start()?;
         let (ports, ids) = (vec![server.port()], vec![server.id()]);
-        let cells = measured(&Holder { url: server.url(), ports, ids, leases })?;
+        let cells = measured(&Holder { url: server.url(), ports, ids, leases, shares: false })?;
         let keeper = cells.first().and_then(|cell| cell.split(' ').next()?.parse().ok()).unwrap_or_default();
         keepers.push((title.to_owned(), Spread::of([keeper])));
         rows.push([title.to_owned()].into_iter().chain(cells).collect());
@@ -72,6 +76,8 @@ pub struct Holder {
     /// Of the servers' processes.
     pub ids: Vec<u32>,
     pub leases: usize,
+    /// Whether they are shares of one name, and not of a name each.
+    pub shares: bool,
 }
 
 /// What it costs: the cells behind the first of [`TITLES`].
@@ -79,23 +85,24 @@ pub fn measured(holder: &Holder) -> Result<Vec<String>> {
     fn list<T: ToString>(values: &[T]) -> String {
         values.iter().map(T::to_string).collect::<Vec<_>>().join(",")
     }
-    let Holder { url, ports, ids, leases } = holder;
-    let line = peer::output_of(&["holder", url, &list(ports), &list(ids), &leases.to_string()])?;
+    let Holder { url, ports, ids, leases, shares } = holder;
+    let what = if *shares { SHARES } else { LOCKS };
+    let line = peer::output_of(&["holder", url, &list(ports), &list(ids), &leases.to_string(), what])?;
     Ok(line.trim().split('|').map(str::to_owned).collect())
 }
 
 impl Holder {
     /// Of the arguments of its process.
-    pub fn of(url: &str, ports: &str, ids: &str, leases: &str) -> Result<Self> {
+    pub fn of(url: &str, ports: &str, ids: &str, leases: &str, what: &str) -> Result<Self> {
         let ports = ports.split(',').map(str::parse).collect::<Result<_, _>>()?;
         let ids = ids.split(',').map(str::parse).collect::<Result<_, _>>()?;
-        Ok(Self { url: url.to_owned(), ports, ids, leases: leases.parse()? })
+        Ok(Self { url: url.to_owned(), ports, ids, leases: leases.parse()?, shares: what == SHARES })
     }
 }
 
 /// Does what a holder does: a process of its own, so that memory is that of its leases.
 pub fn serve(holder: Holder) -> Result<()> {
-    let Holder { url, ports, ids, leases: count } = holder;
+    let Holder { url, ports, ids, leases: count, shares } = holder;
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let leases = runtime.block_on(leases_at(url, TTL, false))?;
     let clients = ports.iter().map(|port| runtime.block_on(client_at(*port))).collect::<Result<Vec<_>>>()?;
@@ -103,14 +110,18 @@ pub fn serve(holder: Holder) -> Result<()> {
     let mut held: Vec<Lease> = Vec::with_capacity(count);
     let mut deadlines = vec![0_u64; count];
     let (memory, started) = (usage::memory()?, Instant::now());
-    runtime.block_on(acquire(&leases, count, &mut held))?;
+    let of_all = leases.rw_lock("jobs").read();
+    let lock_of: LockOf = Arc::new(move |job| if shares { of_all.clone() } else { leases.lock(format!("jobs:{job}")) });
+    runtime.block_on(acquire(&lock_of, count, &mut held))?;
     let taken = started.elapsed();
     #[allow(clippy::cast_precision_loss, reason = "a million at most")]
     let each = (usage::memory()? - memory) / count as f64;
 
     thread::sleep(SETTLED);
     look(&held, &mut deadlines, started);
-    let renewals = |client| runtime.block_on(stats::calls_of(client, "pexpire"));
+    // Each renewal has one of these.
+    let renewal = if shares { "zadd" } else { "pexpire" };
+    let renewals = |client| runtime.block_on(stats::calls_of(client, renewal));
     let renewed = || clients.iter().map(renewals).sum::<Result<u64>>();
     let servers = || ids.iter().map(|id| usage::cpu_of(*id)).sum::<Result<f64>>();
     let (keeper, redis) = (usage::cpu_of_threads(KEEPER)?, servers()?);
@@ -140,19 +151,21 @@ pub fn serve(holder: Holder) -> Result<()> {
     std::process::exit(0)
 }
 
-async fn acquire(leases: &Leases, count: usize, held: &mut Vec<Lease>) -> Result<()> {
+type LockOf = Arc<dyn Fn(usize) -> Lock + Send + Sync>;
+
+async fn acquire(lock_of: &LockOf, count: usize, held: &mut Vec<Lease>) -> Result<()> {
     let mut running = JoinSet::new();
     let names = Arc::new(AtomicUsize::new(0));
     let (sender, mut taken) = mpsc::channel(AT_ONCE);
     for _ in 0..if count > FEW { AT_ONCE } else { 1 } {
-        let (leases, names, sender) = (leases.clone(), names.clone(), sender.clone());
+        let (lock_of, names, sender) = (lock_of.clone(), names.clone(), sender.clone());
         running.spawn(async move {
             loop {
                 let job = names.fetch_add(1, Ordering::Relaxed);
                 if job >= count {
                     return Ok::<_, crate::Error>(());
                 }
-                sender.send(leases.lock(format!("jobs:{job}")).acquire().await?).await?;
+                sender.send(lock_of(job).acquire().await?).await?;
             }
         });
     }

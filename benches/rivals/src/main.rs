@@ -20,6 +20,7 @@ mod rates;
 mod rivals;
 mod rounds;
 mod server;
+mod shared;
 mod short;
 mod stats;
 mod table;
@@ -51,12 +52,15 @@ fn main() -> Result<()> {
         ["cluster", "replicas"] => cluster::replicas(),
         ["profile"] => profile::main(),
         ["ways"] => ways::main(),
+        ["shared"] => shared::main(),
         ["command", tool] => command::main(tool),
         // The parts start this program once more, with these.
-        ["peer", url] => peer::serve(url),
+        ["peer", url] => peer::serve(Contestant::waiting(url)),
+        ["sharer", url] => peer::serve(shared::hand_over::contestants(url)),
+        ["crowd", url] => shared::crowd::serve(url),
         ["bound", port] => bound::serve(port.parse()?),
         ["names", port] => waiting::serve_names(port.parse()?),
-        ["holder", url, ports, ids, leases] => held::serve(held::Holder::of(url, ports, ids, leases)?),
+        ["holder", url, ports, ids, leases, what] => held::serve(held::Holder::of(url, ports, ids, leases, what)?),
         _ => Err("run it by scripts/bench".into()),
     }
 }

@@ -51,12 +51,16 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Has it wait for a lock with this one of [`Contestant::waiting`].
+    /// Has it wait for a lock with this one of its contestants.
     pub fn wait(&mut self, contestant: usize, name: &str) -> Result<()> {
-        Ok(writeln!(self.orders, "{contestant} {name}")?)
+        self.order(&format!("{contestant} {name}"))
     }
 
-    /// The moment when it had the lock, which it has released since.
+    pub fn order(&mut self, order: &str) -> Result<()> {
+        Ok(writeln!(self.orders, "{order}")?)
+    }
+
+    /// The moment when it had done what it was told: the lock was its own, which it has released since.
     pub fn report(&mut self) -> Result<i128> {
         let mut line = String::new();
         self.reports.read_line(&mut line)?;
@@ -71,10 +75,10 @@ impl Drop for Peer {
     }
 }
 
-/// Does what the peer of a hand-off does.
-pub fn serve(url: &str) -> Result<()> {
+/// Does what the peer of a hand-off does, with these contestants.
+pub fn serve(contestants: impl Future<Output = Result<Vec<Contestant>>>) -> Result<()> {
     let runtime = Builder::new_multi_thread().enable_all().build()?;
-    let contestants = runtime.block_on(Contestant::waiting(url))?;
+    let contestants = runtime.block_on(contestants)?;
     println!("{}", monotonic());
     for order in stdin().lines() {
         let order = order?;

@@ -56,7 +56,16 @@ impl Turns {
 
     /// The median, over the rounds, of this one's rate to another's.
     pub fn ratio(&self, other: &Self) -> f64 {
-        median(self.turns.iter().zip(&other.turns).map(|(mine, other)| mine.rate / other.rate))
+        self.ratio_of(other, |turn| turn.rate)
+    }
+
+    /// The same of the server's processor time of a cycle.
+    pub fn server_ratio(&self, other: &Self) -> f64 {
+        self.ratio_of(other, |turn| turn.server)
+    }
+
+    fn ratio_of(&self, other: &Self, of: impl Fn(&Turn) -> f64) -> f64 {
+        median(self.turns.iter().zip(&other.turns).map(|(mine, other)| of(mine) / of(other)))
     }
 }
 

@@ -3,7 +3,7 @@
 use fred::{
     clients::Client,
     interfaces::ClientLike as _,
-    types::{ClusterHash, CustomCommand, FromValue},
+    types::{ClusterHash, CustomCommand, FromValue, Value},
 };
 
 use crate::Result;
@@ -23,10 +23,47 @@ pub async fn calls(client: &Client) -> Result<u64> {
 
 /// How often it has carried out one command, inside scripts included.
 pub async fn calls_of(client: &Client, command: &str) -> Result<u64> {
+    figure(client, command, "calls").await
+}
+
+/// How many scripts have run.
+pub async fn scripts(client: &Client) -> Result<u64> {
+    Ok(calls_of(client, "evalsha").await? + calls_of(client, "eval").await?)
+}
+
+/// For how many microseconds it has run scripts.
+pub async fn micros_of_scripts(client: &Client) -> Result<u64> {
+    Ok(figure(client, "evalsha", "usec").await? + figure(client, "eval", "usec").await?)
+}
+
+async fn figure(client: &Client, command: &str, what: &str) -> Result<u64> {
     let stats = info(client, "commandstats").await?;
-    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-    let calls = line.and_then(|line| line.split(',').next());
-    Ok(calls.map(str::parse).transpose()?.unwrap_or_default())
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+    let figure = line.and_then(|line| line.split(',').find_map(|part| part.strip_prefix(&format!("{what}="))));
+    Ok(figure.map(str::parse).transpose()?.unwrap_or_default())
+}
+
+/// Has it keep each command that runs for 20 µs or more from here on, and none from before. It also keeps commands of
+/// scripts, of which there would be too many without that bound.
+pub async fn log_slow(client: &Client) -> Result<()> {
+    let set = CustomCommand::new_static("CONFIG", ClusterHash::FirstKey, false);
+    let keep = ["SET", "slowlog-log-slower-than", "20", "slowlog-max-len", "10000"];
+    client.custom::<(), _>(set, keep.to_vec()).await?;
+    command(client, "SLOWLOG", "RESET").await
+}
+
+/// The commands that it has kept, the first one first: for how many microseconds each has run, and what was sent, of which
+/// it leaves out what is long.
+pub async fn logged(client: &Client) -> Result<Vec<(u64, Vec<String>)>> {
+    let get = CustomCommand::new_static("SLOWLOG", ClusterHash::FirstKey, false);
+    let mut all: Vec<Vec<Value>> = client.custom(get, vec!["GET", "10000"]).await?;
+    all.reverse();
+    let entry = |entry: Vec<Value>| {
+        let mut parts = entry.into_iter().skip(2);
+        let (micros, sent) = (parts.next().unwrap_or(Value::Null), parts.next().unwrap_or(Value::Null));
+        Ok((micros.convert()?, sent.convert()?))
+    };
+    all.into_iter().map(entry).collect()
 }
 
 /// How many keys it tracks; a key counts once for each connection that it notifies.

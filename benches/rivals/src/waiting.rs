@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fred::{clients::Client, interfaces::KeysInterface as _};
+use fred::interfaces::KeysInterface as _;
 use leasehold::{Lease, Leases, Owner};
 use tokio::{
     runtime::Builder,
@@ -52,7 +52,7 @@ fn line(what: &str, values: &[f64], unit: &str) -> Vec<String> {
 }
 
 /// Waits until a number of the server's is as large as that.
-async fn until<F: Future<Output = Result<u64>>>(least: u64, mut number: impl FnMut() -> F) -> Result<()> {
+pub async fn until<F: Future<Output = Result<u64>>>(least: u64, mut number: impl FnMut() -> F) -> Result<()> {
     let reached = async {
         while number().await? < least {
             sleep(Duration::from_millis(5)).await;
@@ -94,13 +94,13 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
             // The lock and its fence, in each program.
             until(2 * PROGRAMS as u64 - 1, || stats::tracked(&client)).await?;
         }
-        let before = scripts(&client).await?;
+        let before = stats::scripts(&client).await?;
         let released = Instant::now();
         confirmed(&held.release().await?)?;
         let (program, lease, at) = timeout(SOON, winners.recv()).await?.ok_or("nobody waits")?;
-        let by_then = scripts(&client).await?;
+        let by_then = stats::scripts(&client).await?;
         sleep(Duration::from_millis(100)).await;
-        let in_the_end = scripts(&client).await?;
+        let in_the_end = stats::scripts(&client).await?;
         // The release is one of them.
         attempts.push((by_then - before - 1) as f64);
         all.push((in_the_end - before - 1) as f64);
@@ -113,11 +113,6 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
         line(&format!("{title}: attempts in all"), &all, ""),
         line(&format!("{title}: from the release to the new holder"), &times, " ms"),
     ])
-}
-
-/// How many scripts have run.
-async fn scripts(client: &Client) -> Result<u64> {
-    Ok(stats::calls_of(client, "evalsha").await? + stats::calls_of(client, "eval").await?)
 }
 
 /// One more waiter, who says when it has the lock.

@@ -22,7 +22,8 @@ pub fn main(section: &mut Section) -> Result<()> {
     let cluster = Cluster::start_unshimmed(PRIMARIES, 0);
     let ports: Vec<u16> = cluster.primaries().iter().map(support::Server::port).collect();
     let ids = cluster.primaries().iter().map(support::Server::pid).collect();
-    let cells = held::measured(&Holder { url: cluster.url(), ports: ports.clone(), ids, leases: 100_000 })?;
+    let holder = Holder { url: cluster.url(), ports: ports.clone(), ids, leases: 100_000, shares: false };
+    let cells = held::measured(&holder)?;
     let row = ["100,000".to_owned()].into_iter().chain(cells).collect();
     section.table("Held leases on a cluster", PLACE, &held::TITLES, &[row]);
 
