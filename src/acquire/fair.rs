@@ -140,8 +140,8 @@ impl<'a> Standing<'a> {
                     return Err(Check::Failed(self.recovering(left)));
                 }
                 // One place is enough for who shares it.
-                let is_first = holder.is_shared() && self.acquire.wanted.options.access.mode().is_shared();
-                let holder = if is_first { holder.until_the_first() } else { holder };
+                let is_share = self.acquire.wanted.options.access.mode().is_shared();
+                let holder = if is_share { holder.until_the_first() } else { holder };
                 Err(Check::Held { holder, tracked, needs: WakeCondition::ANY })
             }
             Err(failure) => {

@@ -327,7 +327,7 @@ impl NodeListener for Listener {
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
         let now = self.now();
         // It has to outlive all who share it.
-        let is_too_short = |hold: &Hold| hold.claim.mode.is_shared() && left < hold.remaining(now);
+        let is_too_short = |hold: &Hold| left < hold.remaining(now);
         self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, now))
             && !self.watchdog.has_hold(key, is_too_short)
     }

@@ -155,8 +155,11 @@ impl Watchdog {
     pub(crate) fn recognize(&self, key: &Key, holder: Holder) -> Holder {
         let is_ours = self.has_hold(key.lock(), |hold| {
             // Those who share it at one time have one fence, and no token of theirs is in the key.
-            let is_shared = holder.is_shared() && hold.claim.mode.is_shared();
-            if is_shared { holder.fence() == Some(hold.fence) } else { Some(&hold.claim.token) == holder.whole_token() }
+            if holder.is_shared() {
+                holder.fence() == Some(hold.fence)
+            } else {
+                Some(&hold.claim.token) == holder.whole_token()
+            }
         });
         if is_ours { holder.ours() } else { holder }
     }
