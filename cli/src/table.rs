@@ -281,6 +281,16 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_is_shared_has_the_number_of_those_who_share_it_for_a_holder() {
+        let shared = |sharers| Row { label: None, is_shared: true, sharers, ..row("job", "") };
+        for (sharers, says) in
+            [(Some(0), "0 share it"), (Some(1), "1 shares it"), (Some(2), "2 share it"), (None, "some share it")]
+        {
+            assert_eq!(holder(&shared(sharers)), says);
+        }
+    }
+
+    #[test]
     fn rows_are_sorted_and_those_that_do_not_tell_come_last() {
         let (young, old) = (before(Duration::from_secs(1)), before(Duration::from_secs(99)));
         let of = |name, label, since, remaining| Row {

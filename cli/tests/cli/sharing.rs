@@ -141,17 +141,46 @@ fn readers_and_the_writer_that_waits_for_them_are_shown() {
 }
 
 #[test]
+fn how_a_waiter_wants_a_lock_is_told_where_some_share_it_or_want_to() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let line = |how: &[&str]| {
+        let waiter = run(&server, how, "true").spawn().unwrap();
+        eventually(HANGS, "it waits", || server.wire().exists("{job}:lh:queue"));
+        let shown = printed(&tool(&server, &["show", NAME]).output().unwrap());
+        let seen = json(&server, &["show", "--json", NAME]);
+        (waiter, shown, seen)
+    };
+    for (holds, waits, says) in [
+        ("--fair", "--shared", " waits for it (to read), since "),
+        ("--fair", "--fair", " waits, since "),
+        ("--shared", "--fair", " waits for it (alone), since "),
+    ] {
+        let file = sign.with_extension([holds, waits].concat());
+        let holder = sharer(&server, &[holds], &file);
+        let (waiter, shown, seen) = line(&[waits]);
+        assert!(shown.contains(says), "{shown}");
+        let is_shared = holds == "--shared";
+        assert_eq!((seen["shared_by"].is_array(), seen["holder"]["sharers"] == 1), (is_shared, is_shared), "{seen}");
+        assert_eq!(seen["holder"]["mode"], if is_shared { "shared" } else { "exclusive" });
+        sent_away([holder]);
+        ends_with(&waiter.wait_with_output().unwrap(), 0, &[]);
+    }
+}
+
+#[test]
 fn a_lock_that_is_shared_is_taken_from_all_who_share_it() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    let files = ["one", "two"].map(|file| sign.with_extension(file));
-    let readers = files.each_ref().map(|file| sharer(&server, &["--shared"], file));
+    let [one, two, late] = ["one", "two", "late"].map(|file| sign.with_extension(file));
+    let [first, second] = [one, two].map(|file| sharer(&server, &["--shared"], &file));
     let mut terminal = Terminal::running(&server, &format!("{LEASEHOLD} release --force {NAME}"));
     terminal.shows("is held by 2 who share it");
     terminal.shows("All of them may be at work still. Take it away? [y/N]");
+    let third = sharer(&server, &["--shared"], &late);
     terminal.press("y\n");
-    assert!(terminal.ended().contains("\"job\" was taken away from 2 who shared it"));
-    for reader in readers {
+    assert!(terminal.ended().contains("\"job\" was taken away from 3 who shared it"), "as many as there are by then");
+    for reader in [first, second, third] {
         ends_with(&reader.wait_with_output().unwrap(), 75, &["the command is stopped"]);
     }
     let reader = sharer(&server, &["--shared"], &sign);
@@ -180,6 +209,14 @@ fn the_first_twenty_that_share_a_lock_are_shown_unless_all_are_asked_for() {
         let (all, shown) = lines(&["show", "--all", NAME]);
         assert!(all == 23 && !shown.contains(" more "), "{shown}");
         assert_eq!(json(&server, &["show", "--json", NAME])["shared_by"].as_array().map(Vec::len), Some(23));
+        // By hand, more than the library lists.
+        let many: Vec<String> = (0..9_980).flat_map(|n| ["9e15".to_owned(), format!("by hand {n}")]).collect();
+        let many: Vec<&str> = ["ZADD", HOLDERS].into_iter().chain(many.iter().map(String::as_str)).collect();
+        server.wire().must(&many);
+        let (some, shown) = lines(&["show", NAME]);
+        assert!(some == 20 && shown.ends_with("  and 9983 more share it: --all shows them\n"), "{shown}");
+        let (all, shown) = lines(&["show", "--all", NAME]);
+        assert!(all == 10_000 && shown.ends_with("  and 3 more share it\n"), "{all}");
         leases.close().await;
     });
 }
@@ -236,7 +273,7 @@ fn the_doctor_finds_the_rights_that_sharing_needs_and_a_user_without_them_sees_t
         findings.as_array().unwrap().iter().find(shared).cloned()
     };
     assert_eq!(said("+zcount"), None, "all rights");
-    for right in ["-zcount", "-zremrangebyscore"] {
+    for right in ["-zcount", "-zrangebyscore", "-zremrangebyscore", "-zrem"] {
         let found = said(right).unwrap_or_else(|| panic!("{right}"));
         let what = found["what"].as_str().unwrap();
         assert!(
@@ -254,5 +291,7 @@ fn the_doctor_finds_the_rights_that_sharing_needs_and_a_user_without_them_sees_t
     assert!(printed(&shown).contains("is held by those who share it (fence "), "{shown:?}");
     let listed = printed(&tool(&server, &["ls", "--url", &url]).output().unwrap());
     assert!(listed.contains("some share it"), "{listed}");
-    sent_away([reader]);
+    let taken = tool(&server, &["release", "--force", "--yes", "--url", &url, NAME]).output().unwrap();
+    assert_eq!(printed(&taken), "\"job\" was taken away from those who shared it\n", "{taken:?}");
+    ends_with(&reader.wait_with_output().unwrap(), 75, &["the command is stopped"]);
 }
