@@ -109,11 +109,10 @@ pub(crate) fn tokens(wire: &mut Wire, name: &str) -> Vec<String> {
 /// How many of those in the queue can be called.
 pub(crate) fn callable(wire: &mut Wire, name: &str) -> usize {
     let entries = wire.must(&["HVALS", &wait_key(name)]);
-    entries
-        .array()
-        .iter()
-        .filter(|entry| entry.text().split('|').nth(4).is_some_and(|name| !name.starts_with('~')))
-        .count()
+    // Before its process an entry has the limit of one that shares.
+    let process =
+        |entry: &Value| entry.text().split('|').nth(4).and_then(|it| it.rsplit('*').next().map(str::to_owned));
+    entries.array().iter().filter_map(process).filter(|process| !process.starts_with('~')).count()
 }
 
 /// So many have a place and can be called: it is quiet then.

@@ -150,6 +150,86 @@ fn a_key_of_another_type_in_the_place_of_the_sharers_is_named_and_left_alone() {
 }
 
 #[test]
+fn who_shares_finds_the_line_and_the_lock_of_another_type_as_who_has_it_alone_does() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    comes_in(&mut wire, "one", ANY);
+    for (key, says) in [
+        (LINE, "ERR the queue key {job}:lh:queue holds another type: delete it to go on"),
+        (WAIT, "ERR the queue key {job}:lh:wait holds another type: delete it to go on"),
+    ] {
+        wire.set(key, "nonsense");
+        for limit in ["0", "1", ANY] {
+            // Where nobody waits, those who fit come in without a look at the line.
+            if key == LINE || limit != ANY {
+                assert_eq!(poll(&mut wire, "late", "", limit).error(), Some(says), "{limit}");
+            }
+        }
+        assert_eq!(renew(&mut wire, "one"), Value::Int(1));
+        assert_eq!(wire.get(key).as_deref(), Some("nonsense"));
+        wire.del(key);
+    }
+    wire.set(LINE, "nonsense");
+    assert_eq!(part(&mut wire, "one"), Value::Int(1));
+    assert!(!wire.exists(LOCK), "the line can make no parting fail");
+    wire.del(LINE);
+    wire.must(&["LPUSH", LOCK, "data"]);
+    let reply = poll(&mut wire, "late", "", ANY);
+    assert!(
+        matches!(reply.array(), [Value::Int(0), Value::Int(-1), Value::Array(kind), ..] if kind[1].text() == "list")
+    );
+    for parted in
+        [part(&mut wire, "late"), renew(&mut wire, "late"), eval(&mut wire, LEAVE, &[&token("late"), "", WINDOW])]
+    {
+        assert_eq!(parted, Value::Int(-1));
+    }
+    assert_eq!(wire.must(&["LLEN", LOCK]), Value::Int(1));
+}
+
+#[test]
+fn one_that_is_nearly_over_counts_until_it_is() {
+    let clock = ClockShim::new();
+    let server = Server::builder().clock(&clock).start();
+    clock.gain(-1_000_000);
+    let mut wire = server.wire();
+    let fence = comes_in(&mut wire, "one", "1");
+    clock.forward(Duration::from_millis(29_900));
+    for limit in ["0", "1"] {
+        waits(&mut wire, "late", "", limit);
+    }
+    assert_eq!(sharers(&mut wire), ["one"]);
+    clock.forward(Duration::from_millis(200));
+    assert!(comes_in(&mut wire, "late", "1") > fence);
+    assert_eq!(sharers(&mut wire), ["late"]);
+}
+
+/// Somebody wrote it over the key of those who share.
+#[test]
+fn a_value_that_begins_as_that_of_a_phase_and_has_no_fence_is_anothers() {
+    const VALUE: &str = "lh1:00000000-0000-0000-0000-000000000000:x@shared";
+    let server = Server::start();
+    let mut wire = server.wire();
+    let fence = comes_in(&mut wire, "one", ANY);
+    comes_in(&mut wire, "two", ANY);
+    wire.must(&["SET", LOCK, VALUE, "PX", TTL]);
+    for limit in ["0", "9", ANY] {
+        waits(&mut wire, "late", "", limit);
+        waits(&mut wire, "one", "", limit);
+    }
+    assert_eq!(eval(&mut wire, LEAVE, &[&token("late"), "", WINDOW]), Value::Int(-1));
+    assert_eq!(eval(&mut wire, LEAVE, &[&token("one"), "", WINDOW]), Value::Int(-1));
+    assert_eq!(eval(&mut wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), Value::Int(-1));
+    let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("two"), MEMORY]);
+    assert_eq!(downgraded.array()[0], Value::Int(-1));
+    let renewed = wire.cmd(&["EVAL", RENEW_SHARES, "2", LOCK, HOLDERS, &token("two"), TTL, &fence]);
+    assert_eq!(renewed.array(), [Value::Int(0)], "it is of another phase, if of any");
+    for label in ["one", "two"] {
+        assert_eq!(part(&mut wire, label), Value::Int(-1), "{label}");
+    }
+    assert_eq!(wire.get(LOCK).as_deref(), Some(VALUE));
+}
+
+#[test]
 fn those_who_share_are_listed_with_what_each_has_left() {
     let server = Server::start();
     let mut wire = server.wire();

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LossReason, Mode};
+use leasehold::{Error, LeaseHandle, LossReason, Mode};
 use support::{Action, HANGS, Lag, Match, Proxy, Server, scripts::DOWNGRADE, within};
 
 use super::assert_prompt;
 use crate::{
-    common::{Confirmed as _, LONG, NAME, ending, program, program_with},
+    common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program, program_with},
     fair::line::{SOON, had, nothing_is_left, place, programs},
 };
 
@@ -53,6 +53,28 @@ async fn a_downgrade_keeps_the_options_of_its_lease() {
     assert!(reading.remaining() <= ttl, "as long as before");
     let reading = leases.rw_lock("long").write().ttl(hour).acquire().await.unwrap().downgrade().await.unwrap();
     assert!(reading.remaining() + Duration::from_secs(60) > hour);
+    let places = async |name: &str| leases.lock(name).holders().await.unwrap().remove(0).remaining().unwrap();
+    let writing = leases.rw_lock("delayed").write().ttl(ttl).lock_delay(LONG).acquire().await.unwrap();
+    let reading = writing.downgrade().await.unwrap();
+    assert!(reading.remaining() <= ttl && places("delayed").await > LONG, "behind one that dies");
+    let writing = leases.rw_lock("hourly").write().ttl(ttl).once_per(hour).acquire().await.unwrap();
+    writing.downgrade().await.unwrap().release().await.unwrap().confirmed();
+    assert!(places("hourly").await + Duration::from_secs(60) > hour, "once an hour");
+}
+
+#[tokio::test]
+async fn a_downgraded_lease_ends_with_the_max_hold_of_the_one_before_and_its_grace() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let lock = leases.rw_lock(NAME).write().ttl(MEDIUM).max_hold(2 * MEDIUM).grace(MEDIUM / 3);
+    let reading = lock.acquire().await.unwrap().downgrade().await.unwrap();
+    let mut told = None;
+    let work = async |lease: LeaseHandle| {
+        told = Some(lease.lost().await.reason());
+        Ok::<_, Error>(())
+    };
+    within(SOON, "its end", reading.run(work)).await.unwrap();
+    assert_eq!(told, Some(LossReason::Expiring), "there is time to end the work");
 }
 
 #[tokio::test]
@@ -68,6 +90,19 @@ async fn a_downgrade_without_an_answer_is_repeated() {
     let beside = other.rw_lock(NAME).read().try_acquire().await.unwrap().expect("it is shared");
     assert_eq!(beside.fence(), reading.fence());
     drop((reading, beside));
+    nothing_is_left(&mut server.wire()).await;
+    // It is believed from the sending on, however late the answer.
+    let (late, writing) = (Duration::from_millis(150), leases.rw_lock(NAME).write().acquire().await.unwrap());
+    let answer = proxy.on(Match::script(DOWNGRADE), 1, Action::HoldReply);
+    let comes = async {
+        answer.hit().await;
+        tokio::time::sleep(late).await;
+        answer.release();
+    };
+    let (reading, ()) = within(SOON, "the downgrade", async { tokio::join!(writing.downgrade(), comes) }).await;
+    let reading = reading.unwrap();
+    assert!(reading.remaining() < Duration::from_secs(5) - late, "{:?}", reading.remaining());
+    drop(reading);
     nothing_is_left(&mut server.wire()).await;
 }
 
@@ -93,6 +128,56 @@ async fn a_downgrade_of_a_key_that_is_gone_is_lost_and_one_that_is_dropped_leave
     );
     drop(second);
     nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test]
+async fn a_downgrade_that_did_not_come_to_pass_leaves_nothing_of_the_lease_before() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = program(proxy.url()).await;
+    let lock = leases.rw_lock(NAME).write();
+    let refused = proxy.on(Match::script(DOWNGRADE), 1, Action::Mangle);
+    let error = within(HANGS, "an answer", lock.acquire().await.unwrap().downgrade()).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)) && refused.hits() == 1, "{error:?}");
+    nothing_is_left(&mut server.wire()).await;
+    let dropped = proxy.on(Match::script(DOWNGRADE), 1, Action::DropRequest);
+    let writing = lock.acquire().await.unwrap();
+    tokio::select! {
+        biased;
+        () = within(HANGS, "the request", dropped.hit()) => {}
+        outcome = writing.downgrade() => panic!("nobody answered: {outcome:?}"),
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn a_downgrade_that_nobody_answers_ends_with_its_lease_and_with_its_program() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let leases = program_with(proxy.url(), MEDIUM).await;
+    let writing = leases.rw_lock(NAME).write().acquire().await.unwrap();
+    proxy.freeze(true);
+    let (lag, began) = (Lag::start(), Instant::now());
+    let error = within(SOON, "its end", writing.downgrade()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    assert_prompt(began.elapsed().saturating_sub(MEDIUM), &lag);
+    proxy.freeze(false);
+    nothing_is_left(&mut server.wire()).await;
+
+    let leases = program(proxy.url()).await;
+    let writing = leases.rw_lock(NAME).write().acquire().await.unwrap();
+    let sent = proxy.on(Match::script(DOWNGRADE), 1, Action::DropRequest);
+    let downgrade = async { (writing.downgrade().await, Instant::now()) };
+    let close = async {
+        sent.hit().await;
+        let began = Instant::now();
+        leases.close().await;
+        began
+    };
+    let ((outcome, ended), began) = within(SOON, "both", async { tokio::join!(downgrade, close) }).await;
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    assert_prompt(ended - began, &lag);
+    nothing_is_left(&mut server.wire()).await;
 }
 
 #[tokio::test]

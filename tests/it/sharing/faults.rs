@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::{acquired, assert_prompt};
 use crate::{
     common::{Confirmed as _, LONG, MEDIUM, NAME, OTHER_TYPES, SHORT, ending, program, program_with, replace},
-    fair::line::{SOON, all_can_be_called, had, nothing_is_left, place, programs},
+    fair::line::{HEARTBEAT, SOON, all_can_be_called, had, nothing_is_left, place, programs},
 };
 
 const HOLDERS: &str = "{job}:lh:holders";
@@ -149,6 +149,50 @@ async fn f83_the_first_of_the_line_that_does_not_fit_gives_up() {
     }
     drop(reading);
     nothing_is_left(&mut server.wire()).await;
+}
+
+/// Readers are behind a child that waits to write when that ends; they are in after so long.
+fn f83_a_child_is_passed_over(test: impl Fn(), end: impl FnOnce(&mut Child), limit: Duration) {
+    if let Some(part) = Part::mine() {
+        return two_workers().block_on(async {
+            let leases = program(part.url.clone()).await;
+            let _writer = place(&leases.rw_lock(NAME).write()).await;
+            part.say("waits");
+            part.hear();
+        });
+    }
+    two_workers().block_on(async {
+        let server = Server::start();
+        let [one, other] = programs(&server).await;
+        let reading = acquired(&one.rw_lock(NAME).read()).await;
+        let mut child = Child::start(test, "waits to write", &server.url());
+        child.says("waits");
+        all_can_be_called(&mut server.wire(), NAME, 1).await;
+        let readers = [place(&one.rw_lock(NAME).read()).await, place(&other.rw_lock(NAME).read()).await];
+        let (lag, began) = (Lag::start(), Instant::now());
+        end(&mut child);
+        for reader in readers {
+            let (beside, at) = within(2 * SOON, "the lock", reader).await.unwrap();
+            let beside = beside.unwrap();
+            assert!(at - began < limit + NOTICED + lag.worst(), "{:?}", at - began);
+            assert_eq!(beside.fence(), reading.fence());
+            drop(beside);
+        }
+        drop(reading);
+        nothing_is_left(&mut server.wire()).await;
+    });
+}
+
+#[test]
+fn f83_the_first_of_the_line_that_does_not_fit_is_killed() {
+    f83_a_child_is_passed_over(f83_the_first_of_the_line_that_does_not_fit_is_killed, Child::kill, HEARTBEAT);
+}
+
+/// It counts as there for as long as its process may be silent, and then the next one has to look.
+#[test]
+fn f83_the_first_of_the_line_that_does_not_fit_is_stopped() {
+    let limit = 4 * HEARTBEAT;
+    f83_a_child_is_passed_over(f83_the_first_of_the_line_that_does_not_fit_is_stopped, |child| child.stop(), limit);
 }
 
 /// The news of all of them, each with its delay.
@@ -547,6 +591,23 @@ async fn f106_the_slot_of_a_shared_lock_is_moved() {
         let writing = within(SOON, "the lock", waiter).await.unwrap().unwrap();
         writing.release().await.unwrap().confirmed();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f106_the_key_of_a_shared_lock_is_deleted_while_its_slot_is_moved() {
+    let cluster = Cluster::start(3, 0);
+    let leases = Leases::builder().url(cluster.url()).ttl(MEDIUM).build().await.unwrap();
+    let tag = cluster.name_at(0, "deleted");
+    let (slot, name) = (cluster.slot_of(&tag), format!("{{{tag}}}shared"));
+    let reading = acquired(&leases.rw_lock(&name).read()).await;
+    cluster.begin_to_move(slot, 0, 2);
+    let mut wire = cluster.primaries()[0].wire();
+    assert!(wire.del(&name));
+    // Those that shared it are there still. They count for nothing without it.
+    assert_eq!(within(SOON, "the loss", reading.lost()).await.reason(), LossReason::Deleted);
+    assert!(wire.exists(&format!("{name}:lht:holders")), "the premise");
+    drop(reading);
+    cluster.finish_moving(slot, 0, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -159,6 +159,58 @@ async fn all_who_share_a_key_are_told_at_once_that_it_was_deleted() {
 }
 
 #[tokio::test]
+async fn who_waits_for_a_plain_lock_finds_a_share_of_its_own_program_as_any_other() {
+    let server = Server::start();
+    let leases = program_with(server.url(), SHORT).await;
+    let reading = acquired(&leases.rw_lock(NAME).read()).await;
+    // It looks again when the key could be over.
+    let busy = leases.lock(NAME).acquire_within(3 * SHORT).await;
+    let Err(Error::TimedOut { holder, .. }) = busy else { panic!("{busy:?}") };
+    let says = format!("those who share it, this program too (fence {})", reading.fence());
+    assert!(holder.to_string().starts_with(&says), "{holder}");
+    reading.release().await.unwrap().confirmed();
+}
+
+#[tokio::test]
+async fn a_share_of_an_earlier_phase_hears_of_it_when_its_program_comes_into_a_later_one() {
+    let server = Server::start();
+    // Nobody is notified of it.
+    let leases = program(server.url_without_push(server.port())).await;
+    let lock = leases.rw_lock(NAME).read();
+    let earlier = acquired(&lock).await;
+    assert!(server.wire().del(NAME));
+    let (lag, began) = (Lag::start(), Instant::now());
+    let later = acquired(&lock).await;
+    assert_eq!(within(SOON, "the news", earlier.lost()).await.reason(), LossReason::Deleted);
+    assert_prompt(began.elapsed(), &lag);
+    assert!(later.fence() > earlier.fence());
+    later.release().await.unwrap().confirmed();
+    drop(earlier);
+    nothing_is_left(&mut server.wire()).await;
+}
+
+#[tokio::test]
+async fn a_key_that_would_end_before_one_of_those_who_share_it_is_extended_at_once() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let lock = leases.rw_lock(NAME).read();
+    // The first one alone would be content with what is left. The second one is not renewed in all that time.
+    let [short, long] = [SHORT, 6 * SOON].map(|ttl| lock.clone().ttl(ttl));
+    let shares = [acquired(&short).await, acquired(&long).await];
+    let mut wire = server.wire();
+    eventually_async(SOON, "a key that is watched", || {
+        wire.info_field("stats", "tracking_total_keys").as_deref() == Some("1")
+    })
+    .await;
+    wire.must(&["PEXPIRE", NAME, "5000"]);
+    eventually_async(SOON, "as long as the second one", || wire.must(&["PTTL", NAME]).int() > 60_000).await;
+    for share in shares {
+        share.release().await.unwrap().confirmed();
+    }
+    nothing_is_left(&mut wire).await;
+}
+
+#[tokio::test]
 async fn a_share_that_was_dropped_is_free() {
     let server = Server::start();
     let [one, other] = programs(&server).await;

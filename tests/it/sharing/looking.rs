@@ -2,13 +2,13 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use leasehold::{Error, Holder, Leases, Lock, Mode};
+use leasehold::{Error, Holder, Leases, Lock, LossReason, Mode};
 use support::{HANGS, Server, within};
 
 use super::acquired;
 use crate::{
-    common::{Confirmed as _, LONG, NAME},
-    fair::line::{place, programs},
+    common::{Confirmed as _, LONG, NAME, SHORT, ending},
+    fair::line::{had, nothing_is_left, place, programs},
 };
 
 const HOLDERS: &str = "{job}:lh:holders";
@@ -53,6 +53,21 @@ async fn all_who_share_a_name_are_listed_the_first_to_go_first() {
     assert_eq!((labels(&all), all[0].fence()), (vec!["program 0"], Some(alone.fence())));
     assert!(!all[0].is_shared() && !all[0].is_ours());
     assert!(holders(&lock).await[0].is_ours());
+}
+
+#[tokio::test]
+async fn those_who_share_a_name_are_others_when_our_share_is_of_an_earlier_phase() {
+    let server = Server::start();
+    let [one, other] = programs(&server).await;
+    let [mine, theirs] = [&one, &other].map(|leases| leases.rw_lock(NAME).read());
+    let earlier = acquired(&mine).await;
+    assert!(holder(&mine).await.is_ours());
+    assert!(server.wire().del(NAME));
+    let later = acquired(&theirs).await;
+    let seen = holder(&mine).await;
+    assert_eq!((seen.is_ours(), seen.sharers(), seen.fence()), (false, Some(1), Some(later.fence())));
+    drop((earlier, later));
+    nothing_is_left(&mut server.wire()).await;
 }
 
 #[tokio::test]
@@ -129,6 +144,50 @@ async fn a_sharer_that_is_no_token_is_shown_and_counted() {
     wire.must(&["ZADD", HOLDERS, "9e15", "by hand"]);
     let lock = leases.lock(NAME);
     assert_eq!((labels(&holders(&lock).await), holder(&lock).await.sharers()), (vec!["program 0", "?"], Some(2)));
+    assert!(leases.semaphore(NAME, 2).try_acquire().await.unwrap().is_none(), "until then it has a place");
+    acquired(&leases.semaphore(NAME, 3)).await.release().await.unwrap().confirmed();
+}
+
+#[tokio::test]
+async fn a_label_may_have_the_signs_that_stand_between_what_the_server_keeps() {
+    const SIGNS: &str = "a@b|3*~c>!d:9@e";
+    let server = Server::start();
+    let [leases] = programs(&server).await;
+    let name = leases.rw_lock(NAME);
+    let (read, write) = (name.read().label(SIGNS), name.write().label(SIGNS));
+    let reading = acquired(&read).await;
+    assert_eq!(labels(&holders(&read).await), [SIGNS]);
+    let (writer, reader) = (place(&write).await, place(&leases.semaphore(NAME, 7).label(SIGNS)).await);
+    let waiters = within(HANGS, "who waits", read.waiters()).await.unwrap();
+    let seen: Vec<_> = waiters.iter().map(|waiter| (waiter.label(), waiter.mode().limit())).collect();
+    assert_eq!(seen, [(SIGNS, 0), (SIGNS, 7)]);
+    reading.release().await.unwrap().confirmed();
+    for waiter in [writer, reader] {
+        had(waiter).await.0.release().await.unwrap().confirmed();
+    }
+    nothing_is_left(&mut server.wire()).await;
+}
+
+/// What begins as the key of a shared lock does, and has no fence, is another library's.
+#[tokio::test]
+async fn a_key_of_nobodys_acquisition_without_a_fence_is_another_librarys() {
+    const VALUE: &str = "lh1:00000000-0000-0000-0000-000000000000:x@shared";
+    let server = Server::start();
+    let [leases] = programs(&server).await;
+    let (name, mut wire) = (leases.rw_lock(NAME), server.wire());
+    let reading = acquired(&name.read().ttl(SHORT)).await;
+    wire.must(&["SET", NAME, VALUE, "PX", "60000"]);
+    let lost = within(HANGS, "the loss", reading.lost()).await.reason();
+    assert!(matches!(lost, LossReason::Deleted | LossReason::Taken), "{lost:?}");
+    assert_eq!(ending(reading.release().await).reason(), lost);
+    let seen = holder(&name.read()).await;
+    assert_eq!((seen.is_shared(), seen.label(), seen.fence()), (false, None, None));
+    for lock in [name.read(), name.write(), leases.semaphore(NAME, 9)] {
+        assert!(lock.try_acquire().await.unwrap().is_none(), "{}", lock.mode());
+    }
+    assert_eq!(wire.get(NAME).as_deref(), Some(VALUE), "it is the other's");
+    wire.del(NAME);
+    acquired(&name.read()).await.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]

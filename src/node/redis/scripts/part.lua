@@ -9,7 +9,8 @@
 -- Atomic because between the look and the removal a phase could end. Idempotent: a replay does not find the token. To
 -- define a function takes as long as a call: all functions stand behind this.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)
-if type(value) ~= 'string' or string.sub(value, 1, 41) ~= 'lh1:00000000-0000-0000-0000-000000000000:' then
+if type(value) ~= 'string' or string.sub(value, 1, 41) ~= 'lh1:00000000-0000-0000-0000-000000000000:'
+    or not string.find(value, '^%d+@', 42) then
   if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
     return value
   elseif value == '' and redis.call('EXISTS', KEYS[1]) == 0 then
