@@ -10,7 +10,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use support::{Server, eventually};
+use support::{Action, Match, Proxy, Server, eventually, scripts::SHARERS};
 
 use crate::scene::{HANGS, LEASEHOLD, NAME, Terminal, directory, ends_with, run, said, send, tool};
 
@@ -219,6 +219,33 @@ fn the_first_twenty_that_share_a_lock_are_shown_unless_all_are_asked_for() {
         assert!(all == 10_000 && shown.ends_with("  and 3 more share it\n"), "{all}");
         leases.close().await;
     });
+}
+
+#[test]
+fn what_happens_between_the_questions_of_show_is_no_share_and_no_right_that_is_missing() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (_directory, sign) = directory();
+    let reader = sharer(&server, &["--shared", "--label", "reader"], &sign);
+    let who_shares = || Match::script(SHARERS).and(Match::with(|args| args.contains(&b"10000".to_vec())));
+    let asked = proxy.on(who_shares(), 1, Action::Hold);
+    let shows = tool(&server, &["show", "--url", &proxy.url(), NAME]).spawn().unwrap();
+    eventually(HANGS, "it asks who shares it", || asked.hits() == 1);
+    sent_away([reader]);
+    let writer = sharer(&server, &["--fair", "--label", "writer"], &sign.with_extension("writer"));
+    asked.release();
+    let shown = shows.wait_with_output().unwrap();
+    ends_with(&shown, 0, &[]);
+    let text = printed(&shown);
+    assert!(text.contains("is held by 1 who shares it ") && !text.contains("writer"), "{text}");
+    sent_away([writer]);
+
+    let reader = sharer(&server, &["--shared"], &sign.with_extension("reader"));
+    let _cut = proxy.on_each(who_shares(), Action::CutBefore);
+    let shown = tool(&server, &["show", "--url", &proxy.url(), NAME]).output().unwrap();
+    ends_with(&shown, 69, &[]);
+    assert!(!said(&shown).contains("is not known"), "{shown:?}");
+    sent_away([reader]);
 }
 
 #[test]

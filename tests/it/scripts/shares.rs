@@ -5,8 +5,8 @@ use std::time::Duration;
 use support::{
     ClockShim, Server, Value, Wire,
     scripts::{
-        ACQUIRE, DOWNGRADE, FORCE_RELEASE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, QUEUE, RELEASE, RENEW_SHARES,
-        SHARERS,
+        ACQUIRE, DOWNGRADE, EXTEND_PHASE, FORCE_RELEASE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, QUEUE, RELEASE,
+        RENEW_SHARES, SHARERS,
     },
 };
 
@@ -184,6 +184,55 @@ fn who_shares_finds_the_line_and_the_lock_of_another_type_as_who_has_it_alone_do
         assert_eq!(parted, Value::Int(-1));
     }
     assert_eq!(wire.must(&["LLEN", LOCK]), Value::Int(1));
+}
+
+#[test]
+fn the_first_step_of_a_renewal_is_for_the_phase_of_its_share_only() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let longer = (10 * TTL.parse::<i64>().unwrap()).to_string();
+    let extend = |wire: &mut Wire, fence: &str| {
+        let extended = wire.must(&["EVAL", EXTEND_PHASE, "1", LOCK, fence, &longer]).int();
+        (extended, wire.must(&["PTTL", LOCK]).int() > TTL.parse().unwrap())
+    };
+    assert_eq!(extend(&mut wire, "7"), (0, false), "nobody has it");
+    let earlier = comes_in(&mut wire, "one", ANY);
+    assert_eq!(extend(&mut wire, &earlier), (1, true));
+    wire.del(LOCK);
+    let fence = comes_in(&mut wire, "one", ANY);
+    for other in [&earlier, &fence[..fence.len() - 1], ""] {
+        assert_eq!(extend(&mut wire, other), (-1, false), "{other}");
+    }
+    wire.del(LOCK);
+    let alone = comes_in(&mut wire, "writer", "0");
+    assert_eq!(extend(&mut wire, &alone), (-1, false));
+    wire.must(&["SET", LOCK, "another's", "PX", TTL]);
+    assert_eq!(extend(&mut wire, &fence), (-1, false));
+    wire.del(LOCK);
+    wire.must(&["LPUSH", LOCK, "data"]);
+    assert_eq!(extend(&mut wire, &fence), (-1, false));
+}
+
+/// As behind a renewal in two steps of which the second was lost.
+#[test]
+fn the_places_live_on_for_who_shares_where_the_key_does_already() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let ttl = TTL.parse::<i64>().unwrap();
+    let calls: [(&str, fn(&mut Wire)); 3] = [
+        ("a renewal", |wire| assert_eq!(renew(wire, "one"), Value::Int(1))),
+        ("a newcomer", |wire| drop(comes_in(wire, "two", ANY))),
+        ("a confirmation beside as many as its limit", |wire| drop(comes_in(wire, "one", "1"))),
+    ];
+    for (what, call) in calls {
+        let fence = comes_in(&mut wire, "one", ANY);
+        assert_eq!(wire.must(&["EVAL", EXTEND_PHASE, "1", LOCK, &fence, &(10 * ttl).to_string()]), Value::Int(1));
+        let life = |wire: &mut Wire| wire.must(&["PTTL", HOLDERS]).int();
+        assert!(life(&mut wire) <= ttl, "the premise");
+        call(&mut wire);
+        assert!(life(&mut wire) > ttl, "{what}");
+        wire.must(&["DEL", LOCK, HOLDERS]);
+    }
 }
 
 #[test]

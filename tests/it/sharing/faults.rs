@@ -220,8 +220,8 @@ async fn f84_the_key_of_a_shared_lock_is_overwritten() {
         }
         let mut wire = server.wire();
         let is_tracked =
-            |wire: &mut support::Wire| wire.info_field("stats", "tracking_total_keys").as_deref() == Some("1");
-        eventually_async(SOON, "a key that is watched", || is_tracked(&mut wire)).await;
+            |wire: &mut support::Wire| wire.info_field("stats", "tracking_total_items").as_deref() == Some("2");
+        eventually_async(SOON, "a key that both watch", || is_tracked(&mut wire)).await;
         let lag = Lag::start();
         replace(&mut wire, make, NAME);
         for (reason, after) in told(readers, Instant::now()).await {
@@ -229,6 +229,23 @@ async fn f84_the_key_of_a_shared_lock_is_overwritten() {
             assert_prompt(after, &lag);
         }
         assert!(wire.exists(NAME), "it is the other's");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f84_the_key_of_a_shared_lock_in_a_cluster_is_deleted() {
+    let cluster = Cluster::start(3, 0);
+    let leases = Leases::builder().url(cluster.url()).ttl(4 * MEDIUM).build().await.unwrap();
+    let name = cluster.name_at(1, "deleted");
+    let readers = vec![acquired(&leases.rw_lock(&name).read()).await, acquired(&leases.rw_lock(&name).read()).await];
+    let mut wire = cluster.primaries()[1].wire();
+    let is_tracked = |wire: &mut support::Wire| wire.info_field("stats", "tracking_total_keys").as_deref() == Some("1");
+    eventually_async(SOON, "a key that is watched", || is_tracked(&mut wire)).await;
+    let lag = Lag::start();
+    assert!(wire.del(&name));
+    for (reason, after) in told(readers, Instant::now()).await {
+        assert_eq!(reason, LossReason::Deleted);
+        assert_prompt(after, &lag);
     }
 }
 

@@ -141,8 +141,8 @@ async fn all_who_share_a_key_are_told_at_once_that_it_was_deleted() {
     }
     let mut wire = server.wire();
     // From its first renewal on a key is tracked.
-    eventually_async(SOON, "a key that is watched", || {
-        wire.info_field("stats", "tracking_total_keys").as_deref() == Some("1")
+    eventually_async(SOON, "a key that both watch", || {
+        wire.info_field("stats", "tracking_total_items").as_deref() == Some("2")
     })
     .await;
     let (lag, began) = (Lag::start(), Instant::now());
