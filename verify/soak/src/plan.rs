@@ -125,7 +125,7 @@ pub fn plan(stage: Stage, seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
     let lives = has_outage(stage, seed) && lane == Lane::Process(0);
     let outage = Step { after: OUTAGE_AFTER, fault: Fault::Server(ServerFault::Outage(OUTAGE)) };
     // Where all wait in one line, one that is stopped holds up everybody: with rests as short, hardly anything went on.
-    let rests = if stage == Stage::Shared { 3 } else { 1 };
+    let rests = if stage == Stage::Shared && !matches!(lane, Lane::Server(_)) { 3 } else { 1 };
     let steps = std::iter::repeat_with(move || match lane {
         Lane::Server(LONE) => {
             let after = chance.millis(200, 3_000);

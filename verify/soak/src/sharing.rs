@@ -15,7 +15,7 @@ impl Job {
         let names = leases.rw_lock(name);
         let lock = match (self.kind.access, chance.below(32)) {
             (Access::Permits(of), _) => leases.semaphore(name, of),
-            (Access::ReadWrite, 0..=2) | (Access::Any, 0..=2) => names.write(),
+            (Access::ReadWrite | Access::Any, 0..=2) => names.write(),
             (Access::ReadWrite, _) | (Access::Any, 3..=12) => names.read(),
             (Access::Any, 13..=30) => leases.semaphore(name, *chance.pick(&PERMITS)),
             (Access::Any, _) => leases.lock(name),

@@ -11,8 +11,9 @@ fn read(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     share(slot, u32::MAX, fence, start, end)
 }
 
-fn places(loss: Loss) -> Loss {
-    Loss { cause: Cause::Places, ..loss }
+/// Of those who share the first lock.
+fn places(from: u64, to: u64) -> Loss {
+    Loss { cause: Cause::Places, ..loss(0, Some(0), from, to) }
 }
 
 fn phase(fence: u64, slots: &[u16]) -> Found {
@@ -91,12 +92,12 @@ fn a_lost_place_forgives_those_who_had_it_and_nobody_else() {
     let three = [share(1, 2, 9, 100, 400), share(2, 2, 9, 110, 400), share(3, 2, 10, 200, 210)];
     let with = |losses: &[Loss]| found(&History { losses: losses.into(), ..with_leases(three.clone()) });
     assert_eq!(with(&[]), "abb");
-    assert_eq!(with(&[places(loss(0, Some(0), 150, 151))]), "");
+    assert_eq!(with(&[places(150, 151)]), "");
     assert_eq!(with(&[loss(0, None, 150, 151)]), "");
-    assert_eq!(with(&[places(loss(0, Some(1), 150, 151))]), "abb", "another name");
-    assert_eq!(with(&[places(loss(0, Some(0), 205, 206))]), "abb", "later");
+    assert_eq!(with(&[Loss { name: Some(1), ..places(150, 151) }]), "abb", "another name");
+    assert_eq!(with(&[places(205, 206)]), "abb", "later");
     let late = [share(1, 2, 9, 100, 600), share(2, 2, 9, 110, 600), share(3, 2, 10, 500, 510)];
-    let losses = vec![places(loss(0, Some(0), 150, 151))];
+    let losses = vec![places(150, 151)];
     assert_eq!(found(&History { losses: losses.clone(), ..with_leases(late) }), "abb", "a TTL after it");
     let alone = [lease(1, 9, 100, 400), read(2, 10, 200, 210)];
     assert_eq!(found(&History { losses, ..with_leases(alone) }), "a", "it takes nothing from who is alone");
@@ -149,7 +150,7 @@ fn a_share_that_outlives_its_place_is_wrong() {
     assert_eq!(with(phase(10, &[1]), &[]), "d", "another phase");
     assert_eq!(with(Found::Nothing, &[]), "d");
     assert_eq!(with(token(1, 9), &[]), "d", "somebody is alone");
-    assert_eq!(with(phase(9, &[]), &[places(loss(0, Some(0), 140, 141))]), "");
+    assert_eq!(with(phase(9, &[]), &[places(140, 141)]), "");
     let alone = History { looks: vec![look(0, 150, 151, &[phase(9, &[1])])], ..with_leases([lease(1, 9, 100, 330)]) };
     assert_eq!(found(&alone), "d", "it shares it, and was told that it is alone");
     // Who goes on as a reader is known by the name that it had.
@@ -166,7 +167,7 @@ fn the_news_of_a_lost_place_has_a_cause_and_comes_with_the_next_renewal() {
         let lease = Lease { how: Ending::Deleted, ..of };
         found(&History { losses: losses.into(), ..with_leases([lease]) })
     };
-    let lost = places(loss(0, Some(0), 150, 151));
+    let lost = places(150, 151);
     assert_eq!(told(read(1, 9, 100, 200), std::slice::from_ref(&lost)), "");
     assert_eq!(told(lease(1, 9, 100, 200), std::slice::from_ref(&lost)), "e");
     assert_eq!(told(read(1, 9, 100, 200), &[]), "e");
@@ -177,7 +178,7 @@ fn the_news_of_a_lost_place_has_a_cause_and_comes_with_the_next_renewal() {
     // A third of its TTL, and 100 ms: not a whole one.
     let late = |end| {
         let looks = vec![look(0, 6_001, 6_002, &[phase(9, &[])])];
-        let losses = vec![places(loss(0, Some(0), 5_999, 6_000))];
+        let losses = vec![places(5_999, 6_000)];
         found(&History { looks, losses, ..with_leases([Lease { ttl: 600 * MILLI, ..read(1, 9, 100, end) }]) })
     };
     assert_eq!(late(6_300), "");
