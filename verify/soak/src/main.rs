@@ -67,9 +67,8 @@ fn main() -> ExitCode {
                 min_replicas = value.parse().expect("--min-replicas takes a number");
             }
             _ => {
-                eprintln!(
-                    "leasehold-soak [--scene servers|cluster|sentinel|shared] [--min-replicas N] [--seconds N] [--seed S]"
-                );
+                let scenes = "servers|cluster|sentinel|shared";
+                eprintln!("leasehold-soak [--scene {scenes}] [--min-replicas N] [--seconds N] [--seed S]");
                 return ExitCode::FAILURE;
             }
         }

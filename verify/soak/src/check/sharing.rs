@@ -6,11 +6,11 @@
 //!   came in last found all others there. And nobody is let in beside as many as its own limit: those who had come in
 //!   before it asked, and are believed when it has the lock, were there when it came in.
 //! - (b) Those who are believed at one instant have one fence, that of their phase. A phase that a look has found to be
-//!   over does not go on: nobody has its fence who has asked for the lock after that look. And nobody has a fence between
-//!   that of a writer and that with which it went on as a reader: there was no moment between the two.
+//!   over does not go on: nobody has its fence who has asked for the lock after that look. And nobody has a fence
+//!   between that of a writer and that with which it went on as a reader: there was no moment between the two.
 //!
-//! What is forgiven is as for any lease, and each of them is forgiven by itself. A deletion of those who share a lock is
-//! a loss for them, and none for who holds it alone.
+//! What is forgiven is as for any lease, and each of them is forgiven by itself. A deletion of those who share a lock
+//! is a loss for them, and none for who holds it alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
