@@ -119,8 +119,8 @@ pub fn serve(holder: Holder) -> Result<()> {
 
     thread::sleep(SETTLED);
     look(&held, &mut deadlines, started);
-    // Each renewal has one of these.
-    let renewal = if shares { "zadd" } else { "pexpire" };
+    // One for each lease of a renewal.
+    let renewal = if shares { "zscore" } else { "pexpire" };
     let renewals = |client| runtime.block_on(stats::calls_of(client, renewal));
     let renewed = || clients.iter().map(renewals).sum::<Result<u64>>();
     let servers = || ids.iter().map(|id| usage::cpu_of(*id)).sum::<Result<f64>>();

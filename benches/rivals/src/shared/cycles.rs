@@ -12,7 +12,7 @@ use crate::{
     contestant::leases_at,
     median,
     page::Section,
-    rates::{self, Load},
+    rates::{self, Load, Turns},
     stats,
 };
 
@@ -75,7 +75,8 @@ fn server_time(section: &mut Section, server: &Server) -> Result<()> {
     let beside = others.iter().filter(|turns| BESIDE.iter().any(|(_, name)| *name == turns.contestant.name()));
     let costs = Spread::of(beside.map(|turns| turns.server().median));
     section.say(&format!(
-        "Beside 1 to 100,000 readers, the dearest of these medians is {:.2} times the cheapest; at most 1.25 is wanted.",
+        "Beside 1 to 100,000 readers, the dearest of these medians is {:.2} times the cheapest; at most 1.25 is \
+         wanted.",
         costs.most / costs.least
     ));
     let bars = all.iter().map(|turns| (turns.contestant.name().to_owned(), turns.server()));
@@ -139,5 +140,17 @@ fn tasks(section: &mut Section, server: &Server) -> Result<()> {
     rows.push(["wanted of those that share", "at least 0.80", "at least 0.50"].map(str::to_owned).to_vec());
     let titles = ["cycles per second: ratio to the first", "1 task", "256 tasks"];
     section.table("Tasks that share a name", PLACE, &titles, &rows);
+    let names = loads.first().into_iter().flatten().map(|turns| turns.contestant.name());
+    let row = |(at, name): (usize, &str)| {
+        let cell = |all: &Vec<Turns>| format!("{:.1} + {:.1}", all[at].client().median, all[at].server().median);
+        [name.to_owned()].into_iter().chain(loads.iter().map(cell)).collect()
+    };
+    let titles = ["microseconds of a cycle, client + server", "1 task", "256 tasks"];
+    section.table(
+        "Processor time of tasks that share a name",
+        PLACE,
+        &titles,
+        &names.enumerate().map(row).collect::<Vec<_>>(),
+    );
     Ok(())
 }

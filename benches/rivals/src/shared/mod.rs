@@ -1,5 +1,5 @@
-//! Names that many hold at a time, beside fair locks in the same run: what a reader costs, alone and beside many, how fast a
-//! name goes from one to the next, and what a crowd that waits costs at one release.
+//! Names that many hold at a time, beside fair locks in the same run: what a reader costs, alone and beside many, how
+//! fast a name goes from one to the next, and what a crowd that waits costs at one release.
 
 pub mod crowd;
 mod cycles;
