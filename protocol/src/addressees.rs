@@ -8,15 +8,19 @@
 //!    tracked, and its answer may come later than the notification.
 //! 3. A waiter that has left is in none of the tables.
 
-use crate::{hash::HashMap, key::Key, token::Token};
+use crate::{
+    hash::{HashMap, HashSet},
+    key::Key,
+    token::Token,
+};
 
 /// The fair waiters of a process, by the token that a notification names. `W` is the means to wake one.
 #[derive(Debug)]
 pub struct Addressees<W> {
     waiters: HashMap<Token, (Key, W)>,
     trackers: HashMap<Key, Token>,
-    /// Those whose poll is not answered yet.
-    polling: HashMap<Key, Vec<Token>>,
+    /// Those whose poll is not answered yet. Many may share one lock, so this is no list.
+    polling: HashMap<Key, HashSet<Token>>,
 }
 
 impl<W> Default for Addressees<W> {
@@ -40,17 +44,14 @@ impl<W> Addressees<W> {
     /// Its poll is under way.
     pub fn polls(&mut self, token: &Token) {
         let Some((key, _)) = self.waiters.get(token) else { return };
-        let polling = self.polling.entry(key.clone()).or_default();
-        if !polling.contains(token) {
-            polling.push(token.clone());
-        }
+        self.polling.entry(key.clone()).or_default().insert(token.clone());
     }
 
     /// Its poll is answered: whether it has the lock tracked.
     pub fn answered(&mut self, token: &Token, tracked: bool) {
         let Some((key, _)) = self.waiters.get(token) else { return };
         if let Some(polling) = self.polling.get_mut(key) {
-            polling.retain(|other| other != token);
+            polling.remove(token);
             if polling.is_empty() {
                 self.polling.remove(key);
             }
@@ -101,7 +102,10 @@ mod tests {
     }
 
     fn told(addressees: &Addressees<char>) -> String {
-        addressees.of_a_change("job").collect()
+        // Those whose poll is under way are in no order.
+        let mut told: Vec<_> = addressees.of_a_change("job").collect();
+        told.sort_unstable();
+        told.into_iter().collect()
     }
 
     #[test]

@@ -327,9 +327,8 @@ impl NodeListener for Listener {
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
         let now = self.now();
         // It has to outlive all who share it.
-        let is_too_short = |hold: &Hold| left < hold.remaining(now);
         self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, now))
-            && !self.watchdog.has_hold(key, is_too_short)
+            && !self.watchdog.is_held_for_longer(key, left, now)
     }
 
     fn taken_over(&self, keys: &Keys) {

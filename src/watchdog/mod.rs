@@ -143,6 +143,14 @@ impl Watchdog {
         self.table.lock().holds_of(key).any(|hold| is_such(hold))
     }
 
+    /// Whether somebody here counts on this lock for longer than that.
+    pub(crate) fn is_held_for_longer(&self, key: &str, left: Duration, now: Time) -> bool {
+        let table = self.table.lock();
+        // Nobody counts on a lock for longer than a TTL. This is asked after each batch of renewals: a look at all who
+        // share the lock would cost more than the renewals do.
+        left < table.longest_ttl(key) && table.holds_of(key).any(|hold| left < hold.remaining(now))
+    }
+
     /// Whether a lock is held here, by whom, and for how long that is certain.
     pub(crate) fn held(&self, key: &Key) -> Option<Holder> {
         let hold = self.table.lock().exclusive(key.lock())?;

@@ -34,8 +34,8 @@ pub(super) struct Table {
     /// The newest hold of each key: of a lock that shuts everybody else out, the only one that can be a good one. Of one
     /// that is shared, all may be. Each entry is one pointer.
     newest: HashSet<ByKey>,
-    /// Those before them that somebody still has, by their addresses, and how many there are.
-    older: HashMap<Key, HashMap<usize, Arc<Hold>>>,
+    /// Those before them that somebody still has, and how many there are.
+    older: HashMap<Key, Older>,
     older_ones: usize,
     /// Acquired since the last look. Most short leases leave from here and never reach `due`.
     fresh: Vec<Arc<Hold>>,
@@ -51,6 +51,15 @@ pub(super) struct Table {
     /// When the next look is planned.
     planned: Time,
     empty_since: Option<Time>,
+}
+
+/// The holds of a key before the newest.
+#[derive(Debug, Default)]
+struct Older {
+    /// By their addresses.
+    holds: HashMap<usize, Arc<Hold>>,
+    /// No TTL of theirs is longer; that of one who has left may be.
+    longest: Duration,
 }
 
 /// A hold, found by its key.
@@ -115,7 +124,9 @@ impl Table {
         let first = hold.next_tick();
         let before = self.newest.replace(ByKey(hold.clone())).map(|ByKey(before)| before);
         if let Some(before) = &before {
-            self.older.entry(before.claim.key.clone()).or_default().insert(address(before), before.clone());
+            let older = self.older.entry(before.claim.key.clone()).or_default();
+            older.holds.insert(address(before), before.clone());
+            older.longest = older.longest.max(before.claim.ttl);
             self.older_ones += 1;
         }
         hold.noted.set_fresh(self.fresh.len());
@@ -142,8 +153,8 @@ impl Table {
 
     fn remove_older(&mut self, hold: &Arc<Hold>) -> Option<Arc<Hold>> {
         let older = self.older.get_mut(hold.claim.key.lock())?;
-        let removed = older.remove(&address(hold))?;
-        if older.is_empty() {
+        let removed = older.holds.remove(&address(hold))?;
+        if older.holds.is_empty() {
             self.older.remove(hold.claim.key.lock());
         }
         self.older_ones -= 1;
@@ -157,12 +168,18 @@ impl Table {
 
     /// Every hold of one key, the newest first.
     pub(super) fn holds_of(&self, key: &str) -> impl Iterator<Item = &Arc<Hold>> {
-        let older = self.older.get(key).into_iter().flat_map(HashMap::values);
+        let older = self.older.get(key).into_iter().flat_map(|older| older.holds.values());
         self.newest.get(key).map(|ByKey(hold)| hold).into_iter().chain(older)
     }
 
+    /// No hold of one key has a longer TTL. It looks at none of the older ones, of which there may be many.
+    pub(super) fn longest_ttl(&self, key: &str) -> Duration {
+        let newest = self.newest.get(key).map(|ByKey(hold)| hold.claim.ttl);
+        newest.max(self.older.get(key).map(|older| older.longest)).unwrap_or_default()
+    }
+
     pub(super) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.newest.iter().map(|ByKey(hold)| hold).chain(self.older.values().flat_map(HashMap::values))
+        self.newest.iter().map(|ByKey(hold)| hold).chain(self.older.values().flat_map(|older| older.holds.values()))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -306,7 +323,11 @@ mod tests {
     const TTL: Duration = Duration::from_secs(3_600);
 
     fn held(name: &str) -> Arc<Hold> {
-        let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+        held_for(name, TTL)
+    }
+
+    fn held_for(name: &str, ttl: Duration) -> Arc<Hold> {
+        let lease = LeaseConfig { ttl, max_hold: None, patience: Duration::from_secs(1) };
         let config = Config {
             lease,
             outliving: Outliving::NOTHING,
@@ -320,7 +341,7 @@ mod tests {
         };
         let (key, token) = (Key::of_lock(name), random::token("host:7"));
         let claim =
-            Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY };
+            Claim { key, token, mode: Mode::Exclusive, ttl, life: ttl, fence: None, fence_memory: fence::MEMORY };
         Hold::new(claim, fence::ZERO, None, acquisition, Group::default()).0
     }
 
@@ -374,5 +395,25 @@ mod tests {
         drop(table.remove(&second));
         drop(table.remove(&other));
         assert!(holds(&table).is_empty() && table.older.is_empty() && table.len() == 0);
+    }
+
+    #[test]
+    fn no_hold_of_a_key_has_a_longer_ttl_than_the_longest() {
+        let mut table = Table::default();
+        assert_eq!(table.longest_ttl("job"), Duration::ZERO);
+        let [short, long, shorter] = [2, 3, 1].map(|times| held_for("job", TTL * times));
+        let longest = |table: &mut Table, hold| {
+            drop(table.insert(hold));
+            table.longest_ttl("job")
+        };
+        assert_eq!(longest(&mut table, &short), TTL * 2);
+        assert_eq!(longest(&mut table, &long), TTL * 3, "the newest");
+        assert_eq!(longest(&mut table, &shorter), TTL * 3, "one before it");
+        drop(table.remove(&shorter));
+        assert_eq!(table.longest_ttl("job"), TTL * 3);
+        drop(table.remove(&long));
+        drop(table.remove(&short));
+        assert_eq!(longest(&mut table, &shorter), TTL, "nobody else is there");
+        assert_eq!(table.longest_ttl("other"), Duration::ZERO);
     }
 }

@@ -381,6 +381,26 @@ fn a_renewal_answers_for_each_share_of_its_batch() {
 }
 
 #[test]
+fn a_batch_extends_each_share_of_one_lock_by_its_own_ttl() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    for label in ["one", "two"] {
+        comes_in(&mut wire, label, ANY);
+    }
+    let [one, gone, two] = ["one", "gone", "two"].map(token);
+    let batch = ["EVAL", RENEW_SHARES, "6", LOCK, LOCK, LOCK, HOLDERS, HOLDERS, HOLDERS, &one, &gone, &two];
+    let replies = wire.must(&[&batch[..], &["40000", "40000", "90000", "", "", ""]].concat());
+    assert_eq!(replies.array(), [1, 0, 1].map(Value::Int));
+    let mut until = |token| wire.must(&["ZSCORE", HOLDERS, token]).text().parse::<u64>().unwrap();
+    assert_eq!(until(&two) - until(&one), 50_000);
+    for key in [LOCK, HOLDERS] {
+        let left = wire.must(&["PTTL", key]).int();
+        assert!(left > 90_000, "{key} outlives both: {left} ms");
+    }
+    assert_eq!(sharers(&mut wire), ["one", "two"]);
+}
+
+#[test]
 fn who_shares_a_lock_is_told_the_first_to_go_first() {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();

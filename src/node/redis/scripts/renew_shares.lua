@@ -13,16 +13,36 @@ local SHARED = 'lh1:00000000-0000-0000-0000-000000000000:'
 local replies, time = {}, redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local function extend(lock, holders, token, ttl)
+-- The shares that are in, by their locks: their places, and one call that extends all of them.
+local found, locks = {}, {}
+-- Until when they share it, by their TTLs.
+local later = {}
+
+-- look(i, lock) notes a share that is in. For another it gives the reply.
+local function look(i, lock)
+  local holders, token = KEYS[n + i], ARGV[i]
   local until_then = redis.pcall('ZSCORE', holders, token)
   if type(until_then) == 'table' and not string.find(until_then.err, 'WRONGTYPE', 1, true) then
     return {-2, until_then.err}
   elseif type(until_then) ~= 'string' or tonumber(until_then) < now_ms then
     return 0
   end
-  local later = string.format('%.0f', now_ms + ttl)
-  local changed = redis.pcall('ZADD', holders, 'XX', 'CH', later, token)
-  if changed ~= 1 then
+  local ours = found[lock]
+  if not ours then
+    ours = {places = {}, call = {'ZADD', holders, 'XX', 'CH'}}
+    found[lock], locks[#locks + 1] = ours, lock
+  end
+  local places, call, ttl = ours.places, ours.call, ARGV[n + i]
+  later[ttl] = later[ttl] or string.format('%.0f', now_ms + ttl)
+  places[#places + 1] = i
+  call[#call + 1] = later[ttl]
+  call[#call + 1] = token
+end
+
+-- extend(lock, places, call) gives the reply for all of them.
+local function extend(lock, places, call)
+  local holders, changed = call[2], redis.pcall(unpack(call))
+  if type(changed) == 'table' or changed == 0 then
     -- It writes in any case: what is answered counts for a write. And a server without memory allows what comes after a
     -- write that needs none.
     local left = redis.call('PTTL', holders)
@@ -31,17 +51,21 @@ local function extend(lock, holders, token, ttl)
     else
       redis.pcall('ZREM', holders, '')
     end
-    changed = redis.pcall('ZADD', holders, 'XX', later, token)
+    changed = redis.pcall(unpack(call))
   end
   if type(changed) == 'table' then
     return {-2, changed.err}
   end
   local key, set = redis.call('PTTL', lock), redis.call('PTTL', holders)
-  if math.min(key, set) <= ttl then
-    local longer = math.ceil(ttl * 4 / 3)
-    redis.call('PEXPIRE', lock, string.format('%.0f', math.max(key, longer)))
-    redis.call('PEXPIRE', holders, string.format('%.0f', math.max(set, longer)))
-    redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. string.format('%.0f', now_ms))
+  for _, i in ipairs(places) do
+    local ttl = tonumber(ARGV[n + i])
+    if math.min(key, set) <= ttl then
+      local longer = math.ceil(ttl * 4 / 3)
+      key, set = math.max(key, longer), math.max(set, longer)
+      redis.call('PEXPIRE', lock, string.format('%.0f', key))
+      redis.call('PEXPIRE', holders, string.format('%.0f', set))
+      redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. string.format('%.0f', now_ms))
+    end
   end
   return 1
 end
@@ -66,7 +90,7 @@ for i = 1, n do
     -- A later phase, which its token may have come into again from a queue: its own has ended.
     replies[i] = 0
   else
-    replies[i] = extend(lock, KEYS[n + i], ARGV[i], tonumber(ARGV[n + i]))
+    replies[i] = look(i, lock)
   end
   if replies[i] == 0 then
     -- A server that has become a replica may never have had it, or not have it yet. Only a write tells what it is.
@@ -77,6 +101,13 @@ for i = 1, n do
   end
   if (replies[i] == 0 or replies[i] == -1) and phase ~= '' then
     replies[i] = forced(lock, phase) or replies[i]
+  end
+end
+for _, lock in ipairs(locks) do
+  local ours = found[lock]
+  local reply = extend(lock, ours.places, ours.call)
+  for _, i in ipairs(ours.places) do
+    replies[i] = reply
   end
 end
 return replies
