@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// So long that none of them renews.
-const TTL: Duration = Duration::from_secs(3_600);
+const TTL: Duration = Duration::from_hours(1);
 /// So many acquires at once of those that nobody keeps waiting: more would be one burst.
 const AT_ONCE: usize = 256;
 
