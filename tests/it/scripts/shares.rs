@@ -216,10 +216,11 @@ fn the_first_step_of_a_renewal_is_for_the_phase_of_its_share_only() {
 /// As behind a renewal in two steps of which the second was lost.
 #[test]
 fn the_places_live_on_for_who_shares_where_the_key_does_already() {
+    type Call = fn(&mut Wire);
     let server = Server::start();
     let mut wire = server.wire();
     let ttl = TTL.parse::<i64>().unwrap();
-    let calls: [(&str, fn(&mut Wire)); 3] = [
+    let calls: [(&str, Call); 3] = [
         ("a renewal", |wire| assert_eq!(renew(wire, "one"), Value::Int(1))),
         ("a newcomer", |wire| drop(comes_in(wire, "two", ANY))),
         ("a confirmation beside as many as its limit", |wire| drop(comes_in(wire, "one", "1"))),
