@@ -54,6 +54,7 @@ impl ClockShim {
     /// is executed just then finds the key by the time before, and extends it by the time after: it lives on.
     pub fn forward_past(&self, by: Duration, wire: &mut Wire, key: &str) {
         let value = wire.get(key);
+        assert!(value.is_some(), "{key:?} has no value to lose");
         for _ in 0..20 {
             self.forward(by);
             if wire.get(key) != value {
