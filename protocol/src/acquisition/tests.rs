@@ -320,6 +320,7 @@ fn a_lease_that_has_reached_its_max_hold_is_released_and_that_is_forgiven() {
     limited.lease.max_hold = Some(TTL / 2);
     let mut acquisition = Acquisition::new(limited, at(0));
     let _won = voted(&mut acquisition, 1, 0, granted(7));
+    assert_eq!((acquisition.hold_ends(), held(1).hold_ends()), (at(1_500), Time::NEVER));
     let actions = acquisition.expire_if_due(at(1_500));
     assert!(matches!(actions.news, Some(News::Phase)) && actions.undo.is_none());
     let (leaving, actions) = acquisition.let_go(at(1_600));
@@ -542,11 +543,21 @@ fn a_tick_renews_and_a_hint_brings_one() {
     let mut acquisition = held(1);
     acquisition.hint(at(50));
     assert_eq!(acquisition.next_tick(), Some(at(50)));
+    acquisition.hint_of(0, at(40));
+    assert_eq!(acquisition.next_tick(), Some(at(40)), "its only node has it: that is asked");
     assert!(is_idle(&acquisition.expire_if_due(at(50))));
     assert!(acquisition.on_tick(at(50)).renew);
     let actions = renewed(&mut acquisition, 60, 0, Err(unanswered()));
     assert!(matches!(actions.news, Some(News::Phase)) && acquisition.phase() == Some(Phase::AtRisk));
     assert!(acquisition.is_held());
+}
+
+#[test]
+fn a_renewal_that_is_nearly_due_goes_along_with_others() {
+    let mut acquisition = held(1);
+    assert!(is_idle(&acquisition.go_along(at(500), None)));
+    assert!(acquisition.go_along(at(950), None).renew);
+    assert!(is_idle(&acquisition.on_tick(at(1_000))), "it has gone along");
 }
 
 #[test]
