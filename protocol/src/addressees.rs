@@ -131,7 +131,11 @@ mod tests {
 
     #[test]
     fn a_waiter_that_leaves_is_in_no_table() {
-        let (mut addressees, _key, [a, b, c]) = scene();
+        let (mut addressees, key, [a, b, c]) = scene();
+        let mut all: Vec<_> = addressees.all().collect();
+        all.sort_unstable_by_key(|(_, letter)| **letter);
+        assert_eq!(all, [(&key, &'a'), (&key, &'b'), (&key, &'c')]);
+        assert!(!addressees.is_empty());
         addressees.answered(&a, true);
         addressees.polls(&a);
         addressees.polls(&b);

@@ -142,6 +142,19 @@ mod tests {
     }
 
     #[test]
+    fn who_starts_over_pauses_as_at_first() {
+        let longest = (0..400).map(|seed| {
+            let mut backoff = Backoff::new(Jitter::from_seed(seed));
+            for _ in 0..8 {
+                let _longer = backoff.next(None);
+            }
+            backoff.starts_over();
+            backoff.next(None)
+        });
+        assert!(longest.max().is_some_and(|longest| longest < FIRST));
+    }
+
+    #[test]
     fn after_split_votes_the_pauses_spread_over_more_and_more_rounds() {
         let after = ROUND + SHORTEST;
         for (splits, rounds) in [(1, 2), (2, 4), (3, 8), (7, 128), (8, 128), (50, 128)] {

@@ -171,6 +171,18 @@ fn when_nobody_has_a_majority_the_votes_are_split() {
 }
 
 #[test]
+fn where_half_of_the_votes_are_somebody_elses_their_holder_is_told() {
+    let other = Token::random("one:1");
+    let mut attempt = Attempt::new(at(0), TTL, 4);
+    for node in [0, 1] {
+        assert!(waits(&attempt.answer(at(1), node, granted(5))));
+    }
+    assert!(waits(&attempt.answer(at(1), 2, busy(&other, 100))));
+    let step = attempt.answer(at(1), 3, busy(&other, 100));
+    assert!(matches!(&step, Step::Lost(Verdict::Split { holder }) if holder.label() == Some("one:1")), "{step:?}");
+}
+
+#[test]
 fn votes_are_not_split_while_we_may_have_a_majority() {
     let mut attempt = Attempt::new(at(0), TTL, 5);
     let _ = attempt.answer(at(1), 0, busy(&Token::random("one:1"), 100));
