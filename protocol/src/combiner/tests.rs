@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::*;
 use crate::{fence, key::Key, message::Voting, mode::Mode};
 
@@ -44,6 +46,7 @@ fn taken(combiner: &mut Combiner<u32>, now: Time) -> Option<Batch> {
 #[test]
 fn a_request_goes_alone_while_few_are_under_way() {
     let mut combiner = busy([1]);
+    assert!(!combiner.is_idle() && !busy([]).is_idle() && Combiner::<u32>::new(LIMITS).is_idle());
     assert_eq!(combiner.sweep(at(2)).next, Some(at(0) + PACE), "two flights began at 0");
     assert!(combiner.goes_on(at(3)), "one of them carries what waits");
     assert_eq!(taken(&mut combiner, at(3)).map(|batch| combiner.landed(&batch)), Some(vec![Some(1)]));
@@ -140,6 +143,19 @@ fn a_batch_has_no_more_requests_than_it_may() {
         assert_eq!(combiner.landed(&batch), expected);
     }
     assert!(!combiner.goes_on(at(10)));
+}
+
+#[test]
+fn the_queue_is_full_when_it_weighs_what_it_may() {
+    let Claim { key, token, .. } = claim("job");
+    let each = EACH + key.lock().len() + token.as_str().len();
+    assert_eq!(acquire("job").weight(), each);
+    let mut combiner = Combiner::new(BatchLimits { flights: 1, weight: 2 * each, ..LIMITS });
+    assert_eq!(enter(&mut combiner, at(0), 0), Entry::Alone);
+    for caller in [1, 2] {
+        assert!(matches!(enter(&mut combiner, at(1), caller), Entry::Queued(_)));
+    }
+    assert_eq!(enter(&mut combiner, at(1), 3), Entry::Full);
 }
 
 #[test]
@@ -262,7 +278,9 @@ fn what_knows_no_fence_or_keeps_the_key_goes_alone() {
     }
     assert!(matches!(Want::of(&release(&known, ReleaseMode::Delete)), Some(Want::Release(_))));
     let retain = ReleaseMode::Retain(LIMIT, Token::random("stays"));
+    let heir_of = Some(Arc::new(vec![Token::random("gives")]));
     for alone in [
+        Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None, heir_of }),
         release(&claim, ReleaseMode::Delete),
         release(&known, ReleaseMode::Leave),
         release(&known, retain),
@@ -302,6 +320,7 @@ fn who_looks_for_no_answer_holds_up_nobody() {
         combiner.may_set_aside(token.clone());
     }
     assert!(matches!(enter(&mut combiner, at(1), 2), Entry::Queued(_)));
+    assert!(!combiner.set_aside(&Token::random("host:7")), "nothing goes alone for it");
     assert!(combiner.set_aside(&tokens[0]) && combiner.goes_on(at(2)), "what waits goes in its place");
     assert_eq!(taken(&mut combiner, at(2)).map(|batch| combiner.landed(&batch)), Some(vec![Some(2)]));
     assert!(!combiner.set_aside(&tokens[0]), "when its answer comes, no flight ends");
