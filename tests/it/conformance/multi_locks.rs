@@ -81,9 +81,9 @@ pub(super) async fn a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for(p
     }
     held.release().await.unwrap().confirmed();
     let theirs = two.lock("b").acquire().await.unwrap();
-    let refused = within(HANGS, "the end of the wait", multi.acquire_within(TTL / 5)).await.unwrap_err();
+    let refused = within(HANGS, "the end of the wait", multi.acquire_within(TTL / 2)).await.unwrap_err();
     let Error::TimedOut { name, waited, .. } = refused else { panic!("{refused}") };
-    assert!(name == "b" && waited >= TTL / 5, "{name}: {waited:?}");
+    assert!(name == "b" && waited >= TTL / 2, "{name}: {waited:?}");
     drop(theirs);
     for name in ["a", "b", "c"] {
         drop(within(HANGS, name, two.lock(name).acquire()).await.unwrap());
@@ -158,7 +158,7 @@ pub(super) async fn each_lock_of_several_has_its_own_options(place: Place) {
     // A lease that is given back counts for nothing: no work was done under it.
     let theirs = two.lock("x:a").acquire().await.unwrap();
     assert!(one.multi_lock(locks(LONG)).try_acquire().await.unwrap().is_none());
-    let refused = one.multi_lock(locks(LONG)).acquire_within(TTL / 10).await.unwrap_err();
+    let refused = one.multi_lock(locks(LONG)).acquire_within(TTL / 2).await.unwrap_err();
     assert!(matches!(refused, Error::TimedOut { .. }), "{refused}");
     for name in ["a", "b", "c"] {
         drop(within(HANGS, name, two.lock(name).acquire()).await.unwrap());

@@ -47,9 +47,10 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     }
     let mut waiters: Vec<_> = NAMES.iter().map(|name| timed(waiter.lock(*name).acquire())).collect();
     let started = Instant::now();
-    // Two TTLs: without renewals between the kills nothing would be held at the end.
+    // Two TTLs: without renewals between the kills nothing would be held at the end. Pushes that end again and again
+    // take longer and longer to come back.
     let mut kills = 0;
-    while started.elapsed() < Duration::from_millis(2_400) {
+    while started.elapsed() < Duration::from_millis(2_400) || kills < 9 {
         // Both processes have connections again, with pushes or on their way to them: killed in every state.
         let pushes = kills % 3;
         eventually_async(SOON, "connections", || wire.trackers().len() >= pushes.min(2)).await;
@@ -57,8 +58,6 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
         kills += 1;
         tokio::time::sleep(Duration::from_millis(7 * (kills as u64 % 5))).await;
     }
-    // Pushes that end again and again take longer and longer to come back.
-    assert!(kills > 8, "{kills}");
     for lease in &held {
         lease.check().unwrap();
     }
