@@ -451,8 +451,7 @@ async fn f22_a_quorum_needs_the_right_to_info() {
     // Where the third node stands in for the one that is raised, the lease does not wait for that.
     let raised = || raises.iter().any(|raise| raise.hits() > 0);
     eventually_async(HANGS, "the clocks differ, so something is raised", raised).await;
-    // A majority is enough for the lease, and the third may be on its way.
-    eventually_async(HANGS, "every node has it", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    nodes.all_have(NAME).await;
     assert!(nodes[0].wire().del(NAME));
     lease.renew().await.expect("two of three hold it");
     eventually_async(HANGS, "it is repaired", || nodes.with_key(NAME) == [0, 1, 2]).await;

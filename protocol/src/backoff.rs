@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn who_starts_over_pauses_as_at_first() {
-        let longest = (0..400).map(|seed| {
+        let pauses = (0..400).map(|seed| {
             let mut backoff = Backoff::new(Jitter::from_seed(seed));
             for _ in 0..8 {
                 let _longer = backoff.next(None);
@@ -151,7 +151,7 @@ mod tests {
             backoff.starts_over();
             backoff.next(None)
         });
-        assert!(longest.max().is_some_and(|longest| longest < FIRST));
+        assert!(pauses.max().is_some_and(|longest| longest < FIRST));
     }
 
     #[test]

@@ -47,8 +47,8 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     }
     let mut waiters: Vec<_> = NAMES.iter().map(|name| timed(waiter.lock(*name).acquire())).collect();
     let started = Instant::now();
-    // Two TTLs: without renewals between the kills nothing would be held at the end. Pushes that end again and again
-    // take longer and longer to come back.
+    // Two TTLs: without renewals between the kills nothing would be held at the end. And nine kills, however long a busy
+    // machine takes: pushes that end again and again take longer and longer to come back.
     let mut kills = 0;
     while started.elapsed() < Duration::from_millis(2_400) || kills < 9 {
         // Both processes have connections again, with pushes or on their way to them: killed in every state.

@@ -57,11 +57,6 @@ async fn delayed_client_without(nodes: &Nodes, without: usize, restart_delay: Du
     (client(urls(&proxies), restart_delay).await, proxies)
 }
 
-/// A majority has granted it; the third vote may be on its way, and would be of the time after a step.
-async fn all_have_voted(nodes: &Nodes) {
-    eventually_async(HANGS, "all have it", || nodes.with_key(NAME).len() == nodes.len()).await;
-}
-
 async fn acquire(leases: &Leases) -> Lease {
     within(HANGS, "the lock is free", leases.lock(NAME).acquire()).await.expect("a majority is well")
 }
@@ -350,7 +345,7 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
     let leases = client(nodes.urls(), LONG + TTL).await;
     let (lag, lease) = (Lag::start(), acquire(&leases).await);
     let (fence, calm) = (lease.fence(), Calm::of(&lease));
-    all_have_voted(&nodes).await;
+    nodes.all_have(NAME).await;
     let token = nodes[1].wire().token(NAME);
     nodes[0].wire().must(&["CONFIG", "RESETSTAT"]);
     eventually_async(HANGS, "its key has expired", || {
@@ -377,7 +372,8 @@ async fn f28_a_majority_steps_forward_past_the_ttl() {
     let proxies = nodes.proxies();
     let leases = client(urls(&proxies), LONG + TTL).await;
     let lease = acquire(&leases).await;
-    all_have_voted(&nodes).await;
+    // A vote of the time after a step would be held by it.
+    nodes.all_have(NAME).await;
     // Else the first would get its key back before it is known that the second has lost its own; and then the second
     // would get its key back from the first.
     let repairs: Vec<_> =

@@ -63,8 +63,7 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
     let (nodes, lag) = (servers(3), Lag::start());
     let lease = client(nodes.urls()).await.lock(NAME).acquire().await.expect("it is free");
     let (fence, calm) = (lease.fence().to_string(), Calm::of(&lease));
-    // A majority has granted it; the third vote may be on its way.
-    eventually_async(HANGS, "all have it", || nodes.with_key(NAME).len() == 3).await;
+    nodes.all_have(NAME).await;
     let token = nodes[2].wire().token(NAME).expect("the lease's token");
     let rival = client(nodes.urls()).await;
 

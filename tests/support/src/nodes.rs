@@ -3,9 +3,11 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use super::bounds::HANGS;
 use super::clock_shim::ClockShim;
 use super::proxy::Proxy;
 use super::server::{Server, ServerBuilder};
+use super::wait::eventually_async;
 
 /// How long [`Nodes::seasoned`] servers believe that they have been up.
 pub const AGE: Duration = Duration::from_secs(3 * 60 * 60);
@@ -79,6 +81,11 @@ impl Nodes {
     #[track_caller]
     pub fn with_key(&self, key: &str) -> Vec<usize> {
         (0..self.servers.len()).filter(|&at| self.servers[at].wire().exists(key)).collect()
+    }
+
+    /// Waits until all of them have this key: a lease needs a majority of them, and other votes may be on their way.
+    pub async fn all_have(&self, key: &str) {
+        eventually_async(HANGS, "all have it", || self.with_key(key).len() == self.servers.len()).await;
     }
 }
 
