@@ -173,8 +173,9 @@ impl Lease {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
-        let leaving = self.view.leave();
-        let mode = hold.release_mode(client.now(), keep);
+        let now = client.now();
+        let leaving = self.view.leave(now);
+        let mode = hold.release_mode(now, keep);
         match leaving {
             AfterLast::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
             AfterLast::Release { valid_until } => client.release(hold, mode, valid_until).await,
@@ -303,7 +304,8 @@ impl Drop for Lease {
         // Its loss may be noted, and not told yet.
         let has_span = hold.has_span();
         let ended = if has_span { self.view.board().ended() } else { None };
-        let leaving = self.view.leave();
+        let now = client.now();
+        let leaving = self.view.leave(now);
         // In a `release` this comes after the answer: without the hold, a late notification of its grant would pass the
         // lock on.
         let is_last = hold.holds() == 0;
@@ -313,7 +315,7 @@ impl Drop for Lease {
         match leaving {
             AfterLast::Nothing(_) => {}
             AfterLast::Release { .. } | AfterLast::Forgiven => {
-                client.release_in_background(hold, hold.release_mode(client.now(), Duration::ZERO));
+                client.release_in_background(hold, hold.release_mode(now, Duration::ZERO));
             }
         }
         // Last, for it runs foreign code.

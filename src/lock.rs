@@ -166,9 +166,10 @@ impl Lock {
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "try_lock")]
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Lease>, Error>> + Send + use<> {
-        let acquire = self.clone().acquire_or_wait(Patience::None);
+        let lock = self.clone();
         async move {
-            match acquire.await {
+            // Made here: a future that is moved to where it is awaited takes its room twice.
+            match lock.acquire_or_wait(Patience::None).await {
                 Err(Error::TimedOut { .. }) => Ok(None),
                 outcome => outcome.map(Some),
             }
@@ -189,12 +190,11 @@ impl Lock {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (client, began) = (self.scope.client.clone(), self.scope.client.now());
         let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
-        let outcome = match self.wanted() {
-            Ok(wanted) => {
-                let mut acquire = Acquire::new(client.clone(), Wanted { is_on_trial, ..wanted }, patience);
-                acquire.run().instrument(span).await
-            }
-            Err(refused) => Err(refused),
+        let acquire = |wanted| Acquire::new(client.clone(), Wanted { is_on_trial, ..wanted }, patience);
+        // Borrowed: what is moved on takes its room twice.
+        let outcome = match &mut self.wanted().map(acquire) {
+            Ok(acquire) => acquire.run().instrument(span).await,
+            Err(refused) => Err(refused.clone()),
         };
         acquiring.ended(&outcome, patience.is_one_try(), client.now().since(began));
         outcome

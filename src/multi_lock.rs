@@ -121,9 +121,10 @@ impl MultiLock {
     ///
     /// As [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<MultiLease>, Error>> + Send + use<> {
-        let acquire = self.clone().acquire_or_wait(Patience::None);
+        let lock = self.clone();
         async move {
-            match acquire.await {
+            // Made here: a future that is moved to where it is awaited takes its room twice.
+            match lock.acquire_or_wait(Patience::None).await {
                 Err(Error::TimedOut { .. }) => Ok(None),
                 outcome => outcome.map(Some),
             }

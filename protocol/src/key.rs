@@ -22,6 +22,7 @@ pub struct InvalidName(Box<str>);
 pub struct Key {
     full: Arc<str>,
     prefix: u32,
+    has_tag: bool,
 }
 
 impl Key {
@@ -44,12 +45,17 @@ impl Key {
             ).into()));
         }
         // The builder keeps prefixes far below this.
-        Ok(Self { full, prefix: u32::try_from(prefix.len()).unwrap_or_default() })
+        Ok(Self::with_prefix(full, u32::try_from(prefix.len()).unwrap_or_default()))
+    }
+
+    fn with_prefix(full: Arc<str>, prefix: u32) -> Self {
+        let has_tag = hash_tag(&full).is_some();
+        Self { full, prefix, has_tag }
     }
 
     /// The lock with this full key, as a server names it.
     pub fn of_lock(full: &str) -> Self {
-        Self { full: full.into(), prefix: 0 }
+        Self::with_prefix(full.into(), 0)
     }
 
     /// The name that the user gave it.
@@ -110,14 +116,14 @@ impl Key {
     /// Whether a cluster keeps all of these in one slot. A `}` without a hash tag before it would end that of the
     /// companions too early.
     pub fn is_in_one_slot(&self) -> bool {
-        hash_tag(&self.full).is_some() || !self.full.contains('}')
+        self.has_tag || !self.full.contains('}')
     }
 
     /// A companion key in the lock's own slot: a name without a hash tag becomes the tag, a name with one keeps it.
     /// The two spellings keep `a` and `{a}` apart.
     fn companion(&self, what: &'static str) -> [&str; 4] {
         let full = &*self.full;
-        if hash_tag(full).is_some() { ["", full, ":lht:", what] } else { ["{", full, "}:lh:", what] }
+        if self.has_tag { ["", full, ":lht:", what] } else { ["{", full, "}:lh:", what] }
     }
 }
 

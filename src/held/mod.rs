@@ -81,13 +81,23 @@ impl State {
     fn holds(&self) -> usize {
         usize::from(self.has_first) + self.more.len()
     }
+
+    /// Whether the lease with this signal has not let go.
+    fn has(&self, signal: &Signal) -> bool {
+        match signal {
+            Signal::First(_) => self.has_first,
+            Signal::More(board) => self.more.iter().any(|lease| Arc::ptr_eq(lease, board)),
+        }
+    }
 }
 
 /// The consequences of an event: actions for the watchdog first, then news for the holders.
 #[must_use = "actions are there to be carried out, and news to be told"]
+#[derive(Default)]
 pub(crate) struct Reaction {
     pub(crate) actions: Actions,
-    pub(crate) news: Option<PhaseChange>,
+    /// Boxed: most events are none.
+    pub(crate) news: Option<Box<PhaseChange>>,
 }
 
 // As for `Client`.
@@ -351,7 +361,7 @@ impl Hold {
         drop(state);
         let (event, span) = (self.event(now, phase, end.as_ref()), self.span());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
-        Reaction { actions, news: Some(PhaseChange { leases, stage, end, event, span }) }
+        Reaction { actions, news: Some(Box::new(PhaseChange { leases, stage, end, event, span })) }
     }
 
     fn event(&self, now: Time, phase: Phase, end: Option<&Lost>) -> Event {

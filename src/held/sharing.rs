@@ -161,16 +161,16 @@ impl Hold {
     /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
     /// last (rule 8).
     pub(crate) fn leave(self: &Arc<Self>, now: Time, signal: &Signal) -> (AfterLast, Reaction) {
+        // Each lease that was released is dropped too.
+        if !self.state.lock().has(signal) {
+            return (AfterLast::Nothing(Ok(())), Reaction::default());
+        }
         let mut reaction = self.expire_if_due(now);
         let released = self.lost(now, now, LossReason::Released);
         let mut state = self.state.lock();
-        let before = state.holds();
         match signal {
             Signal::First(_) => state.has_first = false,
             Signal::More(board) => state.more.retain(|lease| !Arc::ptr_eq(lease, board)),
-        }
-        if state.holds() == before {
-            return (AfterLast::Nothing(Ok(())), reaction);
         }
         let lost = state.end.clone().filter(|end| end.reason() != LossReason::MaxHold);
         let mut leaving = AfterLast::Nothing(lost.map_or(Ok(()), Err));

@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route, mode::Mode};
+use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route, mode::Mode, time::Time};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -55,8 +55,7 @@ impl LeaseHandle {
     }
 
     /// Lets go of one lease; once.
-    pub(super) fn leave(&self) -> AfterLast {
-        let now = self.client.now();
+    pub(super) fn leave(&self, now: Time) -> AfterLast {
         let (leaving, reaction) = self.hold.leave(now, &self.signal());
         self.client.watchdog.execute(&self.hold, reaction);
         leaving

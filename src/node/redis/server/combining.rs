@@ -201,8 +201,8 @@ impl Combining {
     }
 
     /// A request comes that [can travel with others](Self::takes).
-    pub(super) fn enter(self: &Arc<Self>, want: Want, limit: Duration) -> Entered {
-        let (now, mut told) = (self.connection.now(), None);
+    pub(super) fn enter(self: &Arc<Self>, want: Want, now: Time, limit: Duration) -> Entered {
+        let mut told = None;
         let token = self.has_votes().then(|| want.claim().token.clone());
         let queued = || {
             let (caller, receiver) = oneshot::channel();

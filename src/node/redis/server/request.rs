@@ -72,11 +72,12 @@ impl Connections {
         let Some(want) = travels.then(|| combining.takes(&request, limit)).flatten() else {
             return self.ask_alone(via, request, None);
         };
-        match combining.enter(want, limit) {
+        let now = combining.now();
+        match combining.enter(want, now, limit) {
             Entered::Alone(flight) => self.ask_alone(via, request, Some(flight)),
             Entered::Full(failure) => Box::pin(ready(Err(failure))),
             Entered::Queued(told) => {
-                let (server, combining, until) = (self.clone(), combining.clone(), combining.now() + limit);
+                let (server, combining, until) = (self.clone(), combining.clone(), now + limit);
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
                         Ok(Ok(Told::Reply(reply))) => Ok(reply),
