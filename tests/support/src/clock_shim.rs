@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -40,6 +41,8 @@ impl ClockShim {
 
     /// What to set in the environment of a program that shall go by this clock.
     pub fn env(&self) -> Vec<(&'static str, OsString)> {
+        // A server would start without it, and go by the machine's clock.
+        assert!(Path::new(LIBRARY).exists(), "{LIBRARY} has gone: was target/ moved? To build it again: cargo clean");
         let offset = self.directory.path().join("offset");
         vec![("LD_PRELOAD", LIBRARY.into()), ("LEASEHOLD_CLOCK_FILE", offset.into())]
     }
