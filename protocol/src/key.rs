@@ -22,6 +22,7 @@ pub struct InvalidName(Box<str>);
 pub struct Key {
     full: Arc<str>,
     prefix: u32,
+    /// Noted, for each request asks for it, and most of them several times.
     has_tag: bool,
 }
 

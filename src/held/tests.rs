@@ -155,6 +155,20 @@ fn close_releases_a_lease_that_was_denied() {
 }
 
 #[test]
+fn a_lease_lets_go_once() {
+    let (hold, signal) = held();
+    let (SharedEntry::Shared(other), _) = hold.enter(Time::ZERO) else { panic!("it is held") };
+    for _ in 0..2 {
+        assert!(matches!(hold.leave(at(1), &signal).0, AfterLast::Nothing(Ok(()))));
+        assert_eq!(hold.holds(), 1, "the other one holds on");
+    }
+    assert!(matches!(hold.leave(at(2), &other).0, AfterLast::Release { .. }));
+    let (leaving, Reaction { actions, news }) = hold.leave(at(3), &other);
+    assert!(matches!(leaving, AfterLast::Nothing(Ok(()))), "it is no loss to be dropped after the release");
+    assert!(actions.undo.is_none() && news.is_none());
+}
+
+#[test]
 fn close_releases_nothing_that_is_released_already() {
     let (hold, signal) = held();
     let (leaving, _) = hold.leave(at(1), &signal);
