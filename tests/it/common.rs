@@ -9,11 +9,11 @@ use std::{
     },
     task::{Context, Poll, Waker},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use leasehold::{Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status};
-use support::{HANGS, Lag, Match, Wire, seen, within};
+use support::{HANGS, Lag, Match, Wire, eventually_async, seen, within};
 
 pub(crate) const NAME: &str = "job";
 pub(crate) const FENCE: &str = "{job}:lh:fence";
@@ -111,6 +111,22 @@ pub(crate) async fn is_ours(lease: &Lease) {
         }
     };
     within(HANGS, "a renewal by hand", renewed).await.expect("it is ours");
+}
+
+/// Waits until the server will tell of a change of these leases' keys: each is renewed once more, with its key tracked
+/// from then on. The number of tracked keys alone does not tell: some may be of an earlier lease.
+pub(crate) async fn are_watched<'a>(wire: &mut Wire, leases: impl IntoIterator<Item = &'a Lease>) {
+    // The clock is read last here and first below: a pause in between does not pass for a later deadline.
+    let deadline = |lease: &'a Lease| {
+        let remaining = lease.remaining();
+        (lease, Instant::now() + remaining)
+    };
+    let before: Vec<_> = leases.into_iter().map(deadline).collect();
+    eventually_async(HANGS, "the keys are watched", || {
+        before.iter().all(|(lease, before)| Instant::now() + lease.remaining() > *before)
+            && wire.tracked_keys() >= before.len()
+    })
+    .await;
 }
 
 /// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then

@@ -136,8 +136,10 @@ async fn tls_on_one_side_only_is_an_error_in_time() {
     let authority = Authority::new(&["localhost", "127.0.0.1"]);
     let ca = || authority.ca_pem_path();
     let (plain, with_tls) = (Cluster::start(1, 0), Cluster::start_with_tls(1, 0, &authority));
-    // It takes TLS from clients, and announces its plain port.
+    // It takes TLS from clients, and announces its plain port: newer servers do so to them only when told to.
     let half = Cluster::with(1, 0, |server| server.tls_by(&authority));
+    let [server] = half.primaries() else { panic!("it is one server") };
+    server.wire().must(&["CONFIG", "SET", "cluster-announce-tls-port", &server.port().to_string()]);
     let (sentinels, with_tls_too) = (Sentinels::start(), Sentinels::start_with_tls(&authority));
     let not_tls = ["cannot reach redis at", "does it speak TLS there"];
     for (url, parts) in [

@@ -17,7 +17,7 @@ use support::{
     seen, within,
 };
 
-use crate::common::{Confirmed as _, NAME, OTHER_TYPES, ending, in_vain, program_with, replace};
+use crate::common::{Confirmed as _, NAME, OTHER_TYPES, are_watched, ending, in_vain, program_with, replace};
 
 /// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
 const TTL: Duration = Duration::from_millis(1_200);
@@ -44,11 +44,6 @@ fn assert_by_the_next_renewal(proxy: &Proxy, name: &str, fault: Instant) {
 }
 
 const TOLD: &str = "signal after the fault";
-
-/// Waits until the server will tell of a change of that many keys. It must have tracked none before.
-async fn are_watched(wire: &mut Wire, keys: usize) {
-    eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= keys).await;
-}
 
 #[track_caller]
 fn assert_pushed(what: &str, took: Duration, lag: &Lag) {
@@ -85,7 +80,7 @@ async fn f13_key_deleted_by_hand() {
     let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
     for delete in ["DEL", "UNLINK", "GETDEL"] {
         let lease = leases.lock("job").acquire().await.unwrap();
-        are_watched(&mut wire, 1).await;
+        are_watched(&mut wire, [&lease]).await;
         let fault = Instant::now();
         wire.must(&[delete, "job"]);
         let lost = signal(&lease).await;
@@ -184,7 +179,7 @@ async fn f14_key_overwritten_with_another_token() {
     let released = proxy.on(Match::command("EVAL").and(Match::script(RELEASE)), 1, Action::HoldReply);
     let lease = leases.lock("job").acquire().await.unwrap();
 
-    are_watched(&mut wire, 1).await;
+    are_watched(&mut wire, [&lease]).await;
     let fault = Instant::now();
     wire.must(&["SET", "job", "somebody-else", "PX", "60000"]);
     let lost = signal(&lease).await;
@@ -204,7 +199,7 @@ async fn f14_key_overwritten_without_a_ttl() {
     let server = Server::start();
     let (leases, mut wire, lag) = (program_with(server.url(), TTL).await, server.wire(), Lag::start());
     let lease = leases.lock("job").acquire().await.unwrap();
-    are_watched(&mut wire, 1).await;
+    are_watched(&mut wire, [&lease]).await;
     let fault = Instant::now();
     wire.set("job", "somebody-else");
     let lost = signal(&lease).await;
@@ -250,8 +245,7 @@ async fn f15_flushall_and_flushdb() {
         }
         let fence = held.last().unwrap().fence();
 
-        // What the connections before have left there goes with the first flush.
-        are_watched(&mut wire, held.len()).await;
+        are_watched(&mut wire, &held).await;
         let fault = Instant::now();
         wire.must(&[flush]);
         for lease in &held {
@@ -287,7 +281,7 @@ async fn f16_ttl_changed_by_hand_is_corrected_at_once() {
         (&["PEXPIRE", "job", &shorter.to_string()], shorter + 1..=full),
     ];
     for (change, right) in by_hand {
-        are_watched(&mut wire, 1).await;
+        are_watched(&mut wire, [&lease]).await;
         let fault = Instant::now();
         assert_eq!(wire.must(change).int(), 1);
         eventually_async(HANGS, "a renewal puts the TTL right", || right.contains(&wire.pttl("job"))).await;
@@ -312,7 +306,7 @@ async fn f17_key_replaced_by_another_type_is_taken() {
     let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
     for make in OTHER_TYPES {
         let lease = leases.lock("job").acquire().await.unwrap();
-        are_watched(&mut wire, 1).await;
+        are_watched(&mut wire, [&lease]).await;
         let fault = Instant::now();
         replace(&mut wire, make, NAME);
         let before = dump(&mut wire, "job");

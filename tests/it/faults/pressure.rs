@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
 use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
-use crate::common::{COMMAND, Calm, Confirmed as _, LONG, MEDIUM, NAME};
+use crate::common::{COMMAND, Calm, Confirmed as _, LONG, MEDIUM, NAME, are_watched};
 use crate::fair::line::{all_can_be_called, had, nothing_is_left, place, tokens};
 use crate::quorum::scene::{HANGS, Node, Scene, Share};
 
@@ -260,7 +260,7 @@ async fn f24_the_key_is_evicted() {
     let (leases, mut wire, lag) = (connect(server.url()).await, server.wire(), Lag::start());
     for policy in POLICIES {
         let lease = leases.lock("job").ttl(LONG).acquire().await.unwrap();
-        eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
+        are_watched(&mut wire, [&lease]).await;
         let began = evict(&mut wire, policy);
         let lost = within(HANGS, "the signal of a loss", lease.lost()).await;
         let took = began.elapsed();

@@ -134,7 +134,7 @@ async fn a_raise_that_fails(nodes: &Nodes, action: Action, fault: impl FnOnce())
 }
 
 async fn is_undone(nodes: &Nodes) {
-    eventually_async(HANGS, "all grants are undone", || nodes.with_key(NAME).is_empty()).await;
+    eventually_async(HANGS, "the key is nowhere", || nodes.with_key(NAME).is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,47 +196,42 @@ async fn another_node_replaces_one_that_fails_to_raise() {
     lease.release().await.expect("it was ours").confirmed();
 }
 
-fn scripts_run(nodes: &Nodes) -> Vec<usize> {
-    nodes.iter().map(|node| node.wire().scripts()).collect()
+/// Acquires and releases, and waits each time until all nodes have done it: one that lags behind the majority would meet
+/// the next acquire first, and issue another fence. Answers how long the nodes took.
+async fn cycle_everywhere(leases: &Leases, nodes: &Nodes) -> Duration {
+    let began = Instant::now();
+    let lease = acquire(leases).await;
+    eventually_async(HANGS, "all have granted it", || nodes.with_key(NAME).len() == nodes.iter().count()).await;
+    let took = began.elapsed();
+    lease.release().await.expect("it was ours").confirmed();
+    is_undone(nodes).await;
+    took
 }
 
-/// Each cycle is one acquire and one release on each node, and no raise: known nodes issue the same fence.
+/// Each cycle is one acquire on each node, and no raise: known nodes issue the same fence.
 async fn cycles_take_one_round_trip_each(clocks: &[Duration], clients: usize) {
     const CYCLES: usize = 30;
     let nodes = servers(clocks);
     let mut all = Vec::new();
     for _ in 0..clients {
-        let leases = client(nodes.urls(), LONG + TTL).await;
+        let proxies = nodes.proxies();
+        let leases = client(urls(&proxies), LONG + TTL).await;
         // The first answers tell it the nodes' times. The slowest node may need a raise afterwards.
-        cycle(&leases).await;
-        cycle(&leases).await;
-        all.push(leases);
+        cycle_everywhere(&leases, &nodes).await;
+        cycle_everywhere(&leases, &nodes).await;
+        all.push((leases, proxies));
     }
-    let settled = || async {
-        let (mut runs, mut same) = (scripts_run(&nodes), 0);
-        while same < 5 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            let now = scripts_run(&nodes);
-            same = if now == runs { same + 1 } else { 0 };
-            runs = now;
-        }
-        runs
-    };
-    let before = settled().await;
+    let proxies = || all.iter().flat_map(|(_, proxies)| proxies);
+    proxies().for_each(Proxy::forget);
     let mut late = 0;
-    let since = |runs: Vec<usize>| before.iter().zip(runs).map(|(before, now)| now - before).collect::<Vec<_>>();
-    let mut least = 0;
     for turn in 0..CYCLES {
-        let began = Instant::now();
-        cycle(&all[turn % clients]).await;
-        least += 2;
-        // A node that lags behind the majority would meet the next cycle's acquire first, and issue another fence.
-        let all_have = || since(scripts_run(&nodes)).iter().all(|runs| *runs >= least);
-        eventually_async(HANGS, "each node has run both", all_have).await;
-        late += usize::from(began.elapsed() >= AHEAD);
+        let (leases, _) = &all[turn % clients];
+        late += usize::from(cycle_everywhere(leases, &nodes).await >= AHEAD);
     }
-    let runs = since(settled().await);
-    assert!(runs.iter().all(|runs| (least..=least + late).contains(runs)), "{runs:?}, and {late} that may raise");
+    let count = |script| proxies().map(|proxy| proxy.count(Match::script(script))).collect::<Vec<_>>();
+    assert_eq!(count(ACQUIRE), vec![CYCLES / clients; clients * clocks.len()]);
+    let raised = count(RAISE);
+    assert!(raised.iter().all(|raises| *raises <= late), "{raised:?}, and {late} that may raise");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
