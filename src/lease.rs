@@ -173,9 +173,9 @@ impl Lease {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away between the two.
         let _under_way = client.host.token();
-        let now = client.now();
-        let leaving = self.view.leave(now);
-        let mode = hold.release_mode(now, keep);
+        let leaving = self.view.leave(client.now());
+        // Leaving may have run foreign code, which takes its time.
+        let mode = hold.release_mode(client.now(), keep);
         match leaving {
             AfterLast::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
             AfterLast::Release { valid_until } => client.release(hold, mode, valid_until).await,
@@ -304,8 +304,7 @@ impl Drop for Lease {
         // Its loss may be noted, and not told yet.
         let has_span = hold.has_span();
         let ended = if has_span { self.view.board().ended() } else { None };
-        let now = client.now();
-        let leaving = self.view.leave(now);
+        let leaving = self.view.leave(client.now());
         // In a `release` this comes after the answer: without the hold, a late notification of its grant would pass the
         // lock on.
         let is_last = hold.holds() == 0;
@@ -315,7 +314,7 @@ impl Drop for Lease {
         match leaving {
             AfterLast::Nothing(_) => {}
             AfterLast::Release { .. } | AfterLast::Forgiven => {
-                client.release_in_background(hold, hold.release_mode(now, Duration::ZERO));
+                client.release_in_background(hold, hold.release_mode(client.now(), Duration::ZERO));
             }
         }
         // Last, for it runs foreign code.

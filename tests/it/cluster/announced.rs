@@ -40,9 +40,8 @@ async fn a_server_is_found_where_it_was_asked_or_by_its_name() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_found_by_an_address_with_colons() {
-    let cluster = Cluster::start(1, 0);
+    let cluster = Cluster::with(1, 0, |server| server.arg("--cluster-announce-ip", "::1"));
     let mut wire = cluster.servers()[0].wire();
-    wire.must(&["CONFIG", "SET", "cluster-announce-ip", "::1"]);
     eventually_async(HANGS, "it says so", || wire.must(&["CLUSTER", "NODES"]).text().contains(" ::1:")).await;
     find(&cluster, "[::1]:").await;
 }

@@ -13,7 +13,7 @@ use support::{
 use tokio::task::JoinSet;
 
 use super::{TAKEN_OVER, acquire, connect};
-use crate::common::{COMMAND, Confirmed as _, LONG};
+use crate::common::{COMMAND, Confirmed as _, LONG, is_ours};
 
 /// A primary is killed, or stands still.
 fn end(primary: &Server, killed: bool) {
@@ -366,10 +366,19 @@ async fn f60_the_clock_of_the_next_primary_is_ahead() {
     let replica = cluster.replica_of(1);
     replica.wire().must(&["CLUSTER", "FAILOVER"]);
     takes_over(replica).await;
-    let lost = within(HANGS, "the signal", lease.lost()).await;
-    assert_eq!(lost.reason(), LossReason::FailedOver, "{lost}");
+    let before = lease.fence();
+    if Server::version().at_least(7, 0) {
+        let lost = within(HANGS, "the signal", lease.lost()).await;
+        assert_eq!(lost.reason(), LossReason::FailedOver, "{lost}");
+    } else {
+        // An older one tells its replicas how long a key has to live, and not until when.
+        is_ours(&lease).await;
+        lease.release().await.unwrap().confirmed();
+        // And where it has given way, and takes over again, it answers nobody for some seconds.
+        return;
+    }
     let next = acquire(&leases, &name, TTL).await;
-    assert!(next.fence() > lease.fence());
+    assert!(next.fence() > before);
     next.check().unwrap();
     // Back to the clock that is behind: fences grow all the same.
     let is_a_replica = || cluster.primaries()[1].wire().info_field("replication", "master_link_status");

@@ -13,7 +13,9 @@ use std::{
 
 use leasehold::{Credentials, Error, Leases, Owner, Server};
 use parking_lot::Mutex;
-use support::{HANGS, Lag, Match, Proxy, Server as RealServer, Wire, eventually_async, within};
+use support::{
+    Action, HANGS, Lag, Match, Proxy, Server as RealServer, Wire, eventually_async, scripts::ACQUIRE, within,
+};
 
 use crate::common::{Confirmed as _, LONG, MEDIUM, is_ours};
 
@@ -73,6 +75,14 @@ impl Rotation {
         });
         (server, asked)
     }
+}
+
+/// Several passwords are good at a time, as a server has them while they rotate.
+fn know_many(wire: &mut Wire) {
+    let passwords: Vec<String> = (0..50).map(|turn| format!(">{SECRET}{turn}")).collect();
+    let mut user = vec!["ACL", "SETUSER", USER, "on", "~*", "&*", "+@all"];
+    user.extend(passwords.iter().map(String::as_str));
+    wire.must(&user);
 }
 
 async fn connect(server: Server) -> Leases {
@@ -197,11 +207,7 @@ async fn f61_a_program_that_learns_a_password_late_waits_for_it() {
 async fn f61_open_connections_authenticate_before_their_token_ends() {
     let server = RealServer::start();
     let mut wire = server.wire();
-    // Several passwords are good at a time, as a server has them while they rotate.
-    let passwords: Vec<String> = (0..50).map(|turn| format!(">{SECRET}{turn}")).collect();
-    let mut user = vec!["ACL", "SETUSER", USER, "on", "~*", "&*", "+@all"];
-    user.extend(passwords.iter().map(String::as_str));
-    wire.must(&user);
+    know_many(&mut wire);
     let proxy = Proxy::to(&server);
     let asked = Arc::<Mutex<Vec<Instant>>>::default();
     let note = asked.clone();
@@ -262,6 +268,45 @@ async fn f61_an_open_connection_outlives_a_token_that_is_refused() {
     let auths = proxy.count(refused.clone());
     eventually_async(HANGS, "the next AUTH", || proxy.count(refused.clone()) > auths).await;
     held.renew().await.unwrap();
+    held.release().await.unwrap().confirmed();
+}
+
+/// What some servers do to an AUTH that they refuse: there is no answer, and the next one is that of another request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() {
+    let server = RealServer::start();
+    know_many(&mut server.wire());
+    let stranger = Leases::connect(server.url()).await.unwrap();
+    let _busy = stranger.lock("busy").acquire().await.unwrap();
+    let (proxy, turn) = (Proxy::to(&server), AtomicUsize::new(0));
+    let token = move || {
+        let token = Credentials::new(USER, format!("{SECRET}{}", turn.fetch_add(1, Ordering::SeqCst)));
+        async { Ok::<_, Error>(token.valid_for(Duration::from_secs(1))) }
+    };
+    let leases = connect(Server::at("127.0.0.1", proxy.port()).credentials(token)).await;
+    let held = leases.lock("held").acquire().await.unwrap();
+    leases.capabilities().await.unwrap();
+    // Of the two connections that authenticate before their token ends.
+    let skipped = [1, 2].map(|nth| proxy.on(Match::command("AUTH"), nth, Action::Skip));
+    for rule in &skipped {
+        within(HANGS, "AUTH", rule.hit()).await;
+    }
+    let before = proxy.count(Match::script(ACQUIRE));
+    let first = tokio::spawn(leases.lock("busy").try_acquire());
+    // Whether it is sent at once or later.
+    let _sent_or_not = tokio::time::timeout(Duration::from_millis(100), async {
+        while proxy.count(Match::script(ACQUIRE)) == before {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let second = tokio::spawn(leases.lock("free").owner(Owner::anonymous()).try_acquire());
+    let first = within(HANGS, "the first", first).await.unwrap().unwrap();
+    assert!(first.is_none(), "somebody else has it: {first:?}");
+    let second = within(HANGS, "the second", second).await.unwrap().unwrap();
+    second.expect("it is free").release().await.unwrap().confirmed();
+    held.check().unwrap();
+    is_ours(&held).await;
     held.release().await.unwrap().confirmed();
 }
 

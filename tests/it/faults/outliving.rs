@@ -3,9 +3,18 @@
 //! A lower bound counts from before the acquire was asked for, an upper one from after it was there. So neither allows
 //! for the machine's lag but the upper one.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Wake, Waker},
+    time::{Duration, Instant},
+};
 
-use leasehold::{Leases, Lock, LossReason};
+use leasehold::{
+    Leases, Lock, LossReason,
+    testing::{Clock as _, ManualClock},
+};
 use support::{
     Action, Child, ClockShim, HANGS, Lag, Match, Part, Proxy, Server, Wire, eventually_async, one_thread,
     scripts::ACQUIRE, seen, two_workers, within,
@@ -238,4 +247,35 @@ async fn f78_the_servers_clock_steps() {
     // Nobody's clock corrects one that is put forward.
     clock.forward_past(HOUR, &mut server.wire(), "hourly");
     drop(hourly(&other).try_acquire().await.unwrap().expect("it has ended early"));
+}
+
+/// Whoever is woken takes two seconds.
+struct Slow(ManualClock);
+
+impl Wake for Slow {
+    fn wake(self: Arc<Self>) {
+        self.0.advance(Duration::from_secs(2));
+    }
+}
+
+/// By a clock that stands still but for what the release wakes up.
+#[tokio::test]
+async fn f78_an_interval_is_no_longer_for_what_a_release_wakes_up() {
+    for drops in [false, true] {
+        let clock = ManualClock::new();
+        let leases = Leases::builder().url("memory://").clock(clock.clone()).build().await.unwrap();
+        let lock = leases.lock("hourly").ttl(Duration::from_secs(5)).once_per(Duration::from_secs(10));
+        let (began, lease) = (clock.now(), lock.acquire().await.unwrap());
+        let token = lease.cancellation_token();
+        let (mut cancelled, slow) = (pin!(token.cancelled()), Waker::from(Arc::new(Slow(clock.clone()))));
+        assert!(cancelled.as_mut().poll(&mut Context::from_waker(&slow)).is_pending());
+        if drops {
+            drop(lease);
+        } else {
+            lease.release().await.unwrap().confirmed();
+        }
+        let kept = lock.holder().await.unwrap().expect("it is kept").remaining().expect("for a time");
+        assert_eq!(clock.now(), began + Duration::from_secs(2));
+        assert_eq!(kept, Duration::from_secs(8), "drops: {drops}");
+    }
 }

@@ -310,6 +310,10 @@ impl Traffic {
                     rule.fire();
                     return;
                 }
+                Action::Skip => {
+                    rule.fire();
+                    return;
+                }
                 Action::CutBefore => {
                     self.up.push(What::Cut(Some(rule)), None);
                     return;

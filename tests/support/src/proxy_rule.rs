@@ -138,6 +138,9 @@ pub enum Action {
     /// The command never reaches the server; the connection stays. Hit when the
     /// command has arrived from the client.
     DropRequest,
+    /// The command never reaches the server, and later ones are answered: what a
+    /// server does that leaves out an answer. Hit as it happens.
+    Skip,
     /// The server gets a command in its place that it does not know, and says
     /// so. Hit as it happens.
     Mangle,

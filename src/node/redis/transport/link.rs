@@ -9,6 +9,9 @@
 //! 3. Nobody waits on a link that is over. A request that is handed to fred while its task ends may stay in a queue
 //!    that nobody reads. tokio empties that queue only up to an entry that a sender has reserved and not filled yet.
 //!    The caller would wait for all of its time.
+//! 4. An answer is that of its request. The protocol tells answers by their order alone. Redis 7.4 and 8.0 and Valkey 8.1
+//!    give none to an AUTH that they refuse, if they read it together with a command before it. So AUTH goes alone, and a
+//!    question behind it whose answer is known. Until that has come, nothing else is sent, and no answer counts.
 
 use std::{
     future::{Future, poll_fn},
@@ -36,7 +39,7 @@ use leasehold_protocol::time::Time;
 use parking_lot::Mutex;
 use socket2::TcpKeepalive;
 use tokio::{
-    sync::{Notify, broadcast::Receiver},
+    sync::{Notify, broadcast::Receiver, watch},
     task::AbortHandle,
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -52,6 +55,7 @@ use super::{
 use crate::{
     credentials::Credentials,
     node::redis::script::{OfRun, Script, Text},
+    random,
 };
 
 /// The most that all requests of a link may weigh together, in bytes.
@@ -62,6 +66,11 @@ const MOMENT: Duration = Duration::from_millis(20);
 
 /// The command that asks a server for its kind.
 const HELLO: &str = "HELLO";
+
+const PING: &str = "PING";
+
+/// Why an answer does not count.
+const UNASSIGNED: &str = "it ended before it was certain which request it had answered";
 
 /// The approximate memory that fred needs for a request besides its bytes.
 const EACH: usize = 1024;
@@ -158,6 +167,28 @@ pub(crate) struct Link {
     given_up: Arc<Notify>,
     /// Cancelled once fred's task has ended (invariant 3).
     over: CancellationToken,
+    step: watch::Sender<Step>,
+}
+
+/// Whether answers come in step with their requests (invariant 4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    In,
+    Unknown,
+    Out,
+}
+
+/// While this lives, nobody knows whether a link is in step; afterwards it is as said here.
+struct Doubt<'a>(&'a Link, Step);
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        let Self(link, step) = *self;
+        link.step.send_replace(step);
+        if step == Step::Out {
+            link.end();
+        }
+    }
 }
 
 /// The command right before another one, for its sake.
@@ -282,6 +313,7 @@ impl Link {
             load: Arc::default(),
             given_up: given_up.clone(),
             over: CancellationToken::new(),
+            step: watch::Sender::new(Step::In),
         };
         let (kind, over) = (link.kind.clone(), link.over.clone());
         Ok((link, Ending { errors, router: Some(router), given_up, kind, over }))
@@ -296,11 +328,33 @@ impl Link {
         self.login.as_ref()
     }
 
-    /// Authenticates with other ones. If the server does not take these, the link stays as it was.
-    pub(crate) async fn authenticate(&self, login: &Login, limit: Duration) -> Result<(), FredError> {
+    /// Authenticates with other ones. If the server does not take these, the link stays as it was; if it does not say, the
+    /// link ends (invariant 4).
+    pub(crate) async fn authenticate(&self, login: &Login) -> Result<(), FredError> {
         let Credentials { user, password, .. } = &login.credentials;
-        let words = user.iter().chain([password]).map(|word| word.as_str().into()).collect();
-        self.command("AUTH", words, limit).await.map(drop)
+        let words: Vec<Value> = user.iter().chain([password]).map(|word| word.as_str().into()).collect();
+        self.step.send_replace(Step::Unknown);
+        let mut doubt = Doubt(self, Step::In);
+        // Now all is answered that was sent before.
+        self.ping().await?;
+        let (pipeline, marker) = (Pipeline::from(once(&self.client, self.patience)), random::number().to_string());
+        let _queued: Value = pipeline.custom(custom("AUTH"), words).await?;
+        let _queued: Value = pipeline.custom(custom(PING), vec![Value::from(&marker)]).await?;
+        doubt.1 = Step::Out;
+        let answers = self.or_over(pin!(all(&pipeline, 2))).await?;
+        let [taken, answer] = <[_; 2]>::try_from(answers).map_err(|_| unread())?;
+        if is_of_ping(&answer, &marker) {
+            doubt.1 = Step::In;
+        }
+        taken.map(drop)
+    }
+
+    /// A barrier: what was sent before has been answered.
+    async fn ping(&self) -> Result<(), FredError> {
+        match self.or_over(pin!(ask(&self.client, PING, Vec::new(), self.patience))).await {
+            Err(error) if !is_answer(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The server's kind when the link was made, once that is known.
@@ -454,10 +508,38 @@ impl Link {
         Ok(answers)
     }
 
+    /// The answer of a request that is sent when this is first polled, while the link is in step (invariant 4).
+    async fn unless_over<T>(
+        &self,
+        mut answer: Pin<&mut impl Future<Output = Result<T, FredError>>>,
+    ) -> Result<T, FredError> {
+        self.is_in_step().await?;
+        let answer = self.or_over(answer.as_mut()).await;
+        match self.is_in_step().await {
+            Err(_) if answer.as_ref().err().is_none_or(is_answer) => {
+                Err(FredError::new(FredKind::Canceled, UNASSIGNED))
+            }
+            _ => answer,
+        }
+    }
+
+    async fn is_in_step(&self) -> Result<(), FredError> {
+        let mut step = *self.step.borrow();
+        if step == Step::Unknown {
+            // Boxed: it is large, and hardly ever waited for.
+            step = Box::pin(async {
+                let mut steps = self.step.subscribe();
+                steps.wait_for(|step| *step != Step::Unknown).await.map_or(Step::Out, |step| *step)
+            })
+            .await;
+        }
+        if step == Step::In { Ok(()) } else { Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)) }
+    }
+
     /// The answer, or that none will come (invariant 3): what fred's task had, it has answered or dropped by its end.
     ///
     /// The answer stays where it is: fred's is large.
-    async fn unless_over<T>(
+    async fn or_over<T>(
         &self,
         mut answer: Pin<&mut impl Future<Output = Result<T, FredError>>>,
     ) -> Result<T, FredError> {
@@ -587,6 +669,14 @@ async fn send_behind(
     let answers = all(&pipeline, 2).await?;
     let [first, second] = <[_; 2]>::try_from(answers).map_err(|_| unread())?;
     Ok((first, second))
+}
+
+/// Whether it is the answer to a `PING` with this marker. Who may not send one is told so by its name.
+fn is_of_ping(answer: &Result<Value, FredError>, marker: &str) -> bool {
+    match answer {
+        Ok(value) => value.as_str().is_some_and(|text| text == marker),
+        Err(error) => is_answer(error) && error.details().to_ascii_uppercase().contains(PING),
+    }
 }
 
 /// The answers of a pipeline of so many.

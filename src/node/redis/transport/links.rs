@@ -277,7 +277,7 @@ impl Links {
         let mut pauses = Doubling::from(FIRST_PAUSE);
         loop {
             let login = provider.renewed(&self.endpoint, &known).await;
-            match link.authenticate(&login, self.endpoint.limits.command).await {
+            match link.authenticate(&login).await {
                 Ok(()) => (known, pauses) = (login, Doubling::from(FIRST_PAUSE)),
                 Err(error) => {
                     provider.note(&login, &error);
