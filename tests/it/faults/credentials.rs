@@ -271,7 +271,7 @@ async fn f61_an_open_connection_outlives_a_token_that_is_refused() {
     held.release().await.unwrap().confirmed();
 }
 
-/// What some servers do to an AUTH that they refuse: there is no answer, and the next one is that of another request.
+/// Some servers give no answer to an AUTH that they refuse: the next one is that of another request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() {
     let server = RealServer::start();

@@ -249,7 +249,7 @@ async fn f78_the_servers_clock_steps() {
     drop(hourly(&other).try_acquire().await.unwrap().expect("it has ended early"));
 }
 
-/// Whoever is woken takes two seconds.
+/// A waker that takes two seconds.
 struct Slow(ManualClock);
 
 impl Wake for Slow {
