@@ -524,10 +524,6 @@ impl Link {
     }
 
     async fn is_in_step(&self) -> Result<(), FredError> {
-        // Made without a provider, it never authenticates anew.
-        if self.login.is_none() {
-            return Ok(());
-        }
         let mut step = *self.step.borrow();
         if step == Step::Unknown {
             // Boxed: it is large, and hardly ever waited for.
