@@ -474,22 +474,25 @@ async fn f51_a_replica_is_missing_where_a_slot_goes() {
 /// While a replica is missing, calls on the same connection that wait for none are held up for a moment each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_replica_holds_up_others_for_a_moment() {
-    const MOST: Duration = Duration::from_millis(50);
+    const MOST: Duration = Duration::from_millis(25);
+    const ROUNDS: usize = 40;
     let (servers, lag) = (Replicated::start(1), Lag::start());
     let leases = connect(&servers.primary().url(), 1).await;
     drop(within(HANGS, "a first lock", leases.lock("first").ttl(LONG).acquire()).await.unwrap());
     servers.replicas()[0].stop();
-    let (mut worst, mut wire) = (Duration::ZERO, servers.primary().wire());
-    for round in 0..20 {
+    let (mut took, mut wire) = (Vec::new(), servers.primary().wire());
+    for round in 0..ROUNDS {
         let name = format!("job:{round}");
         let short = tokio::spawn(leases.lock(&name).ttl(LONG).try_acquire());
         eventually_async(HANGS, "it waits for the replica", || wire.exists(&name)).await;
         let began = Instant::now();
         within(HANGS, "an answer", leases.lock("other").holder()).await.unwrap();
-        worst = worst.max(began.elapsed());
+        took.push(began.elapsed());
         too_few(async { short.await.unwrap() }, "0 of 1 replicas").await;
     }
-    assert!(worst <= MOST + lag.worst(), "{worst:?}");
+    // The first one, for which more time is taken; and a busy machine may hold up some.
+    let late = took.iter().filter(|took| **took > MOST + lag.worst()).count();
+    assert!(late <= ROUNDS / 10, "{took:?}");
 }
 
 /// A replica that acknowledges later than a usual `WAIT` lasts: it is waited for longer, once it is seen to acknowledge.

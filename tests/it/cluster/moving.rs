@@ -106,12 +106,7 @@ async fn f44d_the_first_slot_of_a_new_primary() {
     cluster.servers()[1].wire().cmd(&["CONFIG", "SET", "cluster-allow-replica-migration", "no"]);
     let mine = cluster.name_at(1, "job");
     let home = cluster.slot_of(&mine);
-    let ids = [cluster.id(0), cluster.id(1)];
-    for slot in 8_192..16_384_u16 {
-        for at in [0, 1] {
-            cluster.servers()[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &ids[0]]);
-        }
-    }
+    cluster.give_all_slots(1, 0);
     let lease = acquire(&leases, &mine, Duration::from_millis(900)).await;
     eventually_async(HANGS, "the second has none", || leases.nodes().len() == 1).await;
     cluster.begin_to_move(home, 0, 1);

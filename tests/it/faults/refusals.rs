@@ -7,7 +7,10 @@ use std::{
 };
 
 use crate::common::{Confirmed as _, unconfirmed};
-use futures_util::FutureExt;
+use futures_util::{
+    FutureExt,
+    future::{try_join, try_join_all},
+};
 use leasehold::{Builder, Error, Keeper, Lease, Leases, LossReason, Released, Status, StatusChanges};
 use support::{HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async, scripts::RENEW, within};
 
@@ -428,13 +431,13 @@ impl Mixed {
         set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {}", for_a_quiet_log()));
         let builder = builder(url_of("worker", SECRET, proxy.port())).prefix("app:").ttl(ttl);
         let leases = builder.keeper(Keeper::CurrentRuntime).build().await.unwrap();
-        let (mut bad, mut good) = (Vec::new(), Vec::new());
-        for number in 0..Self::EACH {
-            bad.push(leases.lock(format!("bad-{number}")).acquire().await.unwrap());
-            good.push(leases.lock(format!("good-{number}")).acquire().await.unwrap());
-        }
+        let locks = |kind| (0..Self::EACH).map(move |number| format!("{kind}-{number}"));
+        let acquire = |kind| try_join_all(locks(kind).map(|name| leases.lock(name).acquire()));
+        // At once: no renewal is due before the last one is there.
+        let (bad, good) = try_join(acquire("bad"), acquire("good")).await.unwrap();
         let changes = good.iter().map(Lease::status_changes).collect();
         wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~app:good-*", "~{app:good-*"]);
+        proxy.forget();
         // The keeper is on this thread: all are due when it goes on.
         std::thread::sleep(ttl / 2);
         Self { wire, proxy, bad, good, changes, _server: server }

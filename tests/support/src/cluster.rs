@@ -219,8 +219,31 @@ impl Cluster {
             self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to_id]);
         }
         // Moved again before that, it might be lost between them.
-        let agree = || self.primaries().iter().all(|server| owner(server, slot).as_ref() == Some(&to_id));
+        self.await_owner(slot, &to_id);
+    }
+
+    fn await_owner(&self, slot: u16, id: &str) {
+        let agree = || self.primaries().iter().all(|server| owner(server, slot).as_deref() == Some(id));
         eventually(READY, "all agree who has the slot", agree);
+    }
+
+    /// All slots that a primary had at first go to another one at once, without the keys: it is as new.
+    pub fn give_all_slots(&self, from: usize, to: usize) {
+        let slots: Vec<String> = self.slots_of(from).map(|slot| slot.to_string()).collect();
+        let all =
+            |command| ["CLUSTER", command].into_iter().chain(slots.iter().map(String::as_str)).collect::<Vec<_>>();
+        self.servers[from].wire().must(&all("DELSLOTS"));
+        let mut wire = self.servers[to].wire();
+        // What the other has said until now counts for less.
+        wire.must(&["CLUSTER", "BUMPEPOCH"]);
+        wire.must(&["MULTI"]);
+        wire.must(&all("DELSLOTS"));
+        wire.must(&all("ADDSLOTS"));
+        for done in wire.must(&["EXEC"]).array() {
+            assert_eq!(done.text(), "OK");
+        }
+        let some = u16::try_from(self.slots_of(from).start).expect("a slot");
+        self.await_owner(some, &self.id(to));
     }
 
     /// An operator gives the move up: the slot stays where it was, and what has gone is forgotten.
