@@ -12,9 +12,9 @@ use super::End;
 use crate::node::redis::{
     info,
     transport::{
-        Connection, Endpoint, Limits, Role, connected, is_left_out, is_refusal,
-        link::{self, ask},
-        words,
+        Connection, Endpoint, Limits, Role,
+        client::{self, ask},
+        connected, is_left_out, is_refusal, words,
     },
 };
 
@@ -34,10 +34,9 @@ impl Session {
     pub(super) async fn open(endpoint: &Endpoint, keeper: &Connection, channel: &str) -> Result<Self, End> {
         let limits = endpoint.limits;
         let connect = |config, _login| async move {
-            let (receiving, settings) = (link::receiving(limits), link::settings(limits));
-            let client = Client::new(config, Some(receiving), Some(settings), None);
+            let client = client::receiving(config, limits);
             let (errors, messages) = (client.error_rx(), client.message_rx());
-            let router = link::connect(&client).await?;
+            let router = client::connect(&client).await?;
             Ok(Self { client, id: Err(String::new()), router, errors, messages })
         };
         let mut session = connected(endpoint, connect).await.map_err(|error| ended(&error))?;

@@ -10,10 +10,10 @@ use fred::{
 };
 
 use super::{
+    client::{custom, once},
     endpoint::Endpoint,
     failure::is_answer,
     left_out::LeftOut,
-    link::{custom, once},
 };
 
 /// The name under which it is [left out](super::left_out).

@@ -15,7 +15,6 @@
 
 use std::{
     future::{Future, poll_fn},
-    panic::resume_unwind,
     pin::{Pin, pin},
     sync::{
         Arc, OnceLock,
@@ -26,18 +25,16 @@ use std::{
 };
 
 use fred::{
-    bytes::Bytes,
-    clients::{Client, Pipeline, WithOptions},
+    clients::{Client, Pipeline},
     error::{Error as FredError, ErrorKind as FredKind},
     interfaces::{ClientLike, EventInterface},
     types::{
-        ClusterHash, ConnectHandle, CustomCommand, Value,
-        config::{Config, ConnectionConfig, Options, PerformanceConfig, ReconnectPolicy, Server, TcpConfig},
+        ConnectHandle, Value,
+        config::{Config, Server},
     },
 };
 use leasehold_protocol::time::Time;
 use parking_lot::Mutex;
-use socket2::TcpKeepalive;
 use tokio::{
     sync::{Notify, broadcast::Receiver, watch},
     task::AbortHandle,
@@ -45,12 +42,14 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
+    client::{self, all, ask, connect, custom, once, send_behind, unread},
     endpoint::{Endpoint, Limits},
     failure::{LINK_IS_OVER, is_answer},
     introduction::{INTRODUCTION, Role, introduce},
     kind::{Kind, ServerKind, Wanted},
     left_out::LeftOut,
     login::Login,
+    weighed::Weighed,
 };
 use crate::{
     credentials::Credentials,
@@ -72,20 +71,8 @@ const PING: &str = "PING";
 /// Why an answer does not count.
 const UNASSIGNED: &str = "it ended before it was certain which request it had answered";
 
-/// The approximate memory that fred needs for a request besides its bytes.
-const EACH: usize = 1024;
-
 /// Script, number of keys, and as many keys and arguments as a lone acquire or release has: one more would move all of them.
 const ARGUMENTS: usize = 8;
-
-/// How many notifications may wait for us; more at a time count as missed. Redis 6.2 sends one for every key that we
-/// renew ourselves, so some batches of these fit in. fred sets aside as much, some 500 bytes for each, for eight kinds
-/// of news, of which we hear two.
-const BACKLOG: usize = 2048;
-
-/// A peer that has gone without a word is noticed by the kernel: this long after the last one, and as many times more.
-const KEEPALIVE: Duration = Duration::from_secs(5);
-const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
 
 /// The next link of a connection.
 #[derive(Clone)]
@@ -260,8 +247,7 @@ impl Link {
     /// Connects, on the runtime that this runs on, with these settings. `login` is what a provider gave for them.
     pub(crate) async fn open(endpoint: &Endpoint, next: &NextLink, config: Config, login: Option<Login>) -> Opened {
         let limits = endpoint.limits;
-        let settings = settings(limits);
-        let client = Client::new(config, Some(performance(limits)), Some(settings), Some(waits_for_its_end()));
+        let client = client::of_link(config, limits);
         let errors = client.error_rx();
         let began = endpoint.now();
         let mut router = AbortOnDropHandle::new(connect(&client).await?);
@@ -598,34 +584,6 @@ impl Drop for Link {
     }
 }
 
-/// The first argument of a request. fred drops it with the request, and so tells when it no longer holds that.
-struct Weighed {
-    text: Text,
-    weight: usize,
-    load: Arc<AtomicUsize>,
-}
-
-impl Weighed {
-    fn argument(text: Text, rest: &[Value], load: &Arc<AtomicUsize>) -> Bytes {
-        let bytes: usize = rest.iter().map(|value| value.as_bytes().map_or(0, <[u8]>::len)).sum();
-        let weight = EACH + text.as_ref().len() + bytes;
-        load.fetch_add(weight, Ordering::Relaxed);
-        Bytes::from_owner(Self { text, weight, load: load.clone() })
-    }
-}
-
-impl AsRef<[u8]> for Weighed {
-    fn as_ref(&self) -> &[u8] {
-        self.text.as_ref().as_bytes()
-    }
-}
-
-impl Drop for Weighed {
-    fn drop(&mut self) {
-        self.load.fetch_sub(self.weight, Ordering::Relaxed);
-    }
-}
-
 /// Asks for the server's kind. An error only if there is no answer.
 async fn kind_of(client: &Client, limits: Limits, wanted: Wanted) -> Result<ServerKind, FredError> {
     match ask(client, HELLO, vec!["2".into()], limits.connect).await {
@@ -635,144 +593,10 @@ async fn kind_of(client: &Client, limits: Limits, wanted: Wanted) -> Result<Serv
     }
 }
 
-/// Sends a command that is no script.
-pub(crate) async fn ask(
-    client: &Client,
-    command: &'static str,
-    arguments: Vec<Value>,
-    limit: Duration,
-) -> Result<Value, FredError> {
-    once(client, limit).custom(custom(command), arguments).await
-}
-
-/// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
-pub(super) fn once(client: &Client, limit: Duration) -> WithOptions<Client> {
-    let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
-    client.with_options(&options)
-}
-
-pub(super) fn custom(command: &'static str) -> CustomCommand {
-    CustomCommand::new_static(command, ClusterHash::FirstKey, false)
-}
-
-/// Sends a command right behind another; the answers of both. fred does not take a pipeline out of its queue when the
-/// time is over; but it keeps the order, so an undo on the same link comes later.
-async fn send_behind(
-    client: &WithOptions<Client>,
-    (first, words): (&'static str, &'static [&'static str]),
-    command: &'static str,
-    arguments: Vec<Value>,
-) -> Result<(Result<Value, FredError>, Result<Value, FredError>), FredError> {
-    let pipeline = Pipeline::from(client.clone());
-    let _queued: Value = pipeline.custom(custom(first), words.to_vec()).await?;
-    let _queued: Value = pipeline.custom(custom(command), arguments).await?;
-    let answers = all(&pipeline, 2).await?;
-    let [first, second] = <[_; 2]>::try_from(answers).map_err(|_| unread())?;
-    Ok((first, second))
-}
-
 /// Whether it is the answer to a `PING` with this marker. Who may not send one is told so by its name.
 fn is_of_ping(answer: &Result<Value, FredError>, marker: &str) -> bool {
     match answer {
         Ok(value) => value.as_str().is_some_and(|text| text == marker),
         Err(error) => is_answer(error) && error.details().to_ascii_uppercase().contains(PING),
-    }
-}
-
-/// The answers of a pipeline of so many.
-async fn all(
-    pipeline: &Pipeline<WithOptions<Client>>,
-    many: usize,
-) -> Result<Vec<Result<Value, FredError>>, FredError> {
-    let mut answers = pipeline.try_all::<Value>().await;
-    // fred tells once what befell all of them.
-    let is_of_all = matches!(&answers[..], [Err(error)] if !is_answer(error));
-    if answers.len() == many && !is_of_all {
-        return Ok(answers);
-    }
-    Err(answers.pop().and_then(Result::err).unwrap_or_else(unread))
-}
-
-fn unread() -> FredError {
-    FredError::new(FredKind::Protocol, "the answers cannot be read")
-}
-
-/// Connects for the first time. The handle is of fred's task, which ends with the connection, and it with that.
-///
-/// # Cancel safety
-///
-/// Dropped, it ends fred's task, which would go on to a connection that nobody has.
-pub(crate) async fn connect(client: &Client) -> Result<ConnectHandle, FredError> {
-    let mut connected = Box::pin(client.wait_for_connect());
-    // Its first poll subscribes to the outcome, so connecting must not begin before.
-    let early = poll_fn(|context| Poll::Ready(connected.as_mut().poll(context).is_ready())).await;
-    let mut connecting = AbortOnDropHandle::new(client.connect());
-    // fred bounds this itself, by the time-outs of `settings`.
-    tokio::select! {
-        biased;
-        outcome = &mut connected, if !early => outcome?,
-        ended = &mut connecting => match ended {
-            // A runtime without timers or I/O.
-            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
-            _ => connected.await?,
-        },
-    }
-    Ok(connecting.detach())
-}
-
-fn performance(limits: Limits) -> PerformanceConfig {
-    PerformanceConfig { default_command_timeout: limits.command, ..PerformanceConfig::default() }
-}
-
-/// As [`performance`], for a connection that is pushed to: room for what comes in a burst.
-pub(crate) fn receiving(limits: Limits) -> PerformanceConfig {
-    PerformanceConfig { broadcast_channel_capacity: BACKLOG, ..performance(limits) }
-}
-
-/// The settings of a connection. Each step of a handshake has the time that all of it may take, and not the ten seconds
-/// that fred would wait for one that hangs. A command time-out would be too short: over a slow link each round trip may
-/// take longer than an answer should.
-pub(crate) fn settings(limits: Limits) -> ConnectionConfig {
-    ConnectionConfig {
-        connection_timeout: limits.connect,
-        internal_command_timeout: limits.connect,
-        max_command_attempts: 1,
-        // WRONGPASS, LOADING, READONLY and their like are answers, not reasons to drop the connection under everybody else.
-        reconnect_on_auth_error: false,
-        reconnect_errors: Vec::new(),
-        tcp: TcpConfig {
-            nodelay: Some(true),
-            keepalive: Some(TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN)),
-            #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-            user_timeout: Some(limits.connect),
-            ..TcpConfig::default()
-        },
-        ..ConnectionConfig::default()
-    }
-}
-
-/// fred waits, for longer than any program runs, before it connects again: time to end its task, and with that its
-/// queue. Without a policy its task would end by itself, and its queue would go on to take requests that nobody reads.
-fn waits_for_its_end() -> ReconnectPolicy {
-    let mut policy = ReconnectPolicy::new_constant(0, u32::MAX);
-    policy.set_jitter(0);
-    policy
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_weighs_until_fred_drops_it() {
-        let load = Arc::new(AtomicUsize::new(0));
-        let rest = vec![Value::from("four"), Value::from(7_i64)];
-        let argument = Weighed::argument(Text::Fixed("EVAL"), &rest, &load);
-        let copy = argument.clone();
-        assert_eq!((&*argument, load.load(Ordering::Relaxed)), (&b"EVAL"[..], EACH + 8));
-        drop(argument);
-        assert_eq!(load.load(Ordering::Relaxed), EACH + 8, "a pipeline has copies");
-        drop(copy);
-        assert_eq!(load.load(Ordering::Relaxed), 0);
     }
 }

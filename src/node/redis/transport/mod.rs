@@ -1,13 +1,14 @@
 //! Connections to one server over fred: links that end and are made again, what their errors mean, and where they lead.
 
 mod address_map;
+pub(super) mod client;
 mod connection;
 mod endpoint;
 mod failure;
 mod introduction;
 mod kind;
 mod left_out;
-pub(super) mod link;
+mod link;
 mod links;
 mod login;
 mod opening;
@@ -16,6 +17,7 @@ mod seeds;
 mod tls;
 mod trust;
 mod url;
+mod weighed;
 
 pub(crate) use self::{
     address_map::AddressMap,
