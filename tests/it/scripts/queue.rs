@@ -748,7 +748,7 @@ fn crowd(wire: &mut Wire, count: usize, channel: &str) {
     wire.must(&command);
 }
 
-/// For how long the server has computed. What it does not get of a busy machine does not count.
+/// For how long the server has computed: on a busy machine that is less than it took.
 fn computed(wire: &mut Wire) -> Duration {
     let info = wire.must(&["INFO", "cpu"]).text();
     let of = |part: &str| info.lines().find_map(|line| line.strip_prefix(part)).unwrap().parse::<f64>().unwrap();

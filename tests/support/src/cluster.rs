@@ -234,7 +234,7 @@ impl Cluster {
             |command| ["CLUSTER", command].into_iter().chain(slots.iter().map(String::as_str)).collect::<Vec<_>>();
         self.servers[from].wire().must(&all("DELSLOTS"));
         let mut wire = self.servers[to].wire();
-        // What the other has said until now counts for less.
+        // Its word counts for more than the last one of the other.
         wire.must(&["CLUSTER", "BUMPEPOCH"]);
         wire.must(&["MULTI"]);
         wire.must(&all("DELSLOTS"));

@@ -1,4 +1,4 @@
-//! What the requests of a link weigh, for as long as fred holds them.
+//! The weight of the requests of a link, for as long as fred holds them.
 
 use std::sync::{
     Arc,
