@@ -5,7 +5,7 @@
 //! 1. A request ends with the link that it was handed to: fred's task owns what is queued and what is unanswered, and
 //!    ends with the link. So nothing that was handed over before an outage is sent after it.
 //! 2. A link takes no request while the requests that it holds weigh [`FULL`] or more. A request weighs its bytes and
-//!    [`EACH`], from its sending to its answer, whether anybody still waits for that or not.
+//!    some more ([`Weighed`]), from its sending to its answer, whether anybody still waits for that or not.
 //! 3. Nobody waits on a link that is over. A request that is handed to fred while its task ends may stay in a queue
 //!    that nobody reads. tokio empties that queue only up to an entry that a sender has reserved and not filled yet.
 //!    The caller would wait for all of its time.
