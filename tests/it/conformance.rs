@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     future::{Future, pending},
-    ops::Deref,
     pin::Pin,
     sync::{
         Arc,
@@ -13,11 +12,9 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
+    Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
 };
-use support::{
-    Cluster, HANGS, Lag, Replicated, Sentinels, Server, ServerBuilder, await_replicas, eventually_async, within,
-};
+use support::{HANGS, Lag, eventually_async, two_workers, within};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -28,6 +25,7 @@ use crate::common::{Confirmed as _, ending, in_vain};
 mod elections;
 mod hand_overs;
 mod multi_locks;
+mod place;
 mod sharing;
 
 use self::{
@@ -42,390 +40,308 @@ use self::{
         programs_that_want_the_same_locks_in_another_order_take_turns,
         several_locks_are_acquired_and_released_together,
     },
+    place::{Place, Program},
 };
 
 const TTL: Duration = Duration::from_secs(1);
 
-/// The kind of a place's locks.
-#[derive(Debug, Clone, Copy)]
-enum Uses {
-    Lock,
-    Write,
-    OnePermit,
+/// Runs a behaviour at a place, whose servers are then as they were before.
+fn run(place: Place, behaviour: fn(Place) -> Pin<Box<dyn Future<Output = ()>>>) {
+    let (runtime, servers) = (two_workers(), place.servers.clone());
+    runtime.block_on(behaviour(place));
+    // With all that the test has spawned.
+    drop(runtime);
+    Arc::into_inner(servers).expect("the behaviour drops its place").give_back();
 }
 
-/// A program's `Leases`, whose locks are what those of its place are.
-#[derive(Debug, Clone)]
-struct Program {
-    leases: Leases,
-    uses: Uses,
-}
-
-impl Program {
-    fn lock(&self, name: impl AsRef<str>) -> Lock {
-        match self.uses {
-            Uses::Lock => self.leases.lock(name),
-            Uses::Write => self.leases.rw_lock(name).write(),
-            Uses::OnePermit => self.leases.semaphore(name, 1),
+/// The tests `place::behaviour`; after `at_night`, those that only `scripts/nightly` runs.
+macro_rules! at {
+    (at_night $place:ident: $($behaviour:ident)*) => {
+        mod $place { $( super::at! { @ [#[ignore = "scripts/nightly matrix"]] $place $behaviour } )* }
+    };
+    ($place:ident: $($behaviour:ident)*) => {
+        mod $place { $( super::at! { @ [] $place $behaviour } )* }
+    };
+    (@ [$($ignored:tt)*] $place:ident $behaviour:ident) => {
+        #[test]
+        $($ignored)*
+        fn $behaviour() {
+            super::run(super::Place::$place(stringify!($behaviour)), |place| Box::pin(super::$behaviour(place)));
         }
-    }
+    };
+}
+use at;
+
+/// Every behaviour. A lock that many may hold has not those of the second list: a label, a token and a key that lives as
+/// long as its lease, and what needs them.
+macro_rules! every {
+    (@ [of a share: $($place:tt)*] [$($shared:ident)*] [$($alone:ident)*]) => { at! { $($place)*: $($shared)* } };
+    (@ [$($place:tt)*] [$($shared:ident)*] [$($alone:ident)*]) => { at! { $($place)*: $($shared)* $($alone)* } };
+    ($($place:tt)*) => { every! { @ [$($place)*]
+        [
+            a_free_lock_is_acquired
+            a_held_lock_is_busy_for_others
+            a_wait_of_zero_is_one_try
+            data_under_a_locks_name_is_told_as_such
+            a_release_frees_the_lock
+            a_drop_frees_the_lock
+            waiters_of_one_process_come_in_order
+            a_lease_outlives_many_ttls
+            fences_grow
+            renewing_by_hand_extends
+            a_lock_taken_by_force_is_told_everywhere
+            max_hold_tells_and_lets_the_key_run_out
+            release_after_max_hold_deletes_and_is_ok
+            a_release_is_told_as_such
+            status_changes_end_with_the_last_status
+            a_cancelled_child_cancels_nobody_else
+            a_handle_outlives_its_lease_and_says_so
+            busy_is_no_error_for_the_task_that_has_the_lock_either
+            an_acquire_under_way_is_in_nobodys_way
+            a_holder_knows_whether_it_is_one_of_ours
+            re_entry_shares_the_acquisition
+            re_entry_must_be_asked_for_both_times
+            re_entrant_acquires_under_way_share_what_one_of_them_wins
+            a_handle_shares_its_lease_by_value
+            re_entry_after_a_loss_is_a_new_acquisition
+            re_entry_lets_all_branches_of_a_join_in
+            re_entry_lets_a_dispatcher_hand_out_many_leases
+            the_owner_stays_when_the_lease_moves
+            an_identity_spans_tasks
+            the_anonymous_wait_even_for_themselves
+            outside_a_task_the_thread_is_the_owner
+            one_at_a_time
+            force_release_takes_the_lock_from_whoever_has_it
+            what_is_held_is_listed_by_its_name
+            run_returns_what_the_work_returned
+            work_that_fails_gives_its_own_error_and_releases
+            run_fits_spawn_borrows_boxes_and_local_sets
+            run_stops_the_work_when_the_lease_is_lost
+            run_drops_the_work_before_the_lock_is_free
+            run_that_could_not_acquire_never_starts_the_work
+            work_with_a_grace_may_tidy_up_after_a_loss
+            a_dropped_lease_is_free_for_the_next_line
+            what_cannot_be_kept_is_refused
+            who_leads_is_told_as_it_changes
+            a_leader_campaigns_again_until_its_work_is_done
+            an_interval_goes_on_with_the_heir
+            several_locks_are_acquired_and_released_together
+            programs_that_want_the_same_locks_in_another_order_take_turns
+            a_lost_one_of_several_is_told_and_the_others_stay_held
+            a_release_frees_a_lock_with_a_delay_at_once
+            a_guarded_value_refuses_the_past
+            a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
+            a_prefix_keeps_programs_apart
+            a_shutdown_waits_until_the_holder_has_tidied_up
+            a_shutdown_cuts_short_who_does_not_stop
+            a_shutdown_ends_waiters_and_lets_work_go_on
+            closing_ends_waiters_and_leases
+            nothing_works_after_closing
+            what_the_server_can_do_is_told
+            a_thread_has_the_same_calls_without_async
+        ] [
+            a_try_that_finds_the_lock_held_tells_by_whom
+            a_wait_that_ends_says_who_holds_it
+            a_key_that_is_kept_ends_the_lease_but_not_the_lock
+            a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+            a_taken_key_is_left_to_its_taker
+            holder_reads_what_the_key_says
+            its_holder_hears_who_took_it_by_force_and_why
+            run_skips_the_work_of_a_busy_lock_or_waits_for_a_while
+            a_lock_is_kept_for_its_time_however_it_is_let_go_of
+            a_lease_goes_on_in_another_program
+            a_ticket_is_adopted_once
+            a_ticket_may_be_kept_for_a_crash
+            what_cannot_be_handed_over_is_refused
+            a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for
+            each_lock_of_several_has_its_own_options
+            a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of
+            a_key_outlives_its_lease_by_the_delay
+            a_key_cannot_outlive_its_lease_by_just_any_time
+            debug_shows_state_and_no_secret
+        ]
+    } };
 }
 
-impl Deref for Program {
-    type Target = Leases;
-
-    fn deref(&self) -> &Leases {
-        &self.leases
-    }
-}
-
-/// One deployment, on which a test stands for several programs by building several `Leases`.
-struct Place {
-    /// One, or those of a quorum.
-    urls: Vec<String>,
-    /// Whether every lock is a fair one.
-    fair: bool,
-    /// The kind of every lock.
-    uses: Uses,
-    pushes: bool,
-    /// Whether it tells of itself: `INFO` and `CONFIG`.
-    tells: bool,
-    /// How a program names its server, where a url does not do.
-    named: Option<leasehold::Server>,
-    /// Keeps a shared memory store alive between two programs.
-    _first: Vec<Leases>,
-    servers: Vec<Server>,
-    cluster: Option<Cluster>,
-    sentinels: Option<Sentinels>,
-    replicated: Option<Replicated>,
-    min_replicas: u8,
-}
-
-impl Place {
-    async fn at(urls: Vec<String>, servers: Vec<Server>) -> Self {
-        let mut first = Vec::new();
-        for url in &urls {
-            first.push(Leases::connect(url).await.unwrap());
+/// What goes over a connection as it was opened.
+macro_rules! connection {
+    ($place:ident) => {
+        at! { $place:
+                a_free_lock_is_acquired
+                a_held_lock_is_busy_for_others
+                a_drop_frees_the_lock
+                a_lease_outlives_many_ttls
+                renewing_by_hand_extends
+                a_lock_taken_by_force_is_told_everywhere
+                a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+                what_is_held_is_listed_by_its_name
+                what_the_server_can_do_is_told
+                a_guarded_value_refuses_the_past
+                closing_ends_waiters_and_leases
+                a_thread_has_the_same_calls_without_async
         }
-        Self {
-            urls,
-            fair: false,
-            uses: Uses::Lock,
-            pushes: true,
-            tells: true,
-            named: None,
-            _first: first,
-            servers,
-            cluster: None,
-            sentinels: None,
-            replicated: None,
-            min_replicas: 0,
+    };
+}
+
+/// What a command that is refused could change.
+macro_rules! rights {
+    ($place:ident) => {
+        at! { $place:
+                a_free_lock_is_acquired
+                a_lease_outlives_many_ttls
+                a_lock_taken_by_force_is_told_everywhere
+                a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+                waiters_of_one_process_come_in_order
+                one_at_a_time
+                what_is_held_is_listed_by_its_name
+                its_holder_hears_who_took_it_by_force_and_why
+                data_under_a_locks_name_is_told_as_such
+                who_leads_is_told_as_it_changes
+                a_lease_goes_on_in_another_program
+                what_the_server_can_do_is_told
         }
-    }
+    };
+}
 
-    async fn memory(test: &str) -> Self {
-        Self::at(vec![format!("memory://conformance-{test}")], Vec::new()).await
-    }
+/// What waits in a line.
+macro_rules! line {
+    ($place:ident) => {
+        at! { $place:
+                a_wait_of_zero_is_one_try
+                a_wait_that_ends_says_who_holds_it
+                a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+                waiters_of_one_process_come_in_order
+                an_acquire_under_way_is_in_nobodys_way
+                re_entrant_acquires_under_way_share_what_one_of_them_wins
+                the_anonymous_wait_even_for_themselves
+                one_at_a_time
+                a_dropped_lease_is_free_for_the_next_line
+                programs_that_want_the_same_locks_in_another_order_take_turns
+                a_lock_is_kept_for_its_time_however_it_is_let_go_of
+                a_shutdown_ends_waiters_and_lets_work_go_on
+                closing_ends_waiters_and_leases
+        }
+    };
+}
 
-    async fn redis(_test: &str) -> Self {
-        let server = Server::start();
-        Self::at(vec![server.url()], vec![server]).await
-    }
+/// What a place among those who share a name changes: how it is won, renewed, lost and given back.
+macro_rules! share {
+    ($place:ident) => {
+        at! { $place:
+                a_free_lock_is_acquired
+                a_held_lock_is_busy_for_others
+                a_wait_of_zero_is_one_try
+                data_under_a_locks_name_is_told_as_such
+                a_drop_frees_the_lock
+                waiters_of_one_process_come_in_order
+                a_lease_outlives_many_ttls
+                fences_grow
+                renewing_by_hand_extends
+                a_lock_taken_by_force_is_told_everywhere
+                max_hold_tells_and_lets_the_key_run_out
+                release_after_max_hold_deletes_and_is_ok
+                re_entry_shares_the_acquisition
+                a_handle_shares_its_lease_by_value
+                one_at_a_time
+                what_is_held_is_listed_by_its_name
+                work_with_a_grace_may_tidy_up_after_a_loss
+                a_dropped_lease_is_free_for_the_next_line
+                an_interval_goes_on_with_the_heir
+                several_locks_are_acquired_and_released_together
+                a_lost_one_of_several_is_told_and_the_others_stay_held
+        }
+    };
+}
 
-    /// As a user who may not have changes told, and so has to poll.
-    async fn redis_without_push(_test: &str) -> Self {
-        let server = Server::start();
-        let url = server.url_without_push(server.port());
-        Self { pushes: false, ..Self::at(vec![url], vec![server]).await }
-    }
+/// What is decided by a majority.
+macro_rules! votes {
+    ($place:ident) => {
+        at! { $place:
+                a_free_lock_is_acquired
+                a_held_lock_is_busy_for_others
+                a_drop_frees_the_lock
+                a_lease_outlives_many_ttls
+                fences_grow
+                renewing_by_hand_extends
+                a_lock_taken_by_force_is_told_everywhere
+                a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+                holder_reads_what_the_key_says
+                what_is_held_is_listed_by_its_name
+                a_lease_goes_on_in_another_program
+                a_key_outlives_its_lease_by_the_delay
+                several_locks_are_acquired_and_released_together
+                who_leads_is_told_as_it_changes
+        }
+    };
+}
 
-    /// As a service that takes commands away. What is denied fails otherwise than what is not known.
-    async fn redis_rented(_test: &str) -> Self {
-        let without = ["CLIENT", "CONFIG", "HELLO", "WAIT"];
-        let server = without.into_iter().fold(Server::builder(), ServerBuilder::without_command).start();
-        let url = rented(&server);
-        Self { pushes: false, tells: false, ..Self::at(vec![url], vec![server]).await }
-    }
+/// What a replica confirms.
+macro_rules! confirmed {
+    ($place:ident) => {
+        at! { $place:
+                a_free_lock_is_acquired
+                a_drop_frees_the_lock
+                a_lease_outlives_many_ttls
+                fences_grow
+                renewing_by_hand_extends
+                a_lock_taken_by_force_is_told_everywhere
+                a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
+                a_lease_goes_on_in_another_program
+                a_lock_is_kept_for_its_time_however_it_is_let_go_of
+                a_key_outlives_its_lease_by_the_delay
+                several_locks_are_acquired_and_released_together
+                what_the_server_can_do_is_told
+        }
+    };
+}
 
-    /// The same of a cluster, where all of it is denied.
-    async fn cluster_rented(test: &str) -> Self {
-        let rented = |cluster: &Cluster| {
-            cluster.primaries().iter().for_each(|server| drop(rented(server)));
-            cluster.url().replace("://", "://renter:secret@")
-        };
-        Self { pushes: false, tells: false, ..Self::cluster(test).await }.with_url(rented)
-    }
+// Deployments that differ in kind: every behaviour, on each change.
+every! { memory }
+every! { redis }
+every! { redis_fair }
+every! { quorum_of_three }
+every! { cluster }
 
-    /// Over TLS, with certificates on both sides.
+// Each of the others differs from one of these in one layer. On each change it has what that layer can change.
+line! { memory_fair } // The queue of the node in memory.
+line! { redis_fair_without_push } // Grants that no notification announces.
+line! { cluster_fair } // Channels for waiters on several servers.
+share! { redis_writing } // A lock of the other mode, alone.
+share! { redis_of_one_permit } // A share, whose limit keeps all others out.
+share! { memory_of_one_permit } // The same in the node in memory.
+#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
+connection! { redis_over_tls } // The stream.
+connection! { redis_with_credentials } // The first command on a connection, which is repeated.
+connection! { sentinel } // The way to the server.
+rights! { redis_rented } // Commands that the server does not know.
+rights! { cluster_rented } // Commands that each of several servers denies.
+votes! { quorum_of_memory } // Nodes of the other kind.
+votes! { quorum_of_five } // A majority that is not one more than one.
+confirmed! { replicated } // A second step of each request.
+confirmed! { cluster_replicated } // The same behind a slot.
+confirmed! { sentinel_replicated } // The same behind a way to the server.
+
+/// Every behaviour in those places.
+mod whole {
+    use super::*;
+
+    every! { at_night memory_fair }
+    every! { at_night redis_fair_without_push }
+    every! { at_night cluster_fair }
+    every! { at_night redis_writing }
+    every! { of a share: at_night redis_of_one_permit }
+    every! { of a share: at_night memory_of_one_permit }
     #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
-    async fn redis_over_tls(_test: &str) -> Self {
-        let server = Server::builder().tls(true).tls_clients(true).start();
-        let [certificate, key] = server.client_pem_paths();
-        let tls = leasehold::Tls::new().ca_file(server.ca_pem_path()).client_cert_files(certificate, key);
-        let named = leasehold::Server::at("localhost", server.tls_port()).tls(tls);
-        Self { named: Some(named), ..Self::at(vec![server.url()], vec![server]).await }
-    }
-
-    /// With a token that is renewed every second.
-    async fn redis_with_credentials(_test: &str) -> Self {
-        let server = Server::start();
-        server.wire().must(&["ACL", "SETUSER", "worker", "on", ">sesame", "~*", "&*", "+@all"]);
-        let named = leasehold::Server::at("127.0.0.1", server.port()).credentials(async || {
-            let token = leasehold::Credentials::new("worker", "sesame").valid_for(Duration::from_millis(1_500));
-            Ok::<_, Error>(token)
-        });
-        Self { named: Some(named), ..Self::at(vec![server.url()], vec![server]).await }
-    }
-
-    async fn quorum_of_memory(test: &str) -> Self {
-        Self::at((0..5).map(|node| format!("memory://conformance-{test}-{node}")).collect(), Vec::new()).await
-    }
-
-    async fn quorum_of_three(_test: &str) -> Self {
-        Self::quorum(3).await
-    }
-
-    async fn quorum_of_five(_test: &str) -> Self {
-        Self::quorum(5).await
-    }
-
-    async fn quorum(nodes: usize) -> Self {
-        let servers: Vec<Server> = (0..nodes).map(|_| Server::start()).collect();
-        Self::at(servers.iter().map(Server::url).collect(), servers).await
-    }
-
-    fn is_quorum(&self) -> bool {
-        self.urls.len() > 1
-    }
-
-    fn is_in_memory(&self) -> bool {
-        self.servers.is_empty() && self.cluster.is_none() && self.sentinels.is_none() && self.replicated.is_none()
-    }
-
-    /// The servers that have this key, if anybody has it.
-    fn servers_of(&self, key: &str) -> Vec<&Server> {
-        match (&self.cluster, &self.sentinels) {
-            (Some(cluster), _) => vec![&cluster.primaries()[cluster.home_of(key)]],
-            (_, Some(sentinels)) => vec![sentinels.primary()],
-            _ if self.replicated.is_some() => self.replicated.iter().map(Replicated::primary).collect(),
-            _ => self.servers.iter().collect(),
-        }
-    }
-
-    async fn cluster(_test: &str) -> Self {
-        let cluster = Cluster::start(3, 0);
-        Self { cluster: Some(cluster), ..Self::at(Vec::new(), Vec::new()).await }.with_url(Cluster::url)
-    }
-
-    async fn cluster_fair(test: &str) -> Self {
-        Self { fair: true, ..Self::cluster(test).await }
-    }
-
-    async fn sentinel(_test: &str) -> Self {
-        let sentinels = Sentinels::start();
-        let urls = vec![sentinels.url()];
-        Self { urls, sentinels: Some(sentinels), ..Self::at(Vec::new(), Vec::new()).await }
-    }
-
-    /// One primary, whose replica has to confirm what it writes.
-    async fn replicated(_test: &str) -> Self {
-        let replicated = Replicated::start(1);
-        let urls = vec![replicated.primary().url()];
-        Self { urls, replicated: Some(replicated), min_replicas: 1, ..Self::at(Vec::new(), Vec::new()).await }
-    }
-
-    async fn cluster_replicated(_test: &str) -> Self {
-        let cluster = Cluster::start(1, 1);
-        await_replicas(&cluster.primaries()[0], 1);
-        let place = Self { cluster: Some(cluster), min_replicas: 1, ..Self::at(Vec::new(), Vec::new()).await };
-        place.with_url(Cluster::url)
-    }
-
-    async fn sentinel_replicated(test: &str) -> Self {
-        let place = Self { min_replicas: 1, ..Self::sentinel(test).await };
-        place.sentinels.iter().for_each(|sentinels| await_replicas(sentinels.primary(), sentinels.replicas().len()));
-        place
-    }
-
-    fn with_url(self, url: impl Fn(&Cluster) -> String) -> Self {
-        Self { urls: self.cluster.iter().map(url).collect(), ..self }
-    }
-
-    async fn memory_fair(test: &str) -> Self {
-        Self { fair: true, ..Self::memory(&format!("{test}-fair")).await }
-    }
-
-    async fn redis_fair(test: &str) -> Self {
-        Self { fair: true, ..Self::redis(test).await }
-    }
-
-    /// Every lock is that of a writer.
-    async fn redis_writing(test: &str) -> Self {
-        Self { uses: Uses::Write, ..Self::redis(test).await }
-    }
-
-    /// Every lock is a semaphore with one permit.
-    async fn redis_of_one_permit(test: &str) -> Self {
-        Self { uses: Uses::OnePermit, ..Self::redis(test).await }
-    }
-
-    async fn memory_of_one_permit(test: &str) -> Self {
-        Self { uses: Uses::OnePermit, ..Self::memory(&format!("{test}-permit")).await }
-    }
-
-    async fn redis_fair_without_push(test: &str) -> Self {
-        Self { fair: true, ..Self::redis_without_push(test).await }
-    }
-
-    fn builder(&self) -> Builder {
-        let builder = Leases::builder().ttl(TTL).fair(self.fair).min_replicas(self.min_replicas);
-        match (&self.named, &*self.urls) {
-            (Some(server), _) => builder.server(server.clone()),
-            (None, [url]) => builder.url(url),
-            // The servers of a test were all started just now.
-            (None, urls) => builder.quorum(urls).restart_delay(Duration::ZERO),
-        }
-    }
-
-    /// One program's `Leases`.
-    async fn program(&self, label: &str) -> Program {
-        Program { leases: self.builder().label(label).build().await.unwrap(), uses: self.uses }
-    }
-
-    async fn two_programs(&self) -> (Program, Program) {
-        (self.program("one").await, self.program("two").await)
-    }
-}
-
-/// The url of a user who may not ask this server for anything but locks.
-fn rented(server: &Server) -> String {
-    let denied = ["-client", "-config", "-info", "-wait", "-subscribe", "-psubscribe", "-publish", "-hello"];
-    let rights = ["on", ">secret", "allkeys", "allchannels", "allcommands"].into_iter().chain(denied);
-    let denial = ["ACL", "SETUSER", "renter"].into_iter().chain(rights).collect::<Vec<_>>();
-    server.wire().must(&denial);
-    format!("redis://renter:secret@127.0.0.1:{}", server.port())
-}
-
-macro_rules! conformance {
-    ([$($behaviour:ident)*] [$($alone:ident)*]) => {
-        conformance! { @ memory: $($behaviour)* $($alone)* }
-        conformance! { @ memory_fair: $($behaviour)* $($alone)* }
-        conformance! { @ redis: $($behaviour)* $($alone)* }
-        conformance! { @ redis_rented: $($behaviour)* $($alone)* }
-        conformance! { @ redis_writing: $($behaviour)* $($alone)* }
-        conformance! { @ redis_of_one_permit: $($behaviour)* }
-        conformance! { @ memory_of_one_permit: $($behaviour)* }
-        conformance! { @ redis_fair: $($behaviour)* $($alone)* }
-        conformance! { @ redis_fair_without_push: $($behaviour)* $($alone)* }
-        #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
-        conformance! { @ redis_over_tls: $($behaviour)* $($alone)* }
-        conformance! { @ redis_with_credentials: $($behaviour)* $($alone)* }
-        conformance! { @ quorum_of_memory: $($behaviour)* $($alone)* }
-        conformance! { @ quorum_of_three: $($behaviour)* $($alone)* }
-        conformance! { @ quorum_of_five: $($behaviour)* $($alone)* }
-        conformance! { @ cluster: $($behaviour)* $($alone)* }
-        conformance! { @ cluster_rented: $($behaviour)* $($alone)* }
-        conformance! { @ cluster_fair: $($behaviour)* $($alone)* }
-        conformance! { @ sentinel: $($behaviour)* $($alone)* }
-        conformance! { @ replicated: $($behaviour)* $($alone)* }
-        conformance! { @ cluster_replicated: $($behaviour)* $($alone)* }
-        conformance! { @ sentinel_replicated: $($behaviour)* $($alone)* }
-    };
-    (@ $place:ident: $($behaviour:ident)*) => {
-        mod $place {$(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $behaviour() {
-                super::$behaviour(super::Place::$place(stringify!($behaviour)).await).await;
-            }
-        )*}
-    };
-}
-
-// The second list is of what a lock tells only of one holder: its label, its token, and a key that lives as long as its
-// lease; and of what only such a lease can do.
-conformance! {
-    [
-        a_free_lock_is_acquired
-        a_held_lock_is_busy_for_others
-        a_wait_of_zero_is_one_try
-        data_under_a_locks_name_is_told_as_such
-        a_release_frees_the_lock
-        a_drop_frees_the_lock
-        waiters_of_one_process_come_in_order
-        a_lease_outlives_many_ttls
-        fences_grow
-        renewing_by_hand_extends
-        a_lock_taken_by_force_is_told_everywhere
-        max_hold_tells_and_lets_the_key_run_out
-        release_after_max_hold_deletes_and_is_ok
-        a_release_is_told_as_such
-        status_changes_end_with_the_last_status
-        a_cancelled_child_cancels_nobody_else
-        a_handle_outlives_its_lease_and_says_so
-        busy_is_no_error_for_the_task_that_has_the_lock_either
-        an_acquire_under_way_is_in_nobodys_way
-        a_holder_knows_whether_it_is_one_of_ours
-        re_entry_shares_the_acquisition
-        re_entry_must_be_asked_for_both_times
-        re_entrant_acquires_under_way_share_what_one_of_them_wins
-        a_handle_shares_its_lease_by_value
-        re_entry_after_a_loss_is_a_new_acquisition
-        re_entry_lets_all_branches_of_a_join_in
-        re_entry_lets_a_dispatcher_hand_out_many_leases
-        the_owner_stays_when_the_lease_moves
-        an_identity_spans_tasks
-        the_anonymous_wait_even_for_themselves
-        outside_a_task_the_thread_is_the_owner
-        one_at_a_time
-        force_release_takes_the_lock_from_whoever_has_it
-        what_is_held_is_listed_by_its_name
-        run_returns_what_the_work_returned
-        work_that_fails_gives_its_own_error_and_releases
-        run_fits_spawn_borrows_boxes_and_local_sets
-        run_stops_the_work_when_the_lease_is_lost
-        run_drops_the_work_before_the_lock_is_free
-        run_that_could_not_acquire_never_starts_the_work
-        work_with_a_grace_may_tidy_up_after_a_loss
-        a_dropped_lease_is_free_for_the_next_line
-        what_cannot_be_kept_is_refused
-        who_leads_is_told_as_it_changes
-        a_leader_campaigns_again_until_its_work_is_done
-        an_interval_goes_on_with_the_heir
-        several_locks_are_acquired_and_released_together
-        programs_that_want_the_same_locks_in_another_order_take_turns
-        a_lost_one_of_several_is_told_and_the_others_stay_held
-        a_release_frees_a_lock_with_a_delay_at_once
-        a_guarded_value_refuses_the_past
-        a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
-        a_prefix_keeps_programs_apart
-        a_shutdown_waits_until_the_holder_has_tidied_up
-        a_shutdown_cuts_short_who_does_not_stop
-        a_shutdown_ends_waiters_and_lets_work_go_on
-        closing_ends_waiters_and_leases
-        nothing_works_after_closing
-        what_the_server_can_do_is_told
-        a_thread_has_the_same_calls_without_async
-    ] [
-        a_try_that_finds_the_lock_held_tells_by_whom
-        a_wait_that_ends_says_who_holds_it
-        a_key_that_is_kept_ends_the_lease_but_not_the_lock
-        a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
-        a_taken_key_is_left_to_its_taker
-        holder_reads_what_the_key_says
-        its_holder_hears_who_took_it_by_force_and_why
-        run_skips_the_work_of_a_busy_lock_or_waits_for_a_while
-        a_lock_is_kept_for_its_time_however_it_is_let_go_of
-        a_lease_goes_on_in_another_program
-        a_ticket_is_adopted_once
-        a_ticket_may_be_kept_for_a_crash
-        what_cannot_be_handed_over_is_refused
-        a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for
-        each_lock_of_several_has_its_own_options
-        a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of
-        a_key_outlives_its_lease_by_the_delay
-        a_key_cannot_outlive_its_lease_by_just_any_time
-        debug_shows_state_and_no_secret
-    ]
+    every! { at_night redis_over_tls }
+    every! { at_night redis_with_credentials }
+    every! { at_night sentinel }
+    every! { at_night redis_rented }
+    every! { at_night cluster_rented }
+    every! { at_night quorum_of_memory }
+    every! { at_night quorum_of_five }
+    every! { at_night replicated }
+    every! { at_night cluster_replicated }
+    every! { at_night sentinel_replicated }
 }
 
 async fn a_free_lock_is_acquired(place: Place) {
@@ -508,6 +424,7 @@ async fn data_under_a_locks_name_is_told_as_such(place: Place) {
     let held = leases.lock("another").acquire().await.unwrap();
     assert_eq!(leases.lock("another").holder().await.unwrap().as_ref().map(kind), Some(None), "that is a lock");
     held.release().await.unwrap();
+    place.delete("job");
 }
 
 async fn a_wait_that_ends_says_who_holds_it(place: Place) {
@@ -1528,6 +1445,7 @@ async fn a_guarded_value_refuses_the_past(place: Place) {
     report.set("end", largest).await.unwrap();
     assert!(matches!(report.set("late", one_less).await, Err(Error::Stale { .. })));
     assert_eq!(report.get().await.unwrap(), Some((b"end".to_vec(), largest)));
+    place.delete("report");
 }
 
 /// And a quorum says so.
@@ -1561,6 +1479,7 @@ async fn a_guarded_value_is_no_lock_and_a_lock_no_guarded_value(place: Place) {
     assert_eq!(lock.holder().await.unwrap().unwrap().token(), None);
     assert!(matches!(lock.force_release().await.unwrap_err(), Error::Refused(_)));
     assert!(one.guarded("a value").get().await.unwrap().is_some(), "nothing was lost");
+    place.delete("a value");
 }
 
 async fn a_prefix_keeps_programs_apart(place: Place) {
@@ -1730,8 +1649,7 @@ async fn what_the_server_can_do_is_told(place: Place) {
             assert_eq!((told.server(), told.eviction(), told.replicas()), (None, None, None), "{told}");
         } else if !place.is_in_memory() {
             assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
-            let replicas = place.sentinels.as_ref().map_or(place.min_replicas.into(), |all| all.replicas().len());
-            assert_eq!((told.role(), told.replicas()), (Some("master"), Some(replicas)), "{told}");
+            assert_eq!((told.role(), told.replicas()), (Some("master"), Some(place.replicas())), "{told}");
             assert_eq!(told.append_fsync(), Some("always"), "{told}");
             assert!(told.tracked_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");
         }

@@ -1,11 +1,12 @@
 //! The library against real servers, in one program: each test program costs a build.
 //!
-//! The programs beside this one have the tests that change what belongs to a whole process (subscriber, logger,
-//! recorder of metrics, panic hook), and those that need all processors.
+//! Tests that change what belongs to a whole process are in `process`, and wherever a test calls `alone`. Those that need
+//! all processors are in the program `machine`.
 
 // Helpers of tests may fail like tests, and read clocks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
+mod auto_traits;
 mod blocking;
 mod cluster;
 mod combined;
@@ -22,6 +23,7 @@ mod misplaced;
 mod multi_lock;
 mod neighbours;
 mod pages;
+mod process;
 mod push;
 mod quorum;
 mod releasing;
@@ -38,4 +40,5 @@ mod sharing;
 mod stopping;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 mod tls;
+mod trace;
 mod waiting;

@@ -102,27 +102,31 @@ async fn somebody_waits(lock: &Lock) {
 }
 
 macro_rules! shared {
-    ($($place:ident)*: $behaviours:tt) => { $( shared! { @ $place: $behaviours } )* };
-    (@ $place:ident: [$($behaviour:ident)*]) => {
-        mod $place {$(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $behaviour() {
-                super::$behaviour(super::Place::$place(stringify!($behaviour)).await).await;
-            }
-        )*}
+    ($($place:tt)*) => {
+        at! { $($place)*:
+            readers_share_a_name_and_writers_have_it_alone
+            no_more_hold_a_name_than_there_are_permits
+            a_share_outlives_many_ttls
+            all_who_share_a_lock_hear_that_it_was_taken_by_force
+        }
     };
 }
 
-shared! {
-    memory redis redis_rented redis_without_push cluster cluster_rented sentinel replicated cluster_replicated
-    sentinel_replicated: [
-        readers_share_a_name_and_writers_have_it_alone
-        no_more_hold_a_name_than_there_are_permits
-        a_share_outlives_many_ttls
-        all_who_share_a_lock_hear_that_it_was_taken_by_force
-    ]
-}
+shared! { memory }
+shared! { redis }
+shared! { redis_without_push }
+shared! { cluster }
+shared! { replicated }
+at! { quorum_of_three: a_quorum_shares_nothing }
 
-shared! {
-    quorum_of_memory quorum_of_three: [a_quorum_shares_nothing]
+/// The same in the places that differ from these in a layer which no share changes.
+mod whole {
+    use super::*;
+
+    shared! { at_night redis_rented }
+    shared! { at_night cluster_rented }
+    shared! { at_night sentinel }
+    shared! { at_night cluster_replicated }
+    shared! { at_night sentinel_replicated }
+    at! { at_night quorum_of_memory: a_quorum_shares_nothing }
 }

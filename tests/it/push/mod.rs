@@ -3,3 +3,4 @@
 mod faults;
 mod many;
 mod notified;
+mod refused;

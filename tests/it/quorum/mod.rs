@@ -7,6 +7,7 @@ mod hand_over;
 mod interop;
 mod keys;
 mod network;
+mod nodes;
 mod outliving;
 mod process;
 mod runs;

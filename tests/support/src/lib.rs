@@ -10,6 +10,7 @@
 // The library's doors for time, threads and tasks are not those of its tests.
 #![allow(clippy::disallowed_methods)]
 
+mod alone;
 mod binary;
 mod bounds;
 mod child;
@@ -18,6 +19,7 @@ mod cluster;
 mod event_log;
 mod lag;
 mod nodes;
+mod pool;
 mod proxy;
 mod proxy_conn;
 mod proxy_rule;
@@ -37,6 +39,7 @@ mod tracking;
 mod wait;
 mod wire;
 
+pub use alone::alone;
 pub use binary::Version;
 pub use bounds::{HANGS, SIGNAL};
 pub use child::{Child, Part, test_name};
@@ -45,6 +48,7 @@ pub use cluster::{Cluster, NODE_TIMEOUT};
 pub use event_log::EventLog;
 pub use lag::Lag;
 pub use nodes::{AGE, Nodes, urls};
+pub use pool::{Deployment, Loan, Pool};
 pub use proxy::{Messages, Proxy, Seen};
 pub use proxy_rule::{Action, Match, RuleHandle};
 pub use replicated::{Replicated, await_replicas};

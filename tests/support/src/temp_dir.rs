@@ -1,8 +1,13 @@
 //! A directory that goes when its owner does.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Removed with all its contents on drop.
+use super::spawner;
+
+/// Removed with all its contents on drop, or when this process ends, however that comes about.
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 
@@ -11,8 +16,7 @@ impl TempDir {
     ///
     /// The path is kept short, because a Unix socket's may not pass 107 bytes.
     pub fn new(what: &str) -> Self {
-        let name = format!("leasehold-{what}-{}-{:08x}", std::process::id(), random() & 0xffff_ffff);
-        let path = std::env::temp_dir().join(name);
+        let path = Cleaner::get().root.join(format!("{what}-{:08x}", random() & 0xffff_ffff));
         std::fs::create_dir(&path).unwrap_or_else(|error| panic!("no directory {}: {error}", path.display()));
         Self(path)
     }
@@ -26,6 +30,46 @@ impl TempDir {
 impl Drop for TempDir {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Has a server end with this process, also where the kernel was not asked to see to it. For servers that no destructor
+/// ends, since they are used until then.
+pub(crate) fn end_with_this_process(server: u32) {
+    let mut shell = Cleaner::get().shell.lock().unwrap_or_else(PoisonError::into_inner);
+    writeln!(shell.stdin.as_mut().expect("its input was asked for"), "{server}").expect("the cleaner reads");
+}
+
+/// A shell that cleans up once its input has ended, which this process does not survive.
+struct Cleaner {
+    /// The directory of all others.
+    root: PathBuf,
+    shell: Mutex<Child>,
+}
+
+impl Cleaner {
+    /// The id of a process that has ended may be another's: it counts only where that works in the directory.
+    const SCRIPT: &str = r#"
+        while read -r pid; do set -- "$@" "$pid"; done
+        root=$1
+        shift
+        for pid; do
+            case $(readlink "/proc/$pid/cwd") in "$root"/*) kill -KILL "$pid" ;; esac
+        done
+        rm -rf "$root"
+    "#;
+
+    fn get() -> &'static Self {
+        static CLEANER: OnceLock<Cleaner> = OnceLock::new();
+        CLEANER.get_or_init(|| {
+            let name = format!("leasehold-{}-{:08x}", std::process::id(), random() & 0xffff_ffff);
+            let root = std::env::temp_dir().join(name);
+            std::fs::create_dir(&root).unwrap_or_else(|error| panic!("no directory {}: {error}", root.display()));
+            let mut command = Command::new("sh");
+            command.args(["-c", Self::SCRIPT, "cleaner"]).arg(&root);
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            Self { root, shell: Mutex::new(spawner::spawn(command).expect("a shell")) }
+        })
     }
 }
 

@@ -546,7 +546,10 @@ fn unknown_script(error: &FredError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use support::Server;
+    use tokio::{
+        io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+        net::{TcpListener, TcpStream},
+    };
 
     use super::*;
     use crate::{
@@ -558,9 +561,33 @@ mod tests {
     /// Longer than the test: what is waited for to its end fails it.
     const LIMIT: Duration = Duration::from_secs(5);
 
-    async fn connection(server: &Server) -> (Connection, Stop) {
+    /// The port of a server that answers `OK` to everything.
+    #[allow(clippy::disallowed_methods, reason = "it belongs to the test's runtime")]
+    async fn server() -> u16 {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream));
+            }
+        });
+        port
+    }
+
+    async fn answer(stream: TcpStream) -> std::io::Result<()> {
+        let (requests, mut answers) = stream.into_split();
+        let mut lines = BufReader::new(requests).lines();
+        while let Some(line) = lines.next_line().await?.filter(|line| line != "QUIT") {
+            if line.starts_with('*') {
+                answers.write_all(b"+OK\r\n").await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn connection(port: u16) -> (Connection, Stop) {
         let (target, limits) = (
-            Target::parse(&server.url()).unwrap(),
+            Target::parse(&format!("redis://127.0.0.1:{port}")).unwrap(),
             Limits { connect: LIMIT, command: LIMIT, min_replicas: 0, undeclared_keys: true },
         );
         let endpoint = Endpoint::new(target, limits, Arc::new(SystemClock), "test".into());
@@ -572,8 +599,7 @@ mod tests {
     /// After this fred takes requests that nobody reads, as it may while its task is ended.
     #[tokio::test]
     async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
-        let server = Server::start();
-        let (connection, _stop) = connection(&server).await;
+        let (connection, _stop) = connection(server().await).await;
         let (link, mut links) = (connection.links.up().unwrap(), connection.links());
         link.quit(LIMIT).await;
         tokio::time::timeout(LIMIT, links.next()).await.expect("there is another link");

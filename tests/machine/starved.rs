@@ -1,9 +1,4 @@
 //! The keeper's thread gets no processor, for so many others want it: the row F26 of the fault table.
-//!
-//! It has a program of its own, because what runs beside it would be starved too.
-
-// Helpers of tests may fail like tests, and read clocks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
 use std::{
     sync::{
@@ -124,7 +119,9 @@ async fn end(lease: Lease) -> Option<LossReason> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::await_holding_lock, reason = "tests take turns")]
 async fn f26_the_keeper_is_starved() {
+    let _turn = super::turn();
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
@@ -153,8 +150,10 @@ async fn f26_the_keeper_is_starved() {
 
 /// The same of leases that were asked for at once, most of which came by a batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::await_holding_lock, reason = "tests take turns")]
 async fn f26_the_keeper_is_starved_after_a_batch() {
     const TOGETHER: usize = 12;
+    let _turn = super::turn();
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
@@ -185,7 +184,9 @@ async fn f26_the_keeper_is_starved_after_a_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::await_holding_lock, reason = "tests take turns")]
 async fn f26_the_keeper_is_starved_and_no_renewal_is_confirmed() {
+    let _turn = super::turn();
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();

@@ -1,9 +1,6 @@
 //! Which servers make a quorum, and how each of them is: what `build` turns down and what it waits for, `nodes()`, and
 //! the events about nodes.
 
-// Helpers of tests may fail like tests, and read clocks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
-
 use std::{
     net::TcpListener,
     time::{Duration, Instant},
@@ -11,9 +8,9 @@ use std::{
 
 use leasehold::{Builder, Error, Leases, NodeAnswer, NodeState};
 use support::{
-    AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, eventually_async,
+    AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, alone, eventually_async,
     scripts::{RAISE, REPAIR},
-    within,
+    two_workers, within,
 };
 
 const NAME: &str = "app:job";
@@ -147,133 +144,150 @@ async fn a_server_of_a_cluster_is_turned_down() {
     turned_down(builder(urls), config, &["quorum[2]", &address, "part of a cluster", "stand-alone"]).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_majority_is_enough_and_the_others_join_when_they_come() {
-    let log = EventLog::start();
-    let (nodes, lag) = (Nodes::seasoned(3), Lag::start());
-    nodes[1].kill();
-    let started = Instant::now();
-    let leases = build(nodes.urls()).await;
-    let took = started.elapsed();
-    // Some round trips come before the majority is there.
-    assert!(took <= GRACE + PROMPT + lag.of(6), "build took {took:?}");
-    assert!(matches!(state(&leases, 1), NodeState::Unreachable(_)), "{:?}", leases.nodes());
-    let lease = leases.lock(NAME).acquire().await.expect("two of three are there");
-    assert_eq!([state(&leases, 0), state(&leases, 2)], [NodeState::Up, NodeState::Up]);
+#[test]
+fn a_majority_is_enough_and_the_others_join_when_they_come() {
+    alone(|| {
+        two_workers().block_on(async {
+            let log = EventLog::start();
+            let (nodes, lag) = (Nodes::seasoned(3), Lag::start());
+            nodes[1].kill();
+            let started = Instant::now();
+            let leases = build(nodes.urls()).await;
+            let took = started.elapsed();
+            // Some round trips come before the majority is there.
+            assert!(took <= GRACE + PROMPT + lag.of(6), "build took {took:?}");
+            assert!(matches!(state(&leases, 1), NodeState::Unreachable(_)), "{:?}", leases.nodes());
+            let lease = leases.lock(NAME).acquire().await.expect("two of three are there");
+            assert_eq!([state(&leases, 0), state(&leases, 2)], [NodeState::Up, NodeState::Up]);
 
-    // Longer than any one try to connect takes.
-    tokio::time::sleep(CONNECT + PROMPT).await;
-    nodes[1].restart();
-    nodes.clock(1).forward(AGE);
-    let address = format!("127.0.0.1:{}", nodes[1].port());
-    eventually_is(&leases, 1, "it joins", |state| *state == NodeState::Up).await;
-    assert_eq!(leases.nodes()[1].address(), address);
-    let token = nodes[0].wire().token(NAME);
-    eventually_async(HANGS, "it is repaired", || nodes[1].wire().token(NAME) == token).await;
-    let told = || count(log, "node", &address) >= 2;
-    eventually_async(HANGS, "both that it is missed and that it has come are told", told).await;
-    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+            // Longer than any one try to connect takes.
+            tokio::time::sleep(CONNECT + PROMPT).await;
+            nodes[1].restart();
+            nodes.clock(1).forward(AGE);
+            let address = format!("127.0.0.1:{}", nodes[1].port());
+            eventually_is(&leases, 1, "it joins", |state| *state == NodeState::Up).await;
+            assert_eq!(leases.nodes()[1].address(), address);
+            let token = nodes[0].wire().token(NAME);
+            eventually_async(HANGS, "it is repaired", || nodes[1].wire().token(NAME) == token).await;
+            let told = || count(log, "node", &address) >= 2;
+            eventually_async(HANGS, "both that it is missed and that it has come are told", told).await;
+            assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+        });
+    });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
-    let log = EventLog::start();
-    let nodes = Nodes::seasoned(3);
-    let proxy = Proxy::to(&nodes[2]);
-    proxy.refuse(true);
-    let mut urls = nodes.urls();
-    urls[2] = proxy.url();
-    // The one that is stopped below costs this once; the others have all of it.
-    let leases =
-        within(HANGS, "build", builder(urls).command_timeout(SECOND).build()).await.expect("a majority is there");
-    let address = format!("127.0.0.1:{}", proxy.port());
-    proxy.turn_to(nodes[0].port());
-    proxy.refuse(false);
-    let other = format!("127.0.0.1:{}", nodes[0].port());
-    eventually_is(&leases, 2, "it is found out", |state| *state == NodeState::SameServer(other.clone())).await;
-    told_once(log, "same_server", &address).await;
+#[test]
+fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
+    alone(|| {
+        two_workers().block_on(async {
+            let log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let proxy = Proxy::to(&nodes[2]);
+            proxy.refuse(true);
+            let mut urls = nodes.urls();
+            urls[2] = proxy.url();
+            // The one that is stopped below costs this once; the others have all of it.
+            let leases = within(HANGS, "build", builder(urls).command_timeout(SECOND).build())
+                .await
+                .expect("a majority is there");
+            let address = format!("127.0.0.1:{}", proxy.port());
+            proxy.turn_to(nodes[0].port());
+            proxy.refuse(false);
+            let other = format!("127.0.0.1:{}", nodes[0].port());
+            eventually_is(&leases, 2, "it is found out", |state| *state == NodeState::SameServer(other.clone())).await;
+            told_once(log, "same_server", &address).await;
 
-    nodes[1].stop();
-    match leases.lock(NAME).try_acquire().await {
-        Err(Error::Unavailable(error)) => {
-            let votes = error.votes().expect("it says what each node said");
-            assert_eq!(votes.granted(), 1, "{error}");
-            let NodeAnswer::Refused(why) = votes.nodes()[2].answer() else { panic!("{error}") };
-            names(why, &["the same server as", &other]);
-        }
-        other => panic!("there is but one server, and it says {other:?}"),
-    }
-    nodes[1].cont();
+            nodes[1].stop();
+            match leases.lock(NAME).try_acquire().await {
+                Err(Error::Unavailable(error)) => {
+                    let votes = error.votes().expect("it says what each node said");
+                    assert_eq!(votes.granted(), 1, "{error}");
+                    let NodeAnswer::Refused(why) = votes.nodes()[2].answer() else { panic!("{error}") };
+                    names(why, &["the same server as", &other]);
+                }
+                other => panic!("there is but one server, and it says {other:?}"),
+            }
+            nodes[1].cont();
 
-    // Set right, it is a node like the others.
-    proxy.turn_to(nodes[2].port());
-    proxy.cut();
-    eventually_is(&leases, 2, "it joins", |state| *state == NodeState::Up).await;
-    let lease = leases.lock(NAME).acquire().await.expect("all are there");
-    eventually_async(HANGS, "it has a vote", || nodes.with_key(NAME) == [0, 1, 2]).await;
-    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+            // Set right, it is a node like the others.
+            proxy.turn_to(nodes[2].port());
+            proxy.cut();
+            eventually_is(&leases, 2, "it joins", |state| *state == NodeState::Up).await;
+            let lease = leases.lock(NAME).acquire().await.expect("all are there");
+            eventually_async(HANGS, "it has a vote", || nodes.with_key(NAME) == [0, 1, 2]).await;
+            assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+        });
+    });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_becomes_another_one_loses_its_vote() {
-    let log = EventLog::start();
-    let nodes = Nodes::seasoned(3);
-    let proxy = Proxy::to(&nodes[2]);
-    let mut urls = nodes.urls();
-    urls[2] = proxy.url();
-    let leases = build(urls).await;
-    assert_eq!(
-        leases.lock(NAME).acquire().await.expect("all are there").release().await,
-        Ok(leasehold::Released::Confirmed),
-        "it was ours"
-    );
-    // What it said before is not heard after what it says then.
-    eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
-    proxy.turn_to(nodes[0].port());
-    proxy.cut();
-    nodes[1].stop();
-    let other = format!("127.0.0.1:{}", nodes[0].port());
-    let found_out = |state: &NodeState| *state == NodeState::SameServer(other.clone());
-    let started = Instant::now();
-    while !found_out(&state(&leases, 2)) {
-        assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
-        let outcome = leases.lock(NAME).try_acquire().await;
-        assert!(matches!(outcome, Err(Error::Unavailable(_))), "one server gave two votes: {outcome:?}");
-    }
-    told_once(log, "same_server", &format!("127.0.0.1:{}", proxy.port())).await;
-    nodes[1].cont();
+#[test]
+fn a_node_that_becomes_another_one_loses_its_vote() {
+    alone(|| {
+        two_workers().block_on(async {
+            let log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let proxy = Proxy::to(&nodes[2]);
+            let mut urls = nodes.urls();
+            urls[2] = proxy.url();
+            let leases = build(urls).await;
+            assert_eq!(
+                leases.lock(NAME).acquire().await.expect("all are there").release().await,
+                Ok(leasehold::Released::Confirmed),
+                "it was ours"
+            );
+            // What it said before is not heard after what it says then.
+            eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
+            proxy.turn_to(nodes[0].port());
+            proxy.cut();
+            nodes[1].stop();
+            let other = format!("127.0.0.1:{}", nodes[0].port());
+            let found_out = |state: &NodeState| *state == NodeState::SameServer(other.clone());
+            let started = Instant::now();
+            while !found_out(&state(&leases, 2)) {
+                assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
+                let outcome = leases.lock(NAME).try_acquire().await;
+                assert!(matches!(outcome, Err(Error::Unavailable(_))), "one server gave two votes: {outcome:?}");
+            }
+            told_once(log, "same_server", &format!("127.0.0.1:{}", proxy.port())).await;
+            nodes[1].cont();
+        });
+    });
 }
 
 /// Its vote does not count, but the key is there. The address by which that server has its vote cannot be reached.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_vote_of_a_server_that_has_one_already_is_undone() {
-    let _log = EventLog::start();
-    let nodes = Nodes::seasoned(3);
-    let [first, last] = [0, 2].map(|at| Proxy::to(&nodes[at]));
-    let leases = build(vec![first.url(), nodes[1].url(), last.url()]).await;
-    assert_eq!(
-        leases.lock(NAME).acquire().await.expect("all are there").release().await,
-        Ok(leasehold::Released::Confirmed),
-        "it was ours"
-    );
-    // What it said before is not heard after what it says then.
-    eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
-    eventually_async(HANGS, "the lock is free", || nodes.with_key(NAME).is_empty()).await;
-    last.turn_to(nodes[0].port());
-    first.refuse(true);
-    first.cut();
-    last.cut();
-    let other = format!("127.0.0.1:{}", first.port());
-    let started = Instant::now();
-    while state(&leases, 2) != NodeState::SameServer(other.clone()) {
-        assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
-        let outcome = leases.lock(NAME).try_acquire().await;
-        assert!(matches!(outcome, Err(Error::Unavailable(_))), "one of three is a majority: {outcome:?}");
-    }
-    let granted = nodes[0].wire().info_field("commandstats", "cmdstat_set");
-    assert!(granted.is_some(), "the premise");
-    // Long before the TTL has passed.
-    eventually_async(HANGS, "what it granted is undone", || nodes.with_key(NAME).is_empty()).await;
+#[test]
+fn a_vote_of_a_server_that_has_one_already_is_undone() {
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let [first, last] = [0, 2].map(|at| Proxy::to(&nodes[at]));
+            let leases = build(vec![first.url(), nodes[1].url(), last.url()]).await;
+            assert_eq!(
+                leases.lock(NAME).acquire().await.expect("all are there").release().await,
+                Ok(leasehold::Released::Confirmed),
+                "it was ours"
+            );
+            // What it said before is not heard after what it says then.
+            eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
+            eventually_async(HANGS, "the lock is free", || nodes.with_key(NAME).is_empty()).await;
+            last.turn_to(nodes[0].port());
+            first.refuse(true);
+            first.cut();
+            last.cut();
+            let other = format!("127.0.0.1:{}", first.port());
+            let started = Instant::now();
+            while state(&leases, 2) != NodeState::SameServer(other.clone()) {
+                assert!(started.elapsed() < HANGS, "{:?}", leases.nodes());
+                let outcome = leases.lock(NAME).try_acquire().await;
+                assert!(matches!(outcome, Err(Error::Unavailable(_))), "one of three is a majority: {outcome:?}");
+            }
+            let granted = nodes[0].wire().info_field("commandstats", "cmdstat_set");
+            assert!(granted.is_some(), "the premise");
+            // Long before the TTL has passed.
+            eventually_async(HANGS, "what it granted is undone", || nodes.with_key(NAME).is_empty()).await;
+        });
+    });
 }
 
 /// The url of a user, by the wrong password on a server that has another.
@@ -282,28 +296,32 @@ fn guessing(node: &Server) -> String {
     format!("redis://worker:{SECRET}@127.0.0.1:{}", node.port())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
-    let log = EventLog::start();
-    let nodes = Nodes::seasoned(3);
-    let mut urls = nodes.urls();
-    urls[0] = guessing(&nodes[0]);
-    let leases = build(urls).await;
-    match state(&leases, 0) {
-        NodeState::Refused(text) => names(&text, &["WRONGPASS", "check the user and password"]),
-        other => panic!("it turned us down, and is {other:?}"),
-    }
-    assert_eq!(
-        leases.lock(NAME).acquire().await.expect("two are there").release().await,
-        Ok(leasehold::Released::Confirmed),
-        "it was ours"
-    );
-    names(&format!("{leases:?} {:?}", leases.nodes()), &[]);
-    // Once it lets us in it takes part.
-    nodes[0].wire().must(&["ACL", "SETUSER", "worker", &format!(">{SECRET}")]);
-    eventually_is(&leases, 0, "it joins", |state| *state == NodeState::Up).await;
-    let lines = log.lines().join("\n");
-    names(&lines, &["WRONGPASS"]);
+#[test]
+fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
+    alone(|| {
+        two_workers().block_on(async {
+            let log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let mut urls = nodes.urls();
+            urls[0] = guessing(&nodes[0]);
+            let leases = build(urls).await;
+            match state(&leases, 0) {
+                NodeState::Refused(text) => names(&text, &["WRONGPASS", "check the user and password"]),
+                other => panic!("it turned us down, and is {other:?}"),
+            }
+            assert_eq!(
+                leases.lock(NAME).acquire().await.expect("two are there").release().await,
+                Ok(leasehold::Released::Confirmed),
+                "it was ours"
+            );
+            names(&format!("{leases:?} {:?}", leases.nodes()), &[]);
+            // Once it lets us in it takes part.
+            nodes[0].wire().must(&["ACL", "SETUSER", "worker", &format!(">{SECRET}")]);
+            eventually_is(&leases, 0, "it joins", |state| *state == NodeState::Up).await;
+            let lines = log.lines().join("\n");
+            names(&lines, &["WRONGPASS"]);
+        });
+    });
 }
 
 #[tokio::test]
@@ -359,32 +377,36 @@ async fn nodes_tell_how_each_is() {
     assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn differing_clocks_are_reported_once() {
-    let log = EventLog::start();
-    let nodes = Nodes::seasoned(3);
-    let leases = build(nodes.urls()).await;
-    let address = format!("127.0.0.1:{}", nodes[1].port());
-    let look = async || {
-        let lease = leases.lock(NAME).acquire().await.expect("all are there");
-        eventually_async(HANGS, "all have voted", || nodes.with_key(NAME).len() == 3).await;
-        assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
-        // They are compared once a second.
-        tokio::time::sleep(SECOND + PROMPT).await;
-        assert_eq!(
-            leases.lock(NAME).acquire().await.expect("all are there").release().await,
-            Ok(leasehold::Released::Confirmed),
-            "it was ours"
-        );
-        count(log, "clocks", &address)
-    };
-    // Leases of 30 s allow for 302 ms.
-    nodes.clock(1).forward(Duration::from_millis(150));
-    assert_eq!(look().await, 0, "they differ by less than leases allow for");
-    // By so much that it is certain, however long an answer has to wait for this machine.
-    nodes.clock(1).forward(5 * SECOND);
-    assert_eq!(look().await, 1);
-    assert_eq!(look().await, 1, "it is no news");
+#[test]
+fn differing_clocks_are_reported_once() {
+    alone(|| {
+        two_workers().block_on(async {
+            let log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let leases = build(nodes.urls()).await;
+            let address = format!("127.0.0.1:{}", nodes[1].port());
+            let look = async || {
+                let lease = leases.lock(NAME).acquire().await.expect("all are there");
+                eventually_async(HANGS, "all have voted", || nodes.with_key(NAME).len() == 3).await;
+                assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+                // They are compared once a second.
+                tokio::time::sleep(SECOND + PROMPT).await;
+                assert_eq!(
+                    leases.lock(NAME).acquire().await.expect("all are there").release().await,
+                    Ok(leasehold::Released::Confirmed),
+                    "it was ours"
+                );
+                count(log, "clocks", &address)
+            };
+            // Leases of 30 s allow for 302 ms.
+            nodes.clock(1).forward(Duration::from_millis(150));
+            assert_eq!(look().await, 0, "they differ by less than leases allow for");
+            // By so much that it is certain, however long an answer has to wait for this machine.
+            nodes.clock(1).forward(5 * SECOND);
+            assert_eq!(look().await, 1);
+            assert_eq!(look().await, 1, "it is no news");
+        });
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,8 +1,5 @@
 //! A lease in the trace of the job that acquired it: its span, and the events that the keeper tells in it.
 
-// Helpers of tests may fail like tests.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
 use std::{
     collections::HashMap,
     fmt::{Debug, Write as _},

@@ -7,11 +7,8 @@
 //! Some seconds with every run of the tests; a failure names its seed. For an hour, from another seed:
 //!
 //! ```text
-//! LEASEHOLD_HOSTILE=3600 LEASEHOLD_SEED=7 cargo test --test hostile -- --nocapture
+//! LEASEHOLD_HOSTILE=3600 LEASEHOLD_SEED=7 cargo test --test it process::hostile
 //! ```
-
-// Helpers of tests may fail like tests, and read clocks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods, clippy::indexing_slicing)]
 
 use std::{
     env, fs,
@@ -28,7 +25,7 @@ use std::{
 };
 
 use leasehold::{Lease, Leases};
-use support::{HANGS, Lag, SIGNAL, Server, Wire, eventually_async, within};
+use support::{HANGS, Lag, SIGNAL, Server, Wire, alone, eventually_async, two_workers, within};
 use tokio::task::JoinSet;
 
 /// How long the answers of one seed stay hostile.
@@ -397,33 +394,38 @@ async fn round(seed: u64, spoiler: &Spoiler, wire: &mut Wire, lag: &Arc<Lag>) {
     eventually_async(HANGS, "no key is left", &mut are_gone).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_at_random_neither_break_nor_outlive_a_promise() {
-    let number = |name| env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
-    let (first, long) = (number("LEASEHOLD_SEED").unwrap_or(1), number("LEASEHOLD_HOSTILE").map(Duration::from_secs));
-    let (panics, server, lag) = (panics(), Server::start(), Arc::new(Lag::start()));
-    let (spoiler, mut wire, begun) = (Spoiler::to(&server), server.wire(), Instant::now());
-    let (mut rounds, mut at_first) = (0, 0);
-    while long.map_or(rounds < ROUNDS, |long| begun.elapsed() < long) {
-        // Far from those that the connections of another seed get.
-        let seed = (first + u64::from(rounds)) << 20;
-        if long.is_some() || rounds == 0 {
-            println!(
-                "seed {}, {} KiB, {} spoilt",
-                seed >> 20,
-                resident(),
-                spoiler.shared.spoilt.load(Ordering::Relaxed)
-            );
-        }
-        round(seed, &spoiler, &mut wire, &lag).await;
-        assert_eq!(*panics.lock().unwrap(), [""; 0], "seed {}", seed >> 20);
-        if rounds == 0 {
-            at_first = resident();
-        }
-        rounds += 1;
-    }
-    let (spoilt, grown) = (spoiler.shared.spoilt.load(Ordering::Relaxed), resident().saturating_sub(at_first));
-    println!("{rounds} seeds, {spoilt} answers spoilt, {grown} KiB more memory");
-    assert!(spoilt >= u64::from(rounds) * 10, "only {spoilt} answers of {rounds} seeds were spoilt");
-    assert!(grown <= MOST_GROWTH, "{grown} KiB more after {rounds} seeds");
+#[test]
+fn answers_at_random_neither_break_nor_outlive_a_promise() {
+    alone(|| {
+        two_workers().block_on(async {
+            let number = |name| env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
+            let (first, long) =
+                (number("LEASEHOLD_SEED").unwrap_or(1), number("LEASEHOLD_HOSTILE").map(Duration::from_secs));
+            let (panics, server, lag) = (panics(), Server::start(), Arc::new(Lag::start()));
+            let (spoiler, mut wire, begun) = (Spoiler::to(&server), server.wire(), Instant::now());
+            let (mut rounds, mut at_first) = (0, 0);
+            while long.map_or(rounds < ROUNDS, |long| begun.elapsed() < long) {
+                // Far from those that the connections of another seed get.
+                let seed = (first + u64::from(rounds)) << 20;
+                if long.is_some() || rounds == 0 {
+                    println!(
+                        "seed {}, {} KiB, {} spoilt",
+                        seed >> 20,
+                        resident(),
+                        spoiler.shared.spoilt.load(Ordering::Relaxed)
+                    );
+                }
+                round(seed, &spoiler, &mut wire, &lag).await;
+                assert_eq!(*panics.lock().unwrap(), [""; 0], "seed {}", seed >> 20);
+                if rounds == 0 {
+                    at_first = resident();
+                }
+                rounds += 1;
+            }
+            let (spoilt, grown) = (spoiler.shared.spoilt.load(Ordering::Relaxed), resident().saturating_sub(at_first));
+            println!("{rounds} seeds, {spoilt} answers spoilt, {grown} KiB more memory");
+            assert!(spoilt >= u64::from(rounds) * 10, "only {spoilt} answers of {rounds} seeds were spoilt");
+            assert!(grown <= MOST_GROWTH, "{grown} KiB more after {rounds} seeds");
+        });
+    });
 }

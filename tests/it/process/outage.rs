@@ -1,16 +1,13 @@
 //! How much an outage writes into the log: each cause once, then at most once a minute with its count, and its end
 //! once.
 
-// Helpers of tests may fail like tests, and read clocks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
 use leasehold::{Builder, Leases};
-use support::{EventLog, HANGS, Server, eventually_async};
+use support::{EventLog, HANGS, Server, alone, eventually_async, two_workers};
 use tokio::task::JoinSet;
 
 /// How long each outage lasts: what is told once a minute is due again within it.
@@ -110,46 +107,50 @@ fn cause(line: &str) -> String {
         .join(" ")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outage_of_a_minute_under_many_waiters_is_told_in_a_few_lines() {
-    let log = EventLog::start();
-    let outages = [
-        Outage::of_one("stopped", 2, Server::stop, Server::cont),
-        Outage::of_one("killed", 2, Server::kill, Server::restart),
-        Outage::of_one(
-            "replica",
-            3,
-            |server| drop(server.wire().must(&["REPLICAOF", "127.0.0.1", "1"])),
-            |server| drop(server.wire().must(&["REPLICAOF", "NO", "ONE"])),
-        ),
-        Outage::of_one(
-            "full",
-            3,
-            |server| drop(server.wire().must(&["CONFIG", "SET", "maxmemory", "1"])),
-            |server| drop(server.wire().must(&["CONFIG", "SET", "maxmemory", "0"])),
-        ),
-        Outage::of_one("loading", 3, loads, |server| {
-            drop(patient(server).must(&["CONFIG", "SET", "key-load-delay", "0"]));
-        }),
-        Outage {
-            kind: "frozen",
-            servers: (0..3).map(|_| Server::start()).collect(),
-            away: 2,
-            begin: Server::stop,
-            end: Server::cont,
-            // A machine under load makes the others silent too, and each is told of by itself.
-            causes: 3 * 3,
-        },
-    ];
-    let mut all = JoinSet::new();
-    for outage in outages {
-        all.spawn(outage.lasts_for_a_minute(log));
-    }
-    let mut failed = Vec::new();
-    while let Some(done) = all.join_next().await {
-        failed.extend(done.err());
-    }
-    assert!(failed.is_empty(), "{failed:?}");
+#[test]
+fn an_outage_of_a_minute_under_many_waiters_is_told_in_a_few_lines() {
+    alone(|| {
+        two_workers().block_on(async {
+            let log = EventLog::start();
+            let outages = [
+                Outage::of_one("stopped", 2, Server::stop, Server::cont),
+                Outage::of_one("killed", 2, Server::kill, Server::restart),
+                Outage::of_one(
+                    "replica",
+                    3,
+                    |server| drop(server.wire().must(&["REPLICAOF", "127.0.0.1", "1"])),
+                    |server| drop(server.wire().must(&["REPLICAOF", "NO", "ONE"])),
+                ),
+                Outage::of_one(
+                    "full",
+                    3,
+                    |server| drop(server.wire().must(&["CONFIG", "SET", "maxmemory", "1"])),
+                    |server| drop(server.wire().must(&["CONFIG", "SET", "maxmemory", "0"])),
+                ),
+                Outage::of_one("loading", 3, loads, |server| {
+                    drop(patient(server).must(&["CONFIG", "SET", "key-load-delay", "0"]));
+                }),
+                Outage {
+                    kind: "frozen",
+                    servers: (0..3).map(|_| Server::start()).collect(),
+                    away: 2,
+                    begin: Server::stop,
+                    end: Server::cont,
+                    // A machine under load makes the others silent too, and each is told of by itself.
+                    causes: 3 * 3,
+                },
+            ];
+            let mut all = JoinSet::new();
+            for outage in outages {
+                all.spawn(outage.lasts_for_a_minute(log));
+            }
+            let mut failed = Vec::new();
+            while let Some(done) = all.join_next().await {
+                failed.extend(done.err());
+            }
+            assert!(failed.is_empty(), "{failed:?}");
+        });
+    });
 }
 
 /// A connection that waits for a busy server.

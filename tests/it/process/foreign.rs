@@ -3,9 +3,6 @@
 //!
 //! "For 20 s" is until the test's end, if that comes before.
 
-// Helpers of tests may fail like tests, and read clocks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
-
 mod scene;
 
 use std::{
@@ -20,16 +17,16 @@ use std::{
     time::Duration,
 };
 
+use self::scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, poll_once, subscribe};
 use leasehold::{Credentials, Keeper, Leases, LossReason, Owner, SystemClock, testing::Clock};
-use scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, alone, poll_once, subscribe};
 use support::{
-    Cluster, Lag, Match, Nodes, Proxy, SIGNAL, Server, eventually_async,
+    Cluster, Lag, Match, Nodes, Proxy, SIGNAL, Server, alone, eventually_async,
     scripts::{ACQUIRE, COMBINED},
     two_workers, within,
 };
 
 /// Where every event of the keeper is told.
-const EVENTS: &str = include_str!("../../src/foreign/events.rs");
+const EVENTS: &str = include_str!("../../../src/foreign/events.rs");
 
 /// Told in an acquire of a caller's own, and on no other thread.
 const OF_CALLERS: [&str; 1] = ["clocks"];
@@ -216,14 +213,12 @@ macro_rules! events {
         $(
             #[test]
             fn $blocks() {
-                let _alone = alone();
-                two_workers().block_on(nobody_notices(stringify!($event), Fault::Blocks, Keeper::Thread));
+                alone(|| two_workers().block_on(nobody_notices(stringify!($event), Fault::Blocks, Keeper::Thread)));
             }
 
             #[test]
             fn $panics() {
-                let _alone = alone();
-                two_workers().block_on(nobody_notices(stringify!($event), Fault::Panics, Keeper::Thread));
+                alone(|| two_workers().block_on(nobody_notices(stringify!($event), Fault::Panics, Keeper::Thread)));
             }
         )*
     };
@@ -261,7 +256,7 @@ fn f91_every_keeper_event_is_tested_and_documented() {
         names.into_iter().filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_')).collect();
     let scenes: BTreeSet<&str> = SCENES.iter().copied().chain(OF_CALLERS).collect();
     assert_eq!(names, scenes);
-    let page = include_str!("../../docs/operations.md");
+    let page = include_str!("../../../docs/operations.md");
     for name in names {
         assert!(page.contains(&format!("`{name}`")), "docs/operations.md names {name}");
     }
@@ -316,14 +311,12 @@ impl Wake for Flag {
 
 #[test]
 fn f91_wakers_block() {
-    let _alone = alone();
-    two_workers().block_on(a_waker_is_called(Fault::Blocks));
+    alone(|| two_workers().block_on(a_waker_is_called(Fault::Blocks)));
 }
 
 #[test]
 fn f91_wakers_panic() {
-    let _alone = alone();
-    two_workers().block_on(a_waker_is_called(Fault::Panics));
+    alone(|| two_workers().block_on(a_waker_is_called(Fault::Panics)));
 }
 
 /// A clock that can stand still.
@@ -383,20 +376,17 @@ async fn a_waker_of_a_batch_is_called(fault: Fault, keeper: Keeper) {
 
 #[test]
 fn f91_wakers_of_a_batch_block() {
-    let _alone = alone();
-    two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::Thread));
+    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::Thread)));
 }
 
 #[test]
 fn f91_wakers_of_a_batch_panic() {
-    let _alone = alone();
-    two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Panics, Keeper::Thread));
+    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Panics, Keeper::Thread)));
 }
 
 #[test]
 fn f92_wakers_of_a_batch_block() {
-    let _alone = alone();
-    two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::CurrentRuntime));
+    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::CurrentRuntime)));
 }
 
 /// An acquire that is won leaves late answers to the keeper, which are the first to drop the caller's waker.
@@ -426,14 +416,12 @@ async fn a_waker_is_dropped(fault: Fault) {
 
 #[test]
 fn f91_the_drop_of_a_waker_blocks() {
-    let _alone = alone();
-    two_workers().block_on(a_waker_is_dropped(Fault::Blocks));
+    alone(|| two_workers().block_on(a_waker_is_dropped(Fault::Blocks)));
 }
 
 #[test]
 fn f91_the_drop_of_a_waker_panics() {
-    let _alone = alone();
-    two_workers().block_on(a_waker_is_dropped(Fault::Panics));
+    alone(|| two_workers().block_on(a_waker_is_dropped(Fault::Panics)));
 }
 
 /// Awaits something on a thread and a runtime that nobody else uses.
@@ -469,14 +457,12 @@ async fn on_wait_goes_wrong(fault: Fault) {
 
 #[test]
 fn f91_on_wait_blocks() {
-    let _alone = alone();
-    two_workers().block_on(on_wait_goes_wrong(Fault::Blocks));
+    alone(|| two_workers().block_on(on_wait_goes_wrong(Fault::Blocks)));
 }
 
 #[test]
 fn f91_on_wait_panics() {
-    let _alone = alone();
-    two_workers().block_on(on_wait_goes_wrong(Fault::Panics));
+    alone(|| two_workers().block_on(on_wait_goes_wrong(Fault::Panics)));
 }
 
 /// A clock that panics on the keeper's thread for a while.
@@ -493,27 +479,28 @@ impl Clock for Panicking {
 
 #[test]
 fn f91_a_keeper_panic_ends_every_lease_and_later_ones_are_renewed() {
-    let _alone = alone();
-    two_workers().block_on(async {
-        let (server, clock) = (Server::start(), Panicking::default());
-        let builder = Leases::builder().url(server.url()).ttl(TTL).clock(clock.clone());
-        let leases = builder.build().await.unwrap();
-        let (one, two) = (leases.lock("one").acquire().await.unwrap(), leases.lock("two").acquire().await.unwrap());
-        clock.0.store(true, Ordering::SeqCst);
-        for lease in [&one, &two] {
-            let lost = within(TTL / 2, "it is told at once", lease.lost()).await;
-            assert_eq!(format!("{:?}", lost.reason()), "KeeperEnded");
-            assert_eq!(lease.check(), Err(lost.into()));
-        }
-        clock.0.store(false, Ordering::SeqCst);
-        let later = leases.lock("later").acquire().await.unwrap();
-        let began = std::time::Instant::now();
-        eventually_async(HANGS, "more than a TTL has passed", || {
-            assert_eq!(later.check(), Ok(()));
-            began.elapsed() > TTL * 5 / 4
-        })
-        .await;
-        assert_eq!(later.release().await, Ok(leasehold::Released::Confirmed));
+    alone(|| {
+        two_workers().block_on(async {
+            let (server, clock) = (Server::start(), Panicking::default());
+            let builder = Leases::builder().url(server.url()).ttl(TTL).clock(clock.clone());
+            let leases = builder.build().await.unwrap();
+            let (one, two) = (leases.lock("one").acquire().await.unwrap(), leases.lock("two").acquire().await.unwrap());
+            clock.0.store(true, Ordering::SeqCst);
+            for lease in [&one, &two] {
+                let lost = within(TTL / 2, "it is told at once", lease.lost()).await;
+                assert_eq!(format!("{:?}", lost.reason()), "KeeperEnded");
+                assert_eq!(lease.check(), Err(lost.into()));
+            }
+            clock.0.store(false, Ordering::SeqCst);
+            let later = leases.lock("later").acquire().await.unwrap();
+            let began = std::time::Instant::now();
+            eventually_async(HANGS, "more than a TTL has passed", || {
+                assert_eq!(later.check(), Ok(()));
+                began.elapsed() > TTL * 5 / 4
+            })
+            .await;
+            assert_eq!(later.release().await, Ok(leasehold::Released::Confirmed));
+        });
     });
 }
 
@@ -522,7 +509,7 @@ macro_rules! on_the_programs_runtime {
         $(
             #[test]
             fn $name() {
-                let _alone = alone();
+                alone(|| {
                 let runtime = tokio::runtime::Builder::new_multi_thread()
                     .worker_threads(3)
                     .thread_name(RUNTIME)
@@ -530,6 +517,7 @@ macro_rules! on_the_programs_runtime {
                     .build()
                     .unwrap();
                 runtime.block_on(nobody_notices($event, Fault::$fault, Keeper::CurrentRuntime));
+                });
             }
         )*
     };
@@ -623,13 +611,11 @@ mod exporter {
 
     #[test]
     fn f91_the_exporter_blocks() {
-        let _alone = alone();
-        two_workers().block_on(goes_wrong(Fault::Blocks));
+        alone(|| two_workers().block_on(goes_wrong(Fault::Blocks)));
     }
 
     #[test]
     fn f91_the_exporter_panics() {
-        let _alone = alone();
-        two_workers().block_on(goes_wrong(Fault::Panics));
+        alone(|| two_workers().block_on(goes_wrong(Fault::Panics)));
     }
 }

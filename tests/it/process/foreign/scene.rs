@@ -13,22 +13,22 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use support::{Cluster, Lag, Nodes, Proxy, SIGNAL, Server, Stamped, Value, eventually_async, seen, stamped, within};
 
-pub(crate) const TTL: Duration = Duration::from_secs(3);
-pub(crate) const COMMAND: Duration = Duration::from_millis(200);
-pub(crate) const HANGS: Duration = Duration::from_secs(20);
+pub(super) const TTL: Duration = Duration::from_secs(3);
+pub(super) const COMMAND: Duration = Duration::from_millis(200);
+pub(super) const HANGS: Duration = Duration::from_secs(20);
 /// The longest that foreign code blocks here: to its test it is for ever.
 const BLOCKS: Duration = Duration::from_secs(20);
 /// The threads of a runtime on which foreign code is the keeper's.
-pub(crate) const RUNTIME: &str = "test-runtime";
+pub(super) const RUNTIME: &str = "test-runtime";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(super) enum Fault {
     Blocks,
     Panics,
 }
 
 /// Where foreign code goes wrong. One for the process, for a subscriber is the process's.
-pub(crate) struct Trap {
+pub(super) struct Trap {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -42,51 +42,28 @@ struct State {
     met: Vec<(String, String)>,
 }
 
-pub(crate) static TRAP: Trap = Trap {
+pub(super) static TRAP: Trap = Trap {
     state: Mutex::new(State { armed: Vec::new(), sprung: Vec::new(), met: Vec::new() }),
     changed: Condvar::new(),
 };
-
-/// Tests of one process take turns. Held to the end of a test, whatever is still blocked then goes on.
-pub(crate) struct Alone(Option<MutexGuard<'static, ()>>);
-
-/// Waits for the other tests of this process.
-pub(crate) fn alone() -> Alone {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    TRAP.reset();
-    Alone(Some(turn))
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        TRAP.reset();
-        self.0.take();
-    }
-}
 
 impl Trap {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn reset(&self) {
-        *self.lock() = State::default();
-        self.changed.notify_all();
-    }
-
-    pub(crate) fn arm(&self, name: &str, fault: Fault) {
+    pub(super) fn arm(&self, name: &str, fault: Fault) {
         self.lock().armed.push((name.to_owned(), fault));
     }
 
     /// What is blocked there goes on.
-    pub(crate) fn disarm(&self, name: &str) {
+    pub(super) fn disarm(&self, name: &str) {
         self.lock().armed.retain(|(armed, _)| armed != name);
         self.changed.notify_all();
     }
 
     /// Foreign code of this name runs here. The test's own threads pass.
-    pub(crate) fn meet(&self, name: &str) {
+    pub(super) fn meet(&self, name: &str) {
         let thread = thread::current().name().unwrap_or_default().to_owned();
         if !thread.starts_with("leasehold") && thread != RUNTIME {
             return;
@@ -95,7 +72,7 @@ impl Trap {
     }
 
     /// The same on any thread.
-    pub(crate) fn meet_anywhere(&self, name: &str) {
+    pub(super) fn meet_anywhere(&self, name: &str) {
         self.spring(name, thread::current().name().unwrap_or_default());
     }
 
@@ -116,13 +93,13 @@ impl Trap {
         }
     }
 
-    pub(crate) fn has_sprung(&self, name: &str) -> bool {
+    pub(super) fn has_sprung(&self, name: &str) -> bool {
         self.lock().sprung.iter().any(|(sprung, _)| sprung == name)
     }
 
     /// Panics if foreign code ever ran on the keeper's thread.
     #[track_caller]
-    pub(crate) fn spared_the_keeper(&self) {
+    pub(super) fn spared_the_keeper(&self) {
         let met = &self.lock().met;
         let on_keeper: Vec<_> = met.iter().filter(|(_, thread)| thread == "leasehold-keeper").collect();
         assert!(on_keeper.is_empty(), "on the keeper's thread: {on_keeper:?}");
@@ -154,23 +131,23 @@ impl Subscriber for Log {
     fn exit(&self, _: &span::Id) {}
 }
 
-pub(crate) fn subscribe() {
+pub(super) fn subscribe() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).expect("there is no other"));
 }
 
 /// A waker of some executor's, which may go wrong when it is called and when it is dropped.
-pub(crate) struct Foreign {
+pub(super) struct Foreign {
     name: &'static str,
     when_dropped: bool,
 }
 
 impl Foreign {
-    pub(crate) fn waker(name: &'static str) -> Waker {
+    pub(super) fn waker(name: &'static str) -> Waker {
         Waker::from(Arc::new(Self { name, when_dropped: false }))
     }
 
-    pub(crate) fn waker_with_a_drop(name: &'static str) -> Waker {
+    pub(super) fn waker_with_a_drop(name: &'static str) -> Waker {
         Waker::from(Arc::new(Self { name, when_dropped: true }))
     }
 }
@@ -197,19 +174,19 @@ impl Drop for Foreign {
 
 /// Polls once with this waker; it must not be ready.
 #[track_caller]
-pub(crate) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker) {
+pub(super) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker) {
     assert!(future.poll(&mut Context::from_waker(waker)).is_pending());
 }
 
 /// The servers.
-pub(crate) enum Servers {
+pub(super) enum Servers {
     One(Server),
     Quorum(Nodes),
     Cluster(Cluster),
 }
 
 impl Servers {
-    pub(crate) fn all(&self) -> Vec<&Server> {
+    pub(super) fn all(&self) -> Vec<&Server> {
         match self {
             Self::One(server) => vec![server],
             Self::Quorum(nodes) => nodes.iter().collect(),
@@ -217,11 +194,11 @@ impl Servers {
         }
     }
 
-    pub(crate) fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.all().into_iter().for_each(Server::stop);
     }
 
-    pub(crate) fn cont(&self) {
+    pub(super) fn cont(&self) {
         self.all().into_iter().for_each(Server::cont);
     }
 
@@ -235,20 +212,20 @@ impl Servers {
 }
 
 /// A client with leases that have nothing to do with the foreign code.
-pub(crate) struct Scene {
-    pub(crate) others: Others,
-    pub(crate) leases: Leases,
-    pub(crate) proxy: Option<Proxy>,
-    pub(crate) servers: Servers,
-    pub(crate) lag: Lag,
+pub(super) struct Scene {
+    pub(super) others: Others,
+    pub(super) leases: Leases,
+    pub(super) proxy: Option<Proxy>,
+    pub(super) servers: Servers,
+    pub(super) lag: Lag,
 }
 
 impl Scene {
-    pub(crate) async fn of_one(keeper: Keeper) -> Self {
+    pub(super) async fn of_one(keeper: Keeper) -> Self {
         Self::on(Servers::One(Server::start()), keeper).await
     }
 
-    pub(crate) async fn on(servers: Servers, keeper: Keeper) -> Self {
+    pub(super) async fn on(servers: Servers, keeper: Keeper) -> Self {
         let urls: Vec<_> = servers.all().into_iter().map(Server::url).collect();
         let builder = match &servers {
             Servers::One(_) => Leases::builder().url(&*urls[0]),
@@ -258,19 +235,19 @@ impl Scene {
         Self::with(servers, None, builder, keeper).await
     }
 
-    pub(crate) async fn with(servers: Servers, proxy: Option<Proxy>, builder: Builder, keeper: Keeper) -> Self {
+    pub(super) async fn with(servers: Servers, proxy: Option<Proxy>, builder: Builder, keeper: Keeper) -> Self {
         let builder = builder.ttl(TTL).command_timeout(COMMAND).keeper(keeper);
         let leases = within(HANGS, "build", builder.build()).await.expect("the servers are there");
         let others = Others::hold(&leases).await;
         Self { others, leases, proxy, servers, lag: Lag::start() }
     }
 
-    pub(crate) async fn acquire(&self, name: &str) -> Lease {
+    pub(super) async fn acquire(&self, name: &str) -> Lease {
         within(HANGS, "the lock", self.leases.lock(name).acquire()).await.expect("it is free")
     }
 
     /// They are renewed for longer than a TTL, and told by their deadlines when the servers are gone.
-    pub(crate) async fn others_do_not_notice(self) {
+    pub(super) async fn others_do_not_notice(self) {
         self.others.are_renewed(&self.servers).await;
         self.servers.stop();
         self.others.are_told(&self.lag).await;
@@ -279,7 +256,7 @@ impl Scene {
 }
 
 /// What holders rely on.
-pub(crate) struct Others {
+pub(super) struct Others {
     leases: Vec<Lease>,
     lost: Vec<oneshot::Receiver<Stamped<Lost>>>,
     cancelled: oneshot::Receiver<Stamped<()>>,

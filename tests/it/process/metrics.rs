@@ -1,15 +1,10 @@
 //! The metrics of leases and their faults, as an exporter sees them (feature `metrics`).
 
-// The library's doors for time and tasks are not those of its tests.
-#![allow(clippy::disallowed_methods)]
-// A helper that cannot do its work has to stop the test and say why.
-#![allow(clippy::expect_used)]
-
 use std::{net::TcpListener, time::Duration};
 
 use leasehold::{Error, Leases, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use support::{Cluster, HANGS, Replicated, Server, eventually_async, within};
+use support::{Cluster, HANGS, Replicated, Server, alone, eventually_async, two_workers, within};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -39,19 +34,23 @@ impl Exporter {
 }
 
 /// One for all: a recorder is the whole process's.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_and_their_faults_are_counted() {
-    let recorder = PrometheusBuilder::new().build_recorder();
-    let exporter = Exporter(recorder.handle());
-    metrics::set_global_recorder(recorder).expect("it is the first");
-    a_life_of_a_lease(&exporter).await;
-    an_adoption_that_comes_too_late_is_busy(&exporter).await;
-    shares_are_told_from_locks_that_are_held_alone(&exporter).await;
-    a_group_has_series_of_its_own(&exporter).await;
-    nodes_are_told_by_their_addresses(&exporter).await;
-    a_cluster_tells_which_primary_is_away_and_what_was_redirected(&exporter).await;
-    too_few_replicas_are_counted(&exporter).await;
-    assert!(exporter.0.render().contains("# HELP leasehold_held "), "an exporter is told what it is");
+#[test]
+fn leases_and_their_faults_are_counted() {
+    alone(|| {
+        two_workers().block_on(async {
+            let recorder = PrometheusBuilder::new().build_recorder();
+            let exporter = Exporter(recorder.handle());
+            metrics::set_global_recorder(recorder).expect("it is the first");
+            a_life_of_a_lease(&exporter).await;
+            an_adoption_that_comes_too_late_is_busy(&exporter).await;
+            shares_are_told_from_locks_that_are_held_alone(&exporter).await;
+            a_group_has_series_of_its_own(&exporter).await;
+            nodes_are_told_by_their_addresses(&exporter).await;
+            a_cluster_tells_which_primary_is_away_and_what_was_redirected(&exporter).await;
+            too_few_replicas_are_counted(&exporter).await;
+            assert!(exporter.0.render().contains("# HELP leasehold_held "), "an exporter is told what it is");
+        });
+    });
 }
 
 async fn a_life_of_a_lease(exporter: &Exporter) {

@@ -1,8 +1,5 @@
 //! Which auto traits the public types have: to lose one would break programs, and no other test would notice.
 
-// Helpers of tests may fail like tests.
-#![allow(clippy::unwrap_used)]
-
 use std::{
     panic::{RefUnwindSafe, UnwindSafe, catch_unwind},
     time::Duration,

@@ -1,0 +1,12 @@
+//! Tests of what belongs to a whole process: its subscriber, logger, recorder of metrics, panic hook, threads and memory.
+//! Each of them has a process of its own.
+
+mod events;
+mod foreign;
+mod hostile;
+mod keepers;
+mod logger;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod outage;
+mod truth;

@@ -1,0 +1,14 @@
+//! Tests that need all processors, or take them from others: one at a time.
+
+// Helpers of tests may fail like tests, and read clocks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod starved;
+
+/// Waits for the other tests of this program.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,38 @@
+//! Tests that change what belongs to a whole process: its subscriber, logger, recorder of metrics or panic hook.
+
+use std::any::type_name_of_val;
+use std::process::Stdio;
+
+use super::spawner;
+
+/// Set in a process that runs a single test.
+const ALONE: &str = "LEASEHOLD_TEST_ALONE";
+/// A runner that gives each test a process of its own says so.
+const NEXTEST: (&str, &str) = ("NEXTEST_EXECUTION_MODE", "process-per-test");
+
+/// Runs the body of the calling test in a process of its own: the test program once more, told to run this test only.
+///
+/// The body has to be a closure in the test function itself, which is how the test's name is known.
+///
+/// # Panics
+///
+/// If the test fails there, with what it has printed.
+#[track_caller]
+pub fn alone<F: FnOnce()>(body: F) {
+    if std::env::var_os(ALONE).is_some() || std::env::var(NEXTEST.0).is_ok_and(|mode| mode == NEXTEST.1) {
+        return body();
+    }
+    let path = type_name_of_val(&body);
+    let test = path.strip_suffix("::{{closure}}").unwrap_or(path);
+    let test = test.split_once("::").map_or(test, |(_, test)| test);
+    let program = std::env::current_exe().expect("the test program knows where it is");
+    let mut command = spawner::mortal(&program);
+    command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]).env(ALONE, "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = spawner::spawn(command).expect("the test program starts again");
+    let output = child.wait_with_output().expect("the test program ends");
+    let [said, complained] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    let has_run = said.contains("1 passed");
+    assert!(output.status.success() && has_run, "{test}: {}\n{said}\n{complained}", output.status);
+    println!("{said}");
+}
