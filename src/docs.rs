@@ -16,7 +16,7 @@
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
-// What it ignores uses a web framework, databases or an exporter: `examples/cookbook` compiles and runs that too.
+// The recipes marked `ignore` need a web framework, a database or an exporter: `examples/cookbook` compiles and runs those.
 #[doc = include_str!("../docs/cookbook.md")]
 #[doc(alias = "leader")]
 pub mod cookbook {}

@@ -1,7 +1,7 @@
 //! Tenants and requests on the connections of one `Leases`: names under a further prefix, and labels of their own.
 
 use leasehold::{Error, Leases, Scope};
-use support::Server;
+use support::{Server, alone, two_workers};
 
 use crate::common::{Confirmed as _, NAME, program};
 
@@ -71,29 +71,33 @@ async fn what_is_wrong_in_a_scope_is_said_before_anything_is_sent() {
 
 /// Its threads, and the connections to the server.
 #[cfg(target_os = "linux")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_scopes_cost_no_thread_and_no_connection() {
-    let server = Server::start();
-    let leases = program(server.url()).await;
-    leases.capabilities().await.unwrap();
-    let mut wire = server.wire();
-    let mut cost = || {
-        // Others of this process may run tests of their own.
-        let name = |task: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default()
-        };
-        let is_ours = |name: &String| {
-            ["leasehold-keep", "leasehold-tran", "leasehold-asks"].iter().any(|ours| name.starts_with(ours))
-        };
-        let threads = std::fs::read_dir("/proc/self/task").unwrap().map(name).filter(is_ours).count();
-        (threads, wire.must(&["CLIENT", "LIST"]).text().lines().count())
-    };
-    leases.lock(NAME).acquire().await.unwrap().release().await.unwrap().confirmed();
-    let before = cost();
-    let mut held = Vec::new();
-    for tenant in 0..1_000 {
-        let scope = leases.scope().prefix(format!("tenant{tenant}:")).label(format!("request-{tenant}"));
-        held.push(scope.lock(NAME).acquire().await.unwrap());
-    }
-    assert_eq!(cost(), before);
+#[test]
+fn a_thousand_scopes_cost_no_thread_and_no_connection() {
+    alone(|| {
+        two_workers().block_on(async {
+            let server = Server::start();
+            let leases = program(server.url()).await;
+            leases.capabilities().await.unwrap();
+            let mut wire = server.wire();
+            let mut cost = || {
+                // Others of this process may run tests of their own.
+                let name = |task: std::io::Result<std::fs::DirEntry>| {
+                    std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default()
+                };
+                let is_ours = |name: &String| {
+                    ["leasehold-keep", "leasehold-tran", "leasehold-asks"].iter().any(|ours| name.starts_with(ours))
+                };
+                let threads = std::fs::read_dir("/proc/self/task").unwrap().map(name).filter(is_ours).count();
+                (threads, wire.must(&["CLIENT", "LIST"]).text().lines().count())
+            };
+            leases.lock(NAME).acquire().await.unwrap().release().await.unwrap().confirmed();
+            let before = cost();
+            let mut held = Vec::new();
+            for tenant in 0..1_000 {
+                let scope = leases.scope().prefix(format!("tenant{tenant}:")).label(format!("request-{tenant}"));
+                held.push(scope.lock(NAME).acquire().await.unwrap());
+            }
+            assert_eq!(cost(), before);
+        });
+    });
 }

@@ -8,7 +8,8 @@ use std::{
 
 use leasehold::{Error, LossReason, NodeState, Status};
 use support::{
-    ClockShim, Cluster, HANGS, Lag, SIGNAL, Server, eventually, eventually_async, eventually_but_for, seen, within,
+    ClockShim, Cluster, HANGS, Lag, SIGNAL, Server, alone, eventually, eventually_async, eventually_but_for, seen,
+    two_workers, within,
 };
 use tokio::task::JoinSet;
 
@@ -292,54 +293,58 @@ async fn f58_a_replica_that_is_reset() {
 
 /// A shard that stands still for two TTLs costs its own leases only. Each end takes its time of the processor, in a debug
 /// build up to a third of a millisecond, so there are few here. More: `LEASEHOLD_LEASES=3000 scripts/faults F45`.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f45_leases_of_which_a_third_stand_still() {
-    let many = std::env::var("LEASEHOLD_LEASES").map_or(90, |many| many.parse().expect("a number of leases"));
-    // A busy machine renews that many in a third of it, in a debug build too.
-    let ttl = Duration::from_secs(6).max(Duration::from_micros(300) * many);
-    let cluster = Cluster::start(3, 0);
-    let leases = connect(&cluster.url()).await.unwrap();
-    let mut acquires: JoinSet<_> = JoinSet::new();
-    let mut held = Vec::new();
-    for number in 0..many {
-        acquires.spawn(leases.lock(format!("job-{number}")).ttl(ttl).acquire());
-        // As many at once as a program may have tasks.
-        if acquires.len() > 500 {
-            held.push(acquires.join_next().await.expect("one").unwrap().unwrap());
-        }
-    }
-    held.extend(acquires.join_all().await.into_iter().map(Result::unwrap));
-    let keys = cluster.primaries()[0].wire().keys("job-*");
-    let frozen: HashSet<&str> = keys.iter().map(String::as_str).collect();
-    assert!(frozen.len() > held.len() / 4, "{} of {}", frozen.len(), held.len());
-    let (memory, lag) = (resident(), Lag::start());
-    cluster.primaries()[0].stop();
-    let (mut late, until) = (Duration::ZERO, Instant::now() + ttl * 2);
-    // The length of time is the fault: by its end the last answer from there has been heard, and no deadline moves.
-    tokio::time::sleep(ttl / 6).await;
-    let mut told = JoinSet::new();
-    for lease in held.iter().filter(|lease| frozen.contains(lease.name())) {
-        let (lost, deadline) = (lease.lost(), Instant::now() + lease.remaining());
-        told.spawn(async move {
-            let lost = lost.await;
-            (lost.reason(), Instant::now().saturating_duration_since(deadline))
+#[test]
+fn f45_leases_of_which_a_third_stand_still() {
+    alone(|| {
+        two_workers().block_on(async {
+            let many = std::env::var("LEASEHOLD_LEASES").map_or(90, |many| many.parse().expect("a number of leases"));
+            // A busy machine renews that many in a third of it, in a debug build too.
+            let ttl = Duration::from_secs(6).max(Duration::from_micros(300) * many);
+            let cluster = Cluster::start(3, 0);
+            let leases = connect(&cluster.url()).await.unwrap();
+            let mut acquires: JoinSet<_> = JoinSet::new();
+            let mut held = Vec::new();
+            for number in 0..many {
+                acquires.spawn(leases.lock(format!("job-{number}")).ttl(ttl).acquire());
+                // As many at once as a program may have tasks.
+                if acquires.len() > 500 {
+                    held.push(acquires.join_next().await.expect("one").unwrap().unwrap());
+                }
+            }
+            held.extend(acquires.join_all().await.into_iter().map(Result::unwrap));
+            let keys = cluster.primaries()[0].wire().keys("job-*");
+            let frozen: HashSet<&str> = keys.iter().map(String::as_str).collect();
+            assert!(frozen.len() > held.len() / 4, "{} of {}", frozen.len(), held.len());
+            let (memory, lag) = (resident(), Lag::start());
+            cluster.primaries()[0].stop();
+            let (mut late, until) = (Duration::ZERO, Instant::now() + ttl * 2);
+            // The length of time is the fault: by its end the last answer from there has been heard, and no deadline moves.
+            tokio::time::sleep(ttl / 6).await;
+            let mut told = JoinSet::new();
+            for lease in held.iter().filter(|lease| frozen.contains(lease.name())) {
+                let (lost, deadline) = (lease.lost(), Instant::now() + lease.remaining());
+                told.spawn(async move {
+                    let lost = lost.await;
+                    (lost.reason(), Instant::now().saturating_duration_since(deadline))
+                });
+            }
+            while let Some(end) = within(ttl * 2, "all are told", told.join_next()).await {
+                let (reason, after) = end.unwrap();
+                assert_eq!(reason, LossReason::Expired);
+                late = late.max(after);
+            }
+            seen::took("a cluster: the last of many signals after its deadline", late, SIGNAL, &lag);
+            assert!(late <= SIGNAL + lag.worst(), "{late:?} after the deadline; the machine lagged {:?}", lag.worst());
+            tokio::time::sleep_until(until.into()).await;
+            let more = resident().saturating_sub(memory);
+            let others = || held.iter().filter(|lease| !frozen.contains(lease.name()));
+            assert!(others().all(|lease| lease.status() == Status::Held), "the others are well");
+            seen::at_most("a cluster: MiB more while a third of all leases stand still", more >> 20, 150);
+            assert!(more >> 20 <= 150, "{} MiB more", more >> 20);
+            cluster.primaries()[0].cont();
+            leases.close().await;
         });
-    }
-    while let Some(end) = within(ttl * 2, "all are told", told.join_next()).await {
-        let (reason, after) = end.unwrap();
-        assert_eq!(reason, LossReason::Expired);
-        late = late.max(after);
-    }
-    seen::took("a cluster: the last of many signals after its deadline", late, SIGNAL, &lag);
-    assert!(late <= SIGNAL + lag.worst(), "{late:?} after the deadline; the machine lagged {:?}", lag.worst());
-    tokio::time::sleep_until(until.into()).await;
-    let more = resident().saturating_sub(memory);
-    let others = || held.iter().filter(|lease| !frozen.contains(lease.name()));
-    assert!(others().all(|lease| lease.status() == Status::Held), "the others are well");
-    seen::at_most("a cluster: MiB more while a third of all leases stand still", more >> 20, 150);
-    assert!(more >> 20 <= 150, "{} MiB more", more >> 20);
-    cluster.primaries()[0].cont();
-    leases.close().await;
+    });
 }
 
 /// Bytes of this process in memory.

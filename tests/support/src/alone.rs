@@ -28,6 +28,8 @@ pub fn alone<F: FnOnce()>(body: F) {
     let program = std::env::current_exe().expect("the test program knows where it is");
     let mut command = spawner::mortal(&program);
     command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]).env(ALONE, "1");
+    // To look up the lines of a backtrace takes a busy machine a second, for which a thread that panics stands still.
+    command.env("RUST_BACKTRACE", "0");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = spawner::spawn(command).expect("the test program starts again");
     let output = child.wait_with_output().expect("the test program ends");
