@@ -40,5 +40,4 @@ mod sharing;
 mod stopping;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 mod tls;
-mod trace;
 mod waiting;

@@ -503,14 +503,20 @@ async fn a_replica_that_is_far_away_confirms() {
     replica.wire().must(&["REPLICAOF", "127.0.0.1", &link.port().to_string()]);
     await_replicas(&primary, 1);
     link.delay(Duration::from_millis(75));
-    let leases = Leases::builder().url(primary.url()).min_replicas(1).build().await.unwrap();
+    // Its own limit is far, so that it is the test that judges.
+    let builder = Leases::builder().url(primary.url()).min_replicas(1).command_timeout(HANGS);
+    let (leases, lag) = (builder.build().await.unwrap(), Lag::start());
     nothing_is_left_after(
         within(HANGS, "a first lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap(),
         &primary,
     )
     .await;
     for cycle in 0..5 {
+        let began = Instant::now();
         let tried = within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await;
+        // The way to the replica and back, and the server's own, in steps of which each may be late.
+        let (took, limit) = (began.elapsed(), Duration::from_millis(500) + lag.of(6));
+        assert!(took <= limit, "cycle {cycle}: {took:?} of {limit:?}");
         let lease = tried.unwrap_or_else(|error| panic!("cycle {cycle}: {error}")).expect("it is free");
         assert!(is_on(&mut replica.wire(), &lease), "cycle {cycle}");
         within(HANGS, "the renewal", lease.renew()).await.unwrap();

@@ -9,4 +9,5 @@ mod logger;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod outage;
+mod trace;
 mod truth;
