@@ -328,6 +328,9 @@ async fn f52_a_failover_to_a_replica_that_confirmed() {
                 replica.wire().must(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
                 // As a replica of the one that was its own: a lease needs one to go on.
                 primary.restart();
+                // It has just taken over, and may not serve yet.
+                let serves = || replica.wire().cmd(&["GET", first.name()]).error().is_none();
+                eventually_async(HANGS, "the replica serves", serves).await;
                 assert!(is_on(&mut replica.wire(), &first), "it is on the replica");
                 within(HANGS, "the renewal at the replica", renewed(&first)).await;
                 first.check().unwrap();

@@ -50,6 +50,7 @@ struct Cleaner {
 impl Cleaner {
     /// The id of a process that has ended may be another's: it counts only where that works in the directory.
     const SCRIPT: &str = r#"
+        trap '' HUP INT TERM
         while read -r pid; do set -- "$@" "$pid"; done
         root=$1
         shift
