@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use leasehold::{
-    Capabilities, Error, Leases, NodeAnswer, NodeStatus, Released, ReplicaFacts, SystemClock, Vote, Votes,
+    Capabilities, Error, Leases, NodeAnswer, NodeStatus, Owner, Released, ReplicaFacts, SystemClock, Vote, Votes,
 };
 use serde_json::{Value, json};
 
@@ -308,6 +308,8 @@ async fn share(leases: &Leases, name: &str) -> Result<(), Error> {
     let lock = leases.semaphore(name, 2).ttl(Duration::from_secs(1));
     // Others may be at work.
     let Some(share) = lock.try_acquire().await? else { return Ok(()) };
+    // It takes out those whose time is over, before a renewal does: that is tried again, and then has nothing to take out.
+    let _beside = lock.clone().owner(Owner::anonymous()).try_acquire().await?;
     share.renew().await?;
     lock.holders().await?;
     match share.release().await? {
