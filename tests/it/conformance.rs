@@ -72,8 +72,8 @@ macro_rules! at {
 }
 use at;
 
-/// Every behaviour. A lock that many may hold has not those of the second list: a label, a token and a key that lives as
-/// long as its lease, and what needs them.
+/// Every behaviour. The second list needs a lock with one holder, which has a label, a token and a key that lives as long
+/// as its lease.
 macro_rules! every {
     (@ [of a share: $($place:tt)*] [$($shared:ident)*] [$($alone:ident)*]) => { at! { $($place)*: $($shared)* } };
     (@ [$($place:tt)*] [$($shared:ident)*] [$($alone:ident)*]) => { at! { $($place)*: $($shared)* $($alone)* } };
@@ -163,7 +163,7 @@ macro_rules! every {
     } };
 }
 
-/// What goes over a connection as it was opened.
+/// Behaviours that depend on how a connection is opened.
 macro_rules! connection {
     ($place:ident) => {
         at! { $place:
@@ -183,7 +183,7 @@ macro_rules! connection {
     };
 }
 
-/// What a command that is refused could change.
+/// Behaviours that a refused command could change.
 macro_rules! rights {
     ($place:ident) => {
         at! { $place:
@@ -203,7 +203,7 @@ macro_rules! rights {
     };
 }
 
-/// What waits in a line.
+/// Behaviours of waiters in a queue.
 macro_rules! line {
     ($place:ident) => {
         at! { $place:
@@ -224,7 +224,7 @@ macro_rules! line {
     };
 }
 
-/// What a place among those who share a name changes: how it is won, renewed, lost and given back.
+/// Behaviours of a share: how it is acquired, renewed, lost and released.
 macro_rules! share {
     ($place:ident) => {
         at! { $place:
@@ -253,7 +253,7 @@ macro_rules! share {
     };
 }
 
-/// What is decided by a majority.
+/// Behaviours that a majority decides.
 macro_rules! votes {
     ($place:ident) => {
         at! { $place:
@@ -275,7 +275,7 @@ macro_rules! votes {
     };
 }
 
-/// What a replica confirms.
+/// Behaviours that a replica has to confirm.
 macro_rules! confirmed {
     ($place:ident) => {
         at! { $place:
@@ -308,7 +308,7 @@ line! { redis_fair_without_push } // Grants that no notification announces.
 line! { cluster_fair } // Channels for waiters on several servers.
 share! { redis_writing } // A lock of the other mode, alone.
 share! { redis_of_one_permit } // A share, whose limit keeps all others out.
-share! { memory_of_one_permit } // The same in the node in memory.
+share! { memory_of_one_permit } // A share in the node in memory.
 #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 connection! { redis_over_tls } // The stream.
 connection! { redis_with_credentials } // The first command on a connection, which is repeated.
@@ -318,8 +318,8 @@ rights! { cluster_rented } // Commands that each of several servers denies.
 votes! { quorum_of_memory } // Nodes of the other kind.
 votes! { quorum_of_five } // A majority that is not one more than one.
 confirmed! { replicated } // A second step of each request.
-confirmed! { cluster_replicated } // The same behind a slot.
-confirmed! { sentinel_replicated } // The same behind a way to the server.
+confirmed! { cluster_replicated } // A replica of a slot's primary.
+confirmed! { sentinel_replicated } // Replicas of the primary that Sentinels name.
 
 /// Every behaviour in those places.
 mod whole {

@@ -308,8 +308,10 @@ async fn share(leases: &Leases, name: &str) -> Result<(), Error> {
     let lock = leases.semaphore(name, 2).ttl(Duration::from_secs(1));
     // Others may be at work.
     let Some(share) = lock.try_acquire().await? else { return Ok(()) };
-    // It takes out those whose time is over, before a renewal does: that is tried again, and then has nothing to take out.
-    let _beside = lock.clone().owner(Owner::anonymous()).try_acquire().await?;
+    // A second share removes expired ones, which takes a right that a renewal misses: its retry finds nothing to remove.
+    if let Some(beside) = lock.clone().owner(Owner::anonymous()).try_acquire().await? {
+        beside.release().await?;
+    }
     share.renew().await?;
     lock.holders().await?;
     match share.release().await? {

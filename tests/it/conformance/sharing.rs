@@ -119,7 +119,7 @@ shared! { cluster }
 shared! { replicated }
 at! { quorum_of_three: a_quorum_shares_nothing }
 
-/// The same in the places that differ from these in a layer which no share changes.
+/// Places that differ from these in a layer which shares do not change.
 mod whole {
     use super::*;
 
