@@ -309,7 +309,6 @@ line! { cluster_fair } // Channels for waiters on several servers.
 share! { redis_writing } // A lock of the other mode, alone.
 share! { redis_of_one_permit } // A share, whose limit keeps all others out.
 share! { memory_of_one_permit } // A share in the node in memory.
-#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 connection! { redis_over_tls } // The stream.
 connection! { redis_with_credentials } // The first command on a connection, which is repeated.
 connection! { sentinel } // The way to the server.
@@ -331,7 +330,6 @@ mod whole {
     every! { at_night redis_writing }
     every! { of a share: at_night redis_of_one_permit }
     every! { of a share: at_night memory_of_one_permit }
-    #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
     every! { at_night redis_over_tls }
     every! { at_night redis_with_credentials }
     every! { at_night sentinel }

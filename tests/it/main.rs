@@ -38,6 +38,5 @@ mod set_back;
 mod settings;
 mod sharing;
 mod stopping;
-#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 mod tls;
 mod waiting;

@@ -167,7 +167,6 @@ impl Place {
     }
 
     /// Over TLS, with certificates on both sides.
-    #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
     pub(super) fn redis_over_tls(_test: &str) -> Self {
         static WITH_TLS: Pool<Server> = Pool::new(|| Server::builder().tls(true).tls_clients(true).start());
         let server = WITH_TLS.take();

@@ -531,7 +531,6 @@ on_the_programs_runtime! {
     f92_the_subscriber_panics_at_renew: "renew", Panics;
 }
 
-#[cfg(feature = "metrics")]
 mod exporter {
     use std::sync::{Arc, OnceLock};
 

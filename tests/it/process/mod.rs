@@ -6,7 +6,6 @@ mod foreign;
 mod hostile;
 mod keepers;
 mod logger;
-#[cfg(feature = "metrics")]
 mod metrics;
 mod outage;
 mod trace;

@@ -1,9 +1,8 @@
 //! Tests that change what belongs to a whole process: its subscriber, logger, recorder of metrics or panic hook.
 
-use std::any::type_name_of_val;
 use std::process::Stdio;
 
-use super::spawner;
+use super::{child::name_of, spawner};
 
 /// Set in a process that runs a single test.
 const ALONE: &str = "LEASEHOLD_TEST_ALONE";
@@ -22,9 +21,7 @@ pub fn alone<F: FnOnce()>(body: F) {
     if std::env::var_os(ALONE).is_some() || std::env::var(NEXTEST.0).is_ok_and(|mode| mode == NEXTEST.1) {
         return body();
     }
-    let path = type_name_of_val(&body);
-    let test = path.strip_suffix("::{{closure}}").unwrap_or(path);
-    let test = test.split_once("::").map_or(test, |(_, test)| test);
+    let test = name_of::<F>();
     let program = std::env::current_exe().expect("the test program knows where it is");
     let mut command = spawner::mortal(&program);
     command.args(["--exact", test, "--include-ignored", "--nocapture", "--test-threads=1"]).env(ALONE, "1");

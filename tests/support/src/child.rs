@@ -208,7 +208,13 @@ impl Child {
 
 /// What libtest calls this test of the running program: its path without the crate.
 pub fn test_name<T: Fn()>(_: T) -> &'static str {
+    name_of::<T>()
+}
+
+/// The name of the test that this type is, or is a closure of.
+pub(crate) fn name_of<T>() -> &'static str {
     let path = type_name::<T>();
+    let path = path.strip_suffix("::{{closure}}").unwrap_or(path);
     path.split_once("::").map_or(path, |(_, test)| test)
 }
 
