@@ -385,3 +385,26 @@ impl fmt::Debug for Leases {
             .finish_non_exhaustive()
     }
 }
+
+// The package's own dev-dependency gives the tests of the repository TLS; those of the unpacked package have none.
+#[cfg(all(test, not(any(feature = "tls-rustls", feature = "tls-native"))))]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn f22_tls_asked_of_a_build_without_it_names_the_features() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        server.set_nonblocking(true).unwrap();
+        for scheme in ["rediss", "valkeys"] {
+            let url = format!("{scheme}://:secret@{}", server.local_addr().unwrap());
+            let error = Leases::connect(url).await.unwrap_err();
+            assert!(matches!(error, Error::Config(_)), "{error}");
+            let text = error.to_string();
+            assert!(["TLS", "tls-rustls", "tls-native"].iter().all(|word| text.contains(word)), "{text}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+        assert!(server.accept().is_err(), "nobody has connected");
+    }
+}

@@ -447,7 +447,6 @@ async fn f63_a_provider_that_panics_later_takes_nothing_away() {
     goes_on_with_the_last_answer(|| panic!("a provider, as it is meant to")).await;
 }
 
-#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 mod tls {
     use leasehold::Tls;
 

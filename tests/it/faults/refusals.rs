@@ -679,19 +679,6 @@ async fn f22_silent_server_is_given_up_after_connect_timeout() {
     assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
 }
 
-#[cfg(not(any(feature = "tls-rustls", feature = "tls-native")))]
-#[tokio::test]
-async fn f22_tls_asked_of_a_build_without_it_names_the_features() {
-    let server = Server::start();
-    let proxy = Proxy::to(&server);
-    for scheme in ["rediss", "valkeys"] {
-        let error = turned_down(builder(format!("{scheme}://:{SECRET}@127.0.0.1:{}", proxy.port()))).await;
-        assert!(matches!(error, Error::Config(_)));
-        names(&said(&error), &["TLS", "tls-rustls", "tls-native"]);
-    }
-    assert_eq!((proxy.commands(), proxy.connections()), (0, 0));
-}
-
 #[tokio::test]
 async fn f22_unix_socket_with_a_database_and_password_works() {
     let server = Server::builder().unix_socket(true).arg("--requirepass", SECRET).start();
@@ -756,7 +743,6 @@ async fn f22_a_lease_ends_by_itself_when_the_server_refuses_us_for_longer_than_i
     assert!(took <= bound, "took {took:?}, the bound is {bound:?}");
 }
 
-#[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 mod tls {
     use std::process::Command;
 
