@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Error, Lease, Leases, LossReason, NodeState, Owner, Status};
 use support::{
-    Cluster, HANGS, Lag, Proxy, SERVICE, Sentinels, Server, Wire, eventually, eventually_async, eventually_but_for,
-    within,
+    Cluster, HANGS, Lag, Proxy, SERVICE, Sentinels, Server, Value, Wire, eventually, eventually_async,
+    eventually_but_for, within,
 };
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
@@ -402,6 +402,38 @@ async fn f56_a_program_that_starts_is_not_misled_by_one_stale_sentinel() {
         }
         assert!(looks < 10, "it is never behind the times");
     }
+}
+
+/// A wrong address in a deployment script: one of three Sentinels watches a replica of ours, or a server of somebody else.
+/// The two others and the primary itself say otherwise, so that one decides nothing: neither for a program that runs, nor
+/// for one that starts and hears it first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f56_one_sentinel_with_a_wrong_address_moves_nobody() {
+    let (all, stranger) = (Sentinels::start(), Server::start());
+    let leases = connect(&all.url()).await.unwrap();
+    let ttl = Duration::from_secs(3);
+    let held = acquire(&leases, "job", ttl).await;
+    let watch = |port: u16| {
+        let mut wrong = all.sentinels()[0].wire();
+        wrong.must(&["SENTINEL", "REMOVE", SERVICE]);
+        wrong.must(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &port.to_string(), "2"]);
+    };
+    for port in [all.replicas()[0].port(), stranger.port()] {
+        watch(port);
+        let until = Instant::now() + ttl * 2;
+        while Instant::now() < until {
+            acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
+            let other = connect(&all.url()).await.unwrap();
+            assert!(other.lock("job").try_acquire().await.unwrap().is_none(), "it is held");
+            held.check().unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let named = all.sentinels()[0].wire().must(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]);
+        let Value::Array(named) = named else { panic!("{named:?}") };
+        assert_eq!(named.last().map(Value::text), Some(port.to_string()), "it is wrong still");
+    }
+    assert_eq!(stranger.wire().calls("set") + stranger.wire().calls("evalsha"), 0);
+    held.release().await.unwrap().confirmed();
 }
 
 /// Connecting needs these; the error names what is missing.

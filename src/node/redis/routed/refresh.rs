@@ -1,6 +1,12 @@
 //! Asks servers of a cluster who has which slot, or Sentinels who is the primary, and takes in what they say.
 
-use std::{collections::BTreeSet, future::pending, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    future::{Future, pending},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
@@ -15,14 +21,14 @@ use leasehold_protocol::{
     topology::{Changes, Place, TakenOver, View},
 };
 
-use super::{Cluster, leave_idle, views};
+use super::{Cluster, leave_idle, sentinel::Sentinels, views};
 use crate::{
     error::Error,
     foreign::{self, Event},
     node::redis::transport::{Address, Endpoint, mistake_of, question, unreachable, words},
 };
 
-/// So many primaries are asked in one round, and one server besides.
+/// The primaries that are asked in one round, and one server besides.
 const ASKED: usize = 4;
 
 /// The others are heard for so long once one Sentinel has named a primary.
@@ -57,6 +63,8 @@ impl From<FredError> for NoView {
     }
 }
 
+type Coming<'a, T> = Pin<Box<dyn Future<Output = Result<T, NoView>> + Send + 'a>>;
+
 /// A question under way.
 pub(super) struct Asking<'a>(&'a Cluster, String);
 
@@ -67,38 +75,73 @@ impl Drop for Asking<'_> {
 }
 
 impl Cluster {
-    /// The first view that names primaries, of whichever seed.
+    /// The first view that names primaries, of whichever seed; or what follows from the words of all Sentinels that answer.
     pub(super) async fn first_view(&self) -> Result<(), Error> {
-        let mut asking: FuturesUnordered<_> =
-            self.seeds.iter().map(|seed| async move { (seed, self.view_of_seed(seed).await) }).collect();
-        let (mut said, mut is_there) = (Vec::new(), false);
-        while !asking.is_empty() {
-            // A Sentinel may be behind the times, and the next one know better.
-            let others = async { if is_there { self.host.sleep(OTHERS).await } else { pending().await } };
-            let next = tokio::select! {
-                biased;
-                () = others => return Ok(()),
-                next = asking.next() => next,
-            };
-            let Some((seed, answer)) = next else { break };
+        if let Some(sentinels) = &self.sentinels {
+            return Box::pin(self.first_words(sentinels)).await;
+        }
+        let ask = |seed| async move { (seed, self.answer_of(seed, || Box::pin(self.view_afresh(seed))).await) };
+        let mut asking: FuturesUnordered<_> = self.seeds.iter().map(ask).collect();
+        let mut said = Vec::new();
+        while let Some((seed, answer)) = asking.next().await {
             match answer {
                 Ok(view) => {
                     let _first = self.topology.write().merge(&view, self.now());
-                    is_there = !self.topology.read().servers().is_empty();
-                    if is_there && self.sentinels.is_none() {
+                    if !self.topology.read().servers().is_empty() {
                         return Ok(());
-                    } else if !is_there {
-                        let text = format!("{} {NO_SLOTS}", seed.target);
-                        said.push(Error::unavailable(text));
                     }
+                    said.push(Error::unavailable(format!("{} {NO_SLOTS}", seed.target)));
                 }
                 Err(error) => said.push(error),
             }
         }
-        if is_there { Ok(()) } else { Err(none_of(said, self.sentinels.is_some())) }
+        Err(none_of(said, false))
     }
 
-    async fn view_of_seed(&self, seed: &Endpoint) -> Result<View, Error> {
+    /// All Sentinels are heard before one is believed: the first to answer may be behind the times, or wrong.
+    async fn first_words(&self, sentinels: &Sentinels) -> Result<(), Error> {
+        let until = self.now() + self.pattern.limits.connect;
+        let mut pauses = Doubling::from(FIRST_PAUSE);
+        loop {
+            let ask = |seed| self.answer_of(seed, || Box::pin(self.said_by(sentinels, seed)));
+            let mut asking: FuturesUnordered<_> = self.seeds.iter().map(ask).collect();
+            let (mut words, mut failed) = (Vec::new(), Vec::new());
+            while !asking.is_empty() {
+                let others = async { if words.is_empty() { pending().await } else { self.host.sleep(OTHERS).await } };
+                match tokio::select! { biased; () = others => break, next = asking.next() => next } {
+                    Some(Ok(said)) => words.push(said),
+                    Some(Err(error)) => failed.push(error),
+                    None => break,
+                }
+            }
+            let (mut may_change, mut refused) = (false, Vec::new());
+            for said in sentinels.sort(self.now(), words) {
+                let primary = said.primary().clone();
+                if refused.contains(&primary) {
+                    continue;
+                }
+                match self.judge(sentinels, said).await {
+                    Ok(view) => drop(self.topology.write().merge(&view, self.now())),
+                    Err(error) => {
+                        refused.push(primary);
+                        let NoView::Told(error) = error else { continue };
+                        may_change |= matches!(error, Error::Unavailable(_));
+                        failed.push(error);
+                    }
+                }
+            }
+            let pause = pauses.next(LONGEST_PAUSE);
+            if !self.topology.read().servers().is_empty() {
+                return Ok(());
+            } else if !may_change || self.now() + pause >= until {
+                return Err(none_of(failed, true));
+            }
+            self.host.sleep(pause).await;
+        }
+    }
+
+    /// Asks a seed until it answers, for as long as a connection may take.
+    async fn answer_of<'a, T>(&self, seed: &Endpoint, ask: impl Fn() -> Coming<'a, T>) -> Result<T, Error> {
         let until = seed.now() + seed.limits.connect;
         let mut pauses = Doubling::from(FIRST_PAUSE);
         let mut last = None;
@@ -106,8 +149,8 @@ impl Cluster {
             let too_late = self.host.sleep(until.since(seed.now()));
             let error = tokio::select! {
                 biased;
-                view = self.view_afresh(seed) => match view {
-                    Ok(view) => return Ok(view),
+                answer = ask() => match answer {
+                    Ok(answer) => return Ok(answer),
                     Err(error) => error,
                 },
                 () = too_late => return Err(last.unwrap_or_else(|| unreachable(seed, "no answer"))),

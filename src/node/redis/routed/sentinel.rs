@@ -42,14 +42,26 @@ pub(super) struct Sentinels {
     reports: Mutex<Reports>,
 }
 
+/// The words of the Sentinel at an address.
+pub(super) struct Said {
+    at: Box<str>,
+    report: Report,
+}
+
 /// One Sentinel's answers.
-struct Said {
+struct Answers {
     /// Its own name, if it tells that.
     name: String,
     epoch: u64,
     primary: Place,
     replicas: Vec<Place>,
     sentinels: Vec<Place>,
+}
+
+impl Said {
+    pub(super) fn primary(&self) -> &Place {
+        &self.report.primary
+    }
 }
 
 impl Sentinels {
@@ -61,6 +73,11 @@ impl Sentinels {
     /// The name that they have for the primary.
     pub(super) fn service(&self) -> &str {
         &self.service
+    }
+
+    /// The first words, those first that are most likely right.
+    pub(super) fn sort(&self, now: Time, words: Vec<Said>) -> Vec<Said> {
+        self.reports.lock().sort(now, words, |said| (&said.at, &said.report))
     }
 
     /// All of them, beginning with another one each round. One that goes by several addresses is there with each.
@@ -79,13 +96,19 @@ impl Sentinels {
 }
 
 impl Cluster {
-    /// The service as this Sentinel sees it.
+    /// The service as this Sentinel sees it, if that is to be believed.
     pub(super) async fn view_of_sentinel(&self, sentinels: &Sentinels, asked: &Endpoint) -> Result<View, NoView> {
+        let said = self.said_by(sentinels, asked).await?;
+        self.judge(sentinels, said).await
+    }
+
+    /// Asks a Sentinel for its words.
+    pub(super) async fn said_by(&self, sentinels: &Sentinels, asked: &Endpoint) -> Result<Said, NoView> {
         let (service, at) = (&*sentinels.service, asked.target.to_string());
         let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
-            Box::pin(said(link, service, asked.limits.command)).await
+            Box::pin(read_from(link, service, asked.limits.command)).await
         });
-        let Said { name, epoch, primary, replicas, sentinels: others } = match Box::pin(asking).await {
+        let Answers { name, epoch, primary, replicas, sentinels: others } = match Box::pin(asking).await {
             Ok(Ok(said)) => said,
             Ok(Err(services)) => return Err(NoView::Told(unknown(&at, service, &services))),
             Err(error) if is_of_the_password(&error) => {
@@ -95,38 +118,46 @@ impl Cluster {
             Err(error) => return Err(error.into()),
         };
         let others = others.iter().map(|place| self.reach(place, asked, Wanted::Sentinel));
-        let report = Report { primary: primary.clone(), epoch, sentinels: others.len() + 1 };
+        let name = if name.is_empty() { &at } else { &name }.as_str().into();
+        let report = Report { name, primary, epoch, replicas, sentinels: others.len() + 1 };
         let (heard, named) = (self.now(), others.chain([asked.clone()]).collect());
-        {
-            let mut all = sentinels.named.lock();
-            all.insert(at.clone(), (heard, named));
-            // The words of one that has not answered for so long are forgotten.
-            all.retain(|_, (at, _)| heard.since(*at) < REMEMBERED);
-        }
+        let mut all = sentinels.named.lock();
+        all.insert(at.clone(), (heard, named));
+        // The words of one that has not answered for so long are forgotten.
+        all.retain(|_, (at, _)| heard.since(*at) < REMEMBERED);
+        Ok(Said { at: at.into(), report })
+    }
+
+    /// Concludes from a Sentinel's words, if they are to be believed.
+    pub(super) async fn judge(&self, sentinels: &Sentinels, Said { at, report }: Said) -> Result<View, NoView> {
         let (now, epoch_now) = {
             let topology = self.topology.read();
             let owner = topology.owner(0);
             (owner.and_then(|owner| topology.place(owner)).cloned(), owner.map_or(0, |owner| topology.epoch(owner)))
         };
         let ours = now.as_ref().map(|place| (place, epoch_now));
-        // One that does not tell its name is known by its address.
-        let name = if name.is_empty() { &at } else { &name };
-        let mut verdict = sentinels.reports.lock().heard(self.now(), name, report, ours);
-        if verdict == Verdict::Perhaps {
-            // Whether they say so for long enough is to be seen, unless ours says that it is none.
-            if self.is_needed() {
-                self.doubt();
-            }
-            let asking = self.ask_once("the primary whether it is one".into());
-            if let Some(place) = now.as_ref().filter(|place| **place != primary && asking.is_some()) {
-                if matches!(self.is_primary(place).await, Ok(false)) {
-                    verdict = Verdict::BegunAnew;
-                }
+        let mut verdict = sentinels.reports.lock().heard(self.now(), &at, report.clone(), ours);
+        // Whether they say so for long enough is to be seen.
+        if verdict == Verdict::Perhaps && self.is_needed() {
+            self.doubt();
+        }
+        let Report { primary, epoch, replicas, .. } = report;
+        if let Some(place) = now.as_ref().filter(|place| verdict.is_open() && **place != primary) {
+            if let Some(_asking) = self.ask_once("the primary whether it is one".into()) {
+                verdict = match (verdict, self.is_primary(place).await) {
+                    (Verdict::Contested, Ok(false) | Err(_)) => Verdict::Taken,
+                    (_, Ok(false)) => Verdict::BegunAnew,
+                    (verdict, _) => verdict,
+                };
             }
         }
-        let is_taken = matches!(verdict, Verdict::Taken | Verdict::BegunAnew);
-        if is_taken && now.as_ref() != Some(&primary) {
-            self.check_primary(&at, service, &primary).await?;
+        if !matches!(verdict, Verdict::Taken | Verdict::BegunAnew) {
+            return Err(NoView::Told(Error::unavailable(format!(
+                "Sentinel {at} names {primary} in epoch {epoch}, and is behind the times, or alone with that"
+            ))));
+        }
+        if now.as_ref() != Some(&primary) {
+            self.check_primary(&at, &sentinels.service, &primary).await?;
         }
         let name = |place: &Place| -> Box<str> { place.to_string().into() };
         let known = now.iter().chain([&primary]).map(name).collect();
@@ -134,11 +165,8 @@ impl Cluster {
         let replicas =
             replicas.into_iter().map(|place| Replica { id: name(&place), place, is_failing: false }).collect();
         let primaries = vec![Primary { id, place: Some(primary), epoch, slots, replicas }];
-        Ok(View {
-            primaries,
-            known,
-            begins_anew: now.filter(|_| verdict == Verdict::BegunAnew).map(|now| (now, epoch_now)),
-        })
+        let begins_anew = now.filter(|_| verdict == Verdict::BegunAnew).map(|now| (now, epoch_now));
+        Ok(View { primaries, known, begins_anew })
     }
 
     /// Whether it says that it is one.
@@ -200,7 +228,7 @@ async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) ->
 ///
 /// The epoch is asked for before the address. So a newer address may come with an older epoch, and is taken a moment
 /// later; never an older address with a newer epoch.
-async fn said(link: &Link, service: &str, limit: Duration) -> Result<Result<Said, Vec<String>>, FredError> {
+async fn read_from(link: &Link, service: &str, limit: Duration) -> Result<Result<Answers, Vec<String>>, FredError> {
     let unreadable = || FredError::new(FredKind::Protocol, "what it says of its service cannot be read");
     let master = match ask(link, "MASTER", service, limit).await {
         Ok(master) => master,
@@ -219,7 +247,7 @@ async fn said(link: &Link, service: &str, limit: Duration) -> Result<Result<Said
     let name = name.and_then(|name| name.as_string()).unwrap_or_default();
     let epoch = field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok()).ok_or_else(unreadable)?;
     let primary = read_address(&address).ok_or_else(unreadable)?;
-    Ok(Ok(Said { name, epoch, primary, replicas: places(&replicas), sentinels: places(&sentinels) }))
+    Ok(Ok(Answers { name, epoch, primary, replicas: places(&replicas), sentinels: places(&sentinels) }))
 }
 
 fn unknown(sentinel: &str, service: &str, services: &[String]) -> Error {
