@@ -21,6 +21,9 @@ use crate::{
 
 mod lease;
 
+/// A holder whose fence is this many microseconds before ours, or fewer, may be another try: clocks of a cluster differ.
+const JUST_NOW: u64 = 1_000_000;
+
 /// Several locks, 1 to 1,000, that are acquired together: all of them or none. It holds nothing yet.
 ///
 /// Others may want the same locks in another order, and nobody ever waits in a circle. All locks are tried at the same time,
@@ -34,8 +37,8 @@ mod lease;
 /// nothing, and does not count for its [`once_per`](Lock::once_per), unless it was lost. [`on_wait`](Lock::on_wait) is called
 /// for the locks that it really waits for, and by one that does not wait for all that it finds held.
 ///
-/// It is no transaction: others may see the first lock taken before the last, and two tries at the same moment may both find
-/// a lock of the other. A lease that is lost is told at once, and the others stay held until they are released.
+/// It is no transaction: others may see the first lock taken before the last. But of tries that meet one wins: that which has
+/// the first lock waits for what the others give back, for half of a command time-out at most. A lease that is lost is told at once, and the others stay held until they are released.
 ///
 /// ```
 /// # use leasehold::{Error, Leases};
@@ -247,8 +250,11 @@ impl<'a> Acquiring<'a> {
             match self.multi.next(Lease::is_held) {
                 Next::Done => return Ok(self.multi.into_held()),
                 Next::Try(missing) => busy = self.try_all(missing).await?,
-                Next::Wait(_) if self.client.now() >= self.until => return Err(busy.unwrap_or_else(Error::unanswered)),
-                Next::Wait(at) => self.wait(at).await?,
+                Next::Wait(at) if self.client.now() < self.until => self.wait(at).await?,
+                Next::Wait(at) => match busy.take().unwrap_or_else(Error::unanswered) {
+                    busy if self.may_have_met_a_try(&busy) => self.outlast(at, busy).await?,
+                    busy => return Err(busy),
+                },
             }
         }
     }
@@ -278,6 +284,32 @@ impl<'a> Acquiring<'a> {
             }
         }
         Ok(busy)
+    }
+
+    /// Whether a try has the first lock, and is refused one that was acquired just now: perhaps by another try, which is
+    /// refused the first and gives all back.
+    fn may_have_met_a_try(&self, busy: &Error) -> bool {
+        let (Some(first), Error::TimedOut { holder, .. }) = (self.multi.first(), busy) else { return false };
+        // A fence is the time of its acquire, in microseconds.
+        let [ours, theirs] = [Some(first.fence()), holder.fence()].map(|fence| fence.map(u64::from));
+        let is_new = theirs >= ours.map(|ours| ours.saturating_sub(JUST_NOW)) || theirs.is_none();
+        self.patience.is_one_try() && is_new && self.client.now() < self.most()
+    }
+
+    /// Waits for one, for as long as a try that has met another may.
+    async fn outlast(&mut self, at: usize, busy: Error) -> Result<(), Error> {
+        let Some(lock) = self.locks.get(at) else { return Ok(()) };
+        let left = self.most().since(self.client.now());
+        match lock.quiet().acquire_here(Patience::Within(left), true).await {
+            Ok(lease) => self.multi.got(at, lease),
+            Err(Error::TimedOut { .. }) => return Err(busy),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn most(&self) -> Time {
+        self.started + self.client.options.command_timeout / 2
     }
 
     /// Waits for one, for as long as there is time for all.

@@ -5,7 +5,10 @@
 //! 1. While one lock is waited for, none is held that comes after it. The order is that of the keys, the same in every
 //!    process. So no circle of processes can wait for each other.
 //! 2. The leases are here, and nowhere else: whatever ends the acquire drops them.
-//! 3. All that are missing are tried at the same time, so one round trip is enough when they are free. A lock that was lost
+//! 3. Of tries for the same locks that meet, one wins: that which has the first. The others give all back, so it waits for
+//!    what they have. Of tries for other sets that meet, too: that which was refused the last lock of all waits for one that
+//!    gives it back.
+//! 4. All that are missing are tried at the same time, so one round trip is enough when they are free. A lock that was lost
 //!    meanwhile is missing again.
 
 use std::fmt;
@@ -106,6 +109,11 @@ impl<L> MultiLock<L> {
             *held = None;
         }
         Next::Wait(first)
+    }
+
+    /// The first lease, if the first lock is held.
+    pub fn first(&self) -> Option<&L> {
+        self.held.first()?.as_ref()
     }
 
     /// The leases, in the order of their locks.

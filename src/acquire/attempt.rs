@@ -322,7 +322,7 @@ impl Round<'_> {
         let (hold, signal) = acquire.hold(self.request.claim.clone(), fence, acquisition);
         for (node, vote) in self.votes.take() {
             client.quorum.set_aside(node, &hold.claim.token);
-            let to_come = client.own_releases.vote_to_come(&hold.claim.key, &hold.claim.token, node);
+            let to_come = client.watchdog.own_releases.vote_to_come(&hold.claim.key, &hold.claim.token, node);
             let heard = late_vote(client.clone(), hold.clone(), node, route, sent, vote);
             client.late_replies.hear(async move {
                 heard.await;

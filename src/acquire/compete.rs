@@ -91,6 +91,7 @@ impl Acquire {
                 () = client.ended.cancelled() => return Err(client.end()),
                 () = client.host.sleep(pause) => {}
             }
+            self.follow_own_releases().await;
             match self.try_once(client.quorum.route()).await? {
                 Ok(lease) => return Ok(lease),
                 Err(look) => {

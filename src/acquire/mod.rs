@@ -122,9 +122,7 @@ impl Acquire {
                 self.begin_anew();
             }
         }
-        if self.client.own_releases.is_any() {
-            Box::pin(self.follow_own_release()).await;
-        }
+        self.follow_own_releases().await;
         let Some(owner) = self.owner.filter(|_| self.wanted.reentrant) else { return self.compete().await };
         loop {
             match self.client.owners.enter(owner, &self.wanted.key, self.client.now()) {
@@ -196,16 +194,25 @@ impl Acquire {
         }
     }
 
-    /// Waits for the release of a lease that was dropped here, so that the program's own next line does not find it
-    /// busy. If that release gets no answer, the lock may be free all the same: half of the time is left to check.
-    async fn follow_own_release(&self) {
+    /// Waits until what this process takes back is gone: leases and acquires that were dropped, and attempts of unknown
+    /// outcome. So its next attempt is not refused by its own. If that gets no answer, the lock may be free all the same:
+    /// half of the time is left to check.
+    async fn follow_own_releases(&self) {
         let client = &self.client;
-        let (limit, few) = (self.limit(client.now()) / 2, client.quorum.len() - client.quorum.majority());
-        tokio::select! {
-            biased;
-            () = client.own_releases.over(&self.wanted.key, few) => {}
-            () = client.ended.cancelled() => {}
-            () = client.host.sleep(limit) => {}
+        let few = client.quorum.len() - client.quorum.majority();
+        if client.watchdog.own_releases.are_on_more_than(few, &self.wanted.key) {
+            client.late_replies.hear_now();
+            let over = client.watchdog.own_releases.over(&self.wanted.key, few);
+            let wait = async {
+                tokio::select! {
+                    biased;
+                    () = over => {}
+                    () = client.ended.cancelled() => {}
+                    () = client.host.sleep(self.limit(client.now()) / 2) => {}
+                }
+            };
+            // Boxed, so that no other acquire pays for this.
+            Box::pin(wait).await;
         }
     }
 

@@ -33,10 +33,9 @@ use crate::{
 };
 
 mod late_replies;
-mod own_releases;
 mod release;
 
-use self::{late_replies::LateReplies, own_releases::OwnReleases};
+use self::late_replies::LateReplies;
 
 /// The settings of a `Leases`, as the builder has checked them.
 #[derive(Debug, Clone)]
@@ -74,7 +73,6 @@ pub(crate) struct Client {
     pub(crate) closed: CancellationToken,
     /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
-    pub(crate) own_releases: Arc<OwnReleases>,
     /// The outages that keep acquires waiting.
     pub(crate) outages: Troubles,
     /// The keys that are no locks.
@@ -142,7 +140,6 @@ impl Client {
             check_slots: PerShard::new(CheckSlots::new(CHECKS_AT_ONCE)),
             closed,
             ended,
-            own_releases: Arc::default(),
             outages: Troubles::default(),
             misplaced: Troubles::default(),
             unconfirmed: Troubles::default(),
@@ -234,6 +231,11 @@ impl Client {
 
     /// An error once no acquire goes on.
     pub(crate) fn check_acquires(&self) -> Result<(), Error> {
+        if self.host.is_forked() {
+            let text =
+                "the process was forked after this Leases was made, and its keeper is not in it: make one in the child";
+            return Err(Error::config(text));
+        }
         if self.ended.is_cancelled() { Err(self.end()) } else { Ok(()) }
     }
 
@@ -246,6 +248,9 @@ impl Client {
     /// Ends every wait, asks every holder to stop, and waits for them; then ends everything. Returns how many leases
     /// were cut short.
     pub(crate) async fn shut_down(self: &Arc<Self>, limit: Duration) -> usize {
+        if self.host.is_forked() {
+            return 0;
+        }
         self.ended.cancel();
         let now = self.now();
         let noted = |hold: &Arc<Hold>| hold.note_stop(now, LossReason::Closing);
@@ -269,6 +274,9 @@ impl Client {
     /// Ends everything: waiters, leases, connections. Waits for at most a command time-out in all. Returns how many
     /// leases the first close has cut short.
     pub(crate) async fn close(self: &Arc<Self>) -> usize {
+        if self.host.is_forked() {
+            return 0;
+        }
         self.ended.cancel();
         let now = self.now();
         let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };

@@ -135,8 +135,12 @@ impl Client {
             if let Some(News::Released(end)) = news {
                 for (node, answer) in answers.take() {
                     self.quorum.set_aside(node, &hold.claim.token);
+                    let own_release = self.watchdog.own_releases.begin(&hold.claim.key, node);
                     let late = self.clone().late_release(hold.clone(), mode.clone(), node, answer);
-                    self.late_replies.hear(late);
+                    self.late_replies.hear(async move {
+                        late.await;
+                        drop(own_release);
+                    });
                 }
                 return end;
             }
@@ -214,20 +218,19 @@ impl Client {
     /// Releases a hold without anybody waiting for it; but the next acquire of it here does.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
         let Some(undo) = hold.abandon(mode) else { return };
-        if self.own_releases.begin_with_votes(&hold.claim.key, &hold.claim.token) {
+        if self.watchdog.own_releases.begin_with_votes(&hold.claim.key, &hold.claim.token) {
             self.late_replies.hear_now();
         }
-        let releases = undo.nodes.iter().map(|node| (node, self.own_releases.begin(&hold.claim.key, node)));
+        let undoing =
+            |node| (node, self.watchdog.undoing(node, UndoTask::new(undo.clone(), hold.claim_at(self.now()))));
         // All of them are under way before the first is over.
-        for (node, own_release) in releases.collect::<Vec<_>>() {
-            let undoing = self.watchdog.undoing(node, UndoTask::new(undo.clone(), hold.claim_at(self.now())));
+        for (node, undoing) in undo.nodes.iter().map(undoing).collect::<Vec<_>>() {
             // With this the connections stay until it is done.
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             let mut releasing = Box::pin(async move {
                 undoing.await;
                 client.observed.notify(hold.claim.key.lock(), client.now());
                 client.notify_of_retained(&hold.claim.key, &mode);
-                drop(own_release);
             });
             // A node in memory answers at once, so the lock is free before the next line of the program runs.
             let at_once = self.quorum.member(node).is_some_and(|member| member.answers_at_once());

@@ -11,6 +11,7 @@ use leasehold_protocol::{
 };
 
 use self::{
+    own_releases::OwnReleases,
     table::{LOOK_EVERY, Table},
     tracking::Tracking,
 };
@@ -25,6 +26,7 @@ use crate::{
 };
 
 mod orders;
+mod own_releases;
 mod renewal;
 #[cfg(feature = "testing")]
 mod settling;
@@ -48,6 +50,8 @@ pub(crate) struct Watchdog {
     command_timeout: Duration,
     lines: Arc<Lines>,
     tracking: Tracking,
+    /// What this process takes back.
+    pub(crate) own_releases: Arc<OwnReleases>,
     table: Mutex<Table>,
     wake: Notify,
     forgotten: Notify,
@@ -93,6 +97,7 @@ impl Watchdog {
             command_timeout,
             lines,
             tracking,
+            own_releases: Arc::default(),
             table,
             wake,
             forgotten,

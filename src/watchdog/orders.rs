@@ -1,6 +1,6 @@
 //! Carries out the orders of acquisitions: repairs, undos and new connections.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     acquisition::{Actions, Undo},
@@ -63,10 +63,23 @@ impl Watchdog {
     pub(crate) fn undoing(&self, at: usize, undo: UndoTask) -> impl Future<Output = ()> + Send + use<> {
         let (lines, clock, host, key) =
             (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.claim.key.clone());
+        let own_release = self.own_releases.begin(&key, at);
+        // A node that is away may have an attempt for as long as its key lives, and nobody waits for that.
+        let most = if undo.order.is_attempt { self.command_timeout } else { Duration::MAX };
         let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host.clone(), clock.clone()));
         async move {
             let Some(undoing) = undoing else { return };
-            match undoing.await {
+            let mut undoing = pin!(undoing);
+            let undone = tokio::select! {
+                biased;
+                undone = &mut undoing => undone,
+                // No timer for what is over at once: where a thread is ending, there are none.
+                () = async { host.sleep(most).await } => {
+                    drop(own_release);
+                    undoing.await
+                }
+            };
+            match undone {
                 Undone::Yes { has_changed: false } => {}
                 Undone::Yes { has_changed: true } => lines.changed(key.lock(), at, clock::now(&*clock)),
                 // Nobody waits for this one: that may take as long as an outage.

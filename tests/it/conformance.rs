@@ -2,12 +2,13 @@
 
 use std::{
     convert::Infallible,
-    future::{Future, pending},
-    pin::Pin,
+    future::{Future, pending, poll_fn},
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -37,7 +38,7 @@ use self::{
     multi_locks::{
         a_lost_one_of_several_is_told_and_the_others_stay_held,
         a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for, each_lock_of_several_has_its_own_options,
-        programs_that_want_the_same_locks_in_another_order_take_turns,
+        of_tries_for_several_locks_that_meet_one_wins, programs_that_want_the_same_locks_in_another_order_take_turns,
         several_locks_are_acquired_and_released_together,
     },
     place::{Place, Program},
@@ -121,12 +122,14 @@ macro_rules! every {
             run_that_could_not_acquire_never_starts_the_work
             work_with_a_grace_may_tidy_up_after_a_loss
             a_dropped_lease_is_free_for_the_next_line
+            a_dropped_acquire_is_in_nobodys_way
             what_cannot_be_kept_is_refused
             who_leads_is_told_as_it_changes
             a_leader_campaigns_again_until_its_work_is_done
             an_interval_goes_on_with_the_heir
             several_locks_are_acquired_and_released_together
             programs_that_want_the_same_locks_in_another_order_take_turns
+            of_tries_for_several_locks_that_meet_one_wins
             a_lost_one_of_several_is_told_and_the_others_stay_held
             a_release_frees_a_lock_with_a_delay_at_once
             a_guarded_value_refuses_the_past
@@ -216,6 +219,7 @@ macro_rules! line {
                 the_anonymous_wait_even_for_themselves
                 one_at_a_time
                 a_dropped_lease_is_free_for_the_next_line
+                a_dropped_acquire_is_in_nobodys_way
                 programs_that_want_the_same_locks_in_another_order_take_turns
                 a_lock_is_kept_for_its_time_however_it_is_let_go_of
                 a_shutdown_ends_waiters_and_lets_work_go_on
@@ -246,6 +250,7 @@ macro_rules! share {
                 what_is_held_is_listed_by_its_name
                 work_with_a_grace_may_tidy_up_after_a_loss
                 a_dropped_lease_is_free_for_the_next_line
+                a_dropped_acquire_is_in_nobodys_way
                 an_interval_goes_on_with_the_heir
                 several_locks_are_acquired_and_released_together
                 a_lost_one_of_several_is_told_and_the_others_stay_held
@@ -1213,6 +1218,25 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
         let lost = ending(within(HANGS, "the end of run", run).await.unwrap());
         assert_eq!(lost.reason(), LossReason::Forced, "it was not protected to its end: {lost:?}");
         assert!(tidied.load(Ordering::SeqCst));
+    }
+}
+
+/// Wherever it was dropped: its attempt is taken back before the next one.
+async fn a_dropped_acquire_is_in_nobodys_way(place: Place) {
+    let program = place.program("one").await;
+    for round in 0..100 {
+        let lock = program.lock(format!("dropped:{}", round % 10));
+        {
+            let mut acquiring = pin!(lock.acquire());
+            for _ in 0..round % 8 {
+                if poll_fn(|context| Poll::Ready(acquiring.as_mut().poll(context).is_ready())).await {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_micros(200)).await;
+            }
+        }
+        let lease = lock.try_acquire().await.unwrap();
+        assert!(lease.is_some(), "round {round}: busy by an attempt of its own");
     }
 }
 

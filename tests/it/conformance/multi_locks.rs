@@ -10,7 +10,7 @@ use std::{
 
 use leasehold::{Error, Leases, Lock, LossReason, MultiLock};
 use support::{HANGS, within};
-use tokio::sync::oneshot;
+use tokio::sync::{Barrier, oneshot};
 
 use super::{Place, TTL};
 use crate::common::{Confirmed as _, ending};
@@ -58,6 +58,38 @@ pub(super) async fn several_locks_are_acquired_and_released_together(place: Plac
     drop(within(HANGS, "all of them", several(&two, &["a", "b", "c"]).acquire()).await.unwrap());
     let fences = multi.run(async |held| Ok::<_, Error>(["a", "b", "c"].map(|name| held.fence(name)))).await.unwrap();
     assert!(fences.iter().all(Option::is_some));
+}
+
+/// Of tries for the same locks one wins, whatever their order; of tries for sets that overlap at least one.
+pub(super) async fn of_tries_for_several_locks_that_meet_one_wins(place: Place) {
+    let mut programs = Vec::new();
+    for label in ["one", "two", "three", "four"] {
+        programs.push(place.program(label).await);
+    }
+    let same: [&[&str]; 4] = [&["a", "b"], &["b", "a"], &["a", "b"], &["b", "a"]];
+    let ring: [&[&str]; 4] = [&["a", "b"], &["b", "c"], &["c", "d"], &["d", "a"]];
+    for round in 0..100 {
+        let (sets, most) = if round % 4 == 3 { (ring, 2) } else { (same, 1) };
+        let started = Arc::new(Barrier::new(sets.len()));
+        let tries = programs.iter().zip(sets).map(|(program, names)| {
+            let names = names.iter().map(|name| format!("{name}:{round}")).collect::<Vec<_>>();
+            let all = program.multi_lock(names.iter().map(|name| program.leases.lock(name)));
+            let started = started.clone();
+            tokio::spawn(async move {
+                started.wait().await;
+                all.try_acquire().await.unwrap()
+            })
+        });
+        let tries: Vec<_> = tries.collect();
+        let mut won = Vec::new();
+        for tried in tries {
+            won.extend(within(HANGS, "a try", tried).await.unwrap());
+        }
+        assert!((1..=most).contains(&won.len()), "round {round}: {} of {sets:?} have won", won.len());
+        for held in won {
+            held.release().await.unwrap().confirmed();
+        }
+    }
 }
 
 /// It keeps the locks before the one that it waits for, and none behind it.

@@ -1,9 +1,10 @@
-//! The releases of dropped leases that are under way: an acquire of the same lock comes after them.
+//! What this process takes back: the releases of dropped leases and the undos of attempts that are under way. An attempt
+//! at the same lock comes after them, so nobody is refused by what is his own.
 //!
 //! # Invariants
 //!
-//! 1. An acquire goes ahead when a majority of the nodes have no release of its lock under way, of whichever lease. A
-//!    node that has released the last lease may still have the one before it.
+//! 1. An attempt goes ahead when a majority of the nodes have nothing of its lock to take back, of whichever lease or
+//!    attempt. A node that has released the last lease may still have the one before it.
 //! 2. On a node that has not voted for the lease yet, its release counts as under way until that vote was heard, and
 //!    undone if it is a grant. The release takes the keeper's connection, and may overtake the acquire: the node
 //!    answers that it has nothing, and grants after that.
@@ -51,7 +52,7 @@ struct UnderWay {
 
 /// One release under way on one node, until it is dropped.
 #[derive(Debug)]
-pub(super) struct OwnRelease {
+pub(crate) struct OwnRelease {
     releases: Arc<OwnReleases>,
     key: Key,
     node: usize,
@@ -67,7 +68,7 @@ pub(crate) struct LateVote {
 }
 
 impl OwnReleases {
-    pub(super) fn begin(self: &Arc<Self>, key: &Key, node: usize) -> OwnRelease {
+    pub(crate) fn begin(self: &Arc<Self>, key: &Key, node: usize) -> OwnRelease {
         self.state.lock().begins(key, UnderWay { node, vote: None });
         self.all.fetch_add(1, Ordering::AcqRel);
         OwnRelease { releases: self.clone(), key: key.clone(), node }
@@ -81,7 +82,7 @@ impl OwnReleases {
 
     /// The lease was dropped: where its votes are still to come, its release is not over before them (invariant 2).
     /// Whether there are any.
-    pub(super) fn begin_with_votes(&self, key: &Key, token: &Token) -> bool {
+    pub(crate) fn begin_with_votes(&self, key: &Key, token: &Token) -> bool {
         let mut state = self.state.lock();
         let votes = state.votes.get(token).copied().unwrap_or(Nodes::NONE);
         for node in votes.iter() {
@@ -100,8 +101,9 @@ impl OwnReleases {
         }
     }
 
-    pub(crate) fn is_any(&self) -> bool {
-        self.all.load(Ordering::Acquire) > 0
+    /// Whether something of this lock is to be taken back on more nodes.
+    pub(crate) fn are_on_more_than(&self, few: usize, key: &Key) -> bool {
+        self.all.load(Ordering::Acquire) > 0 && self.state.lock().more_than(few, key).is_some()
     }
 
     fn one_is_over(&self, ended: Option<&Notify>) {
@@ -176,6 +178,10 @@ mod tests {
 
     use super::*;
 
+    fn is_any(releases: &OwnReleases) -> bool {
+        releases.all.load(Ordering::Acquire) > 0
+    }
+
     /// Of a quorum of three.
     fn is_over(releases: &OwnReleases, key: &Key) -> bool {
         pin!(releases.over(key, 1)).poll(&mut Context::from_waker(Waker::noop())).is_ready()
@@ -188,9 +194,9 @@ mod tests {
         drop(one);
         assert!(!is_over(&releases, &key) && is_over(&releases, &other));
         drop(three);
-        assert!(is_over(&releases, &key) && releases.is_any());
+        assert!(is_over(&releases, &key) && is_any(&releases));
         drop(two);
-        assert!(is_over(&releases, &key) && !releases.is_any() && releases.state.lock().of.is_empty());
+        assert!(is_over(&releases, &key) && !is_any(&releases) && releases.state.lock().of.is_empty());
     }
 
     #[test]
@@ -228,7 +234,7 @@ mod tests {
         drop(before);
         assert!(over.poll(&mut Context::from_waker(Waker::noop())).is_ready());
         drop(three);
-        assert!(!releases.is_any());
+        assert!(!is_any(&releases));
     }
 
     #[test]
@@ -236,7 +242,7 @@ mod tests {
         let (releases, key) = (Arc::<OwnReleases>::default(), Key::of_lock("job"));
         let [one, other] = ["host:7", "host:8"].map(crate::random::token);
         let vote = releases.vote_to_come(&key, &one, 2);
-        assert!(!releases.is_any(), "the lease is held");
+        assert!(!is_any(&releases), "the lease is held");
         assert!(!releases.begin_with_votes(&key, &other) && releases.begin_with_votes(&key, &one));
         let [first, second, third] = [0, 1, 2].map(|node| releases.begin(&key, node));
         // The third has answered that it has nothing, and the first that it has none any more.
@@ -246,7 +252,7 @@ mod tests {
         assert!(is_over(&releases, &key));
         drop(second);
         let state = releases.state.lock();
-        assert!(!releases.is_any() && state.of.is_empty() && state.votes.is_empty());
+        assert!(!is_any(&releases) && state.of.is_empty() && state.votes.is_empty());
     }
 
     #[test]
@@ -254,7 +260,7 @@ mod tests {
         let (releases, key, token) =
             (Arc::<OwnReleases>::default(), Key::of_lock("job"), crate::random::token("host:7"));
         drop([1, 2].map(|node| releases.vote_to_come(&key, &token, node)));
-        assert!(!releases.begin_with_votes(&key, &token) && !releases.is_any());
+        assert!(!releases.begin_with_votes(&key, &token) && !is_any(&releases));
         assert!(releases.state.lock().votes.is_empty());
     }
 }
