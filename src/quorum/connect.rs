@@ -85,7 +85,7 @@ impl ConnectConfig {
         let (connecting, limit) = (self.connect(place), self.limits.command);
         Box::pin(async move {
             let node = connecting.await?;
-            let identity = node.ask(Route::Keeper, Request::Probe, limit).await.map_err(Error::of)?;
+            let identity = node.ask(Route::Home, Request::Probe, limit).await.map_err(Error::of)?;
             Ok((node, identity))
         })
     }

@@ -80,16 +80,22 @@ impl Connections {
         let transport = host.transport().await.map_err(|error| no_thread(&error))?;
         let here = elsewhere(home, &host);
         let open = |runtime, place| open(runtime, place, endpoint.clone(), host.clone());
-        let at_the_keeper = || open(host.runtime().clone(), Side::Keeper(host.clone()));
         let (home, keeper) = match here.clone() {
             Some(runtime) => {
-                let at_home = open(runtime.clone(), Side::Here(runtime.clone(), host.clone()));
-                let (home, keeper) = tokio::join!(at_home, at_the_keeper());
-                let (home, keeper) = (home?, keeper?);
+                let began = endpoint.now();
+                let home = open(runtime.clone(), Side::Here(runtime.clone(), host.clone())).await?;
+                // Not before: a place that the server has left is for the one connection without which nothing works.
+                let keeper = Arc::new(Connection::begin(host.runtime(), Side::Keeper(host.clone()), &endpoint));
                 home.pair(&keeper);
+                let left = (began + endpoint.limits.connect).since(endpoint.now());
+                tokio::select! {
+                    biased;
+                    settled = keeper.settled() => settled?,
+                    () = host.sleep(left) => return Err(unreachable(&endpoint, &keeper.trouble().unwrap_or_default())),
+                }
                 (Some((runtime.id(), home)), keeper)
             }
-            None => (None, at_the_keeper().await?),
+            None => (None, open(host.runtime().clone(), Side::Keeper(host.clone())).await?),
         };
         // Where its callers are: on the keeper's connection only if there is no other.
         let (busiest, runtime) = match (&home, here.clone()) {
@@ -234,6 +240,12 @@ impl Connections {
             (Route::Home, Some((_, home))) => home.clone(),
             _ => self.keeper.clone(),
         }
+    }
+
+    /// The same on the program's own connection, while the server has no room for the keeper's.
+    fn passable(&self, via: Via) -> Via {
+        let is_turned_away = via.route != Route::Home && self.home.is_some() && self.keeper.is_turned_away();
+        if is_turned_away { Via { route: Route::Home, ..via } } else { via }
     }
 
     /// The replicas that have to confirm what is written on this route, if they have to.

@@ -73,6 +73,7 @@ impl Connections {
 
     /// The outcome of each. An error is that of all.
     pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
+        let via = self.passable(via);
         let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(claims.first().copied(), via);
         let (connection, before) = (self.connection(via.route), self.before(via)());
         let arguments = |claim: &&Claim, all: &mut Vec<Value>| {

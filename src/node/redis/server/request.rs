@@ -60,6 +60,7 @@ impl Via {
 impl Connections {
     /// Sends a request: alone, or with those that come at the same time.
     pub(crate) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
+        let via = self.passable(via);
         let Via { route, limit, .. } = via;
         if let Some(refused) = self.whereabouts.refuse(&request, &self.address) {
             return Box::pin(ready(Err(refused)));

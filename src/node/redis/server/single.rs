@@ -26,6 +26,7 @@ use crate::node::{
 impl Connections {
     /// Asks for one key.
     pub(crate) fn ask_single(&self, via: Via, single: Single) -> Answer<SingleReply> {
+        let via = self.passable(via);
         let patience = Patience::of_step(&single, via.limit, self.command_timeout);
         let via = Via { patience: patience.filter(|_| self.replicas(via.route).is_some()), ..via };
         match single {

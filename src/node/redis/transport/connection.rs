@@ -318,8 +318,8 @@ impl Connection {
         Some((link, info))
     }
 
-    /// What the server says of itself to which a connection leads that is made for this question. An error if there is
-    /// none, or only a replica.
+    /// Reads the `INFO` of the server at the address, on a connection of its own. An error if there is none, or only a
+    /// replica.
     pub(crate) async fn fresh_info(&self, host: Host) -> Result<String, FredError> {
         // It is large, and seldom.
         let info = Box::pin(self.ask_afresh(host)).await;
@@ -390,6 +390,17 @@ impl Connection {
     /// Why there is no link, if there is none.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.links.link_now().err().map(|failure| failure.to_string())
+    }
+
+    /// Completes when there is a link; or when the server has no room for another client. Then a program goes on with the
+    /// connection that it has: those that wait for their second would keep others from their first.
+    pub(crate) async fn settled(&self) -> Result<(), Error> {
+        self.links.settled().await
+    }
+
+    /// Whether its server has no room for another client, and turns this one away.
+    pub(crate) fn is_turned_away(&self) -> bool {
+        self.links.is_turned_away()
     }
 
     /// Why its server was never reached, unless that has turned us away.

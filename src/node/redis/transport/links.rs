@@ -29,9 +29,10 @@ use super::{
     kind::{ServerKind, Wanted},
     link::{Ending, Link},
     login::{FIRST_PAUSE, LONGEST_PAUSE},
-    opening::Opening,
+    opening::{Opening, mistake_of},
 };
 use crate::{
+    error::Error,
     foreign::{self, Event},
     metrics::NodeMetrics,
 };
@@ -169,6 +170,31 @@ impl Links {
             },
             _ => None,
         }
+    }
+
+    /// Completes when there is a link, or none will be, or the server has no room for another client.
+    pub(super) async fn settled(&self) -> Result<(), Error> {
+        let mut states = self.state.subscribe();
+        let settles = |state: &LinkState| match state {
+            LinkState::Up(_) => Some(Ok(())),
+            LinkState::Down(reason) => match reason {
+                Some(reason) if is_full(reason) => Some(Ok(())),
+                reason => reason.as_ref().and_then(|reason| mistake_of(&self.endpoint, reason)).map(Err),
+            },
+            LinkState::Over => Some(Err(Error::unavailable("the runtime of the connection has ended"))),
+        };
+        loop {
+            if let Some(settled) = settles(&states.borrow_and_update()) {
+                return settled;
+            }
+            if states.changed().await.is_err() {
+                pending::<()>().await;
+            }
+        }
+    }
+
+    pub(super) fn is_turned_away(&self) -> bool {
+        matches!(&*self.state.borrow(), LinkState::Down(Some(reason)) if is_full(reason))
     }
 
     pub(super) fn full(&self) -> Failure {
@@ -354,7 +380,9 @@ impl Links {
                 Err(error) => {
                     self.tell_trouble(&error);
                     self.metrics.note_up(false);
-                    self.replace_down(LinkState::Down(Some(error)), false);
+                    // Requests that wait for a link are not woken by each failure.
+                    let settles = is_full(&error) || mistake_of(&self.endpoint, &error).is_some();
+                    self.replace_down(LinkState::Down(Some(error)), settles);
                 }
             }
         }

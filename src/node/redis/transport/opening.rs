@@ -207,6 +207,9 @@ pub(crate) fn unreachable(endpoint: &Endpoint, reason: &str) -> Error {
 
 fn advice(target: &Target, reason: &str) -> &'static str {
     match target.address {
+        _ if reason.contains(NO_ROOM) => {
+            "It has no room for another client: raise its maxclients, or open fewer connections (one Leases is enough for a process)"
+        }
         _ if ENDED.iter().any(|ended| reason.contains(ended)) => {
             "It takes connections and ends them: is it a port for TLS (rediss://), or a proxy that does not know CLIENT or INFO?"
         }
@@ -225,6 +228,9 @@ pub(crate) fn advice_on_tls(target: &Target, reason: &str) -> &'static str {
         _ => "",
     }
 }
+
+/// The words of a server that has as many clients as it may.
+const NO_ROOM: &str = "max number of clients reached";
 
 /// Parts of the words for a connection that the server ended.
 const ENDED: [&str; 2] = ["reset", "roken pipe"];
