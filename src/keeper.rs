@@ -83,6 +83,8 @@ pub(crate) struct Host {
     life: Arc<Life>,
     transport: Arc<Transport>,
     jumping: Option<Jumping>,
+    /// The process that has the threads.
+    process: u32,
 }
 
 /// A clock that tells its jumps.
@@ -126,7 +128,8 @@ impl Host {
 
     fn on(runtime: Handle, own_thread: bool, jumping: Option<Jumping>) -> Self {
         let (tasks, stop, life) = (TaskTracker::new(), CancellationToken::new(), Arc::default());
-        let host = Self { runtime, own_thread, tasks, stop, life, transport: Arc::default(), jumping };
+        let (transport, process) = (Arc::default(), std::process::id());
+        let host = Self { runtime, own_thread, tasks, stop, life, transport, jumping, process };
         host.guard_the_end();
         host
     }
@@ -187,6 +190,15 @@ impl Host {
     /// The keeper's runtime is dropping its tasks.
     pub(crate) fn ends(&self) {
         self.life.end();
+    }
+
+    /// Whether this process was forked from the keeper's, and so lacks its threads. If so, no call waits for them any more.
+    pub(crate) fn is_forked(&self) -> bool {
+        let is_forked = std::process::id() != self.process;
+        if is_forked {
+            self.life.is_elsewhere();
+        }
+        is_forked
     }
 
     /// Completes when nobody needs the keeper any more.
@@ -251,7 +263,7 @@ impl Host {
     /// Keeps the time of one future.
     pub(crate) fn time_keeper(&self) -> TimeKeeper {
         // A thread of our own ends after its last caller.
-        let may_end = (!self.own_thread).then(|| {
+        let may_end = (!self.own_thread || self.is_forked()).then(|| {
             let over = self.life.over.clone().cancelled_owned();
             (self.life.clone(), Box::pin(over))
         });

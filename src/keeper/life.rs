@@ -44,6 +44,12 @@ impl Life {
         let _told = catching_panics(|| self.over.cancel());
     }
 
+    /// The runtime is in another process. Nobody polls in this one, whatever the lock says.
+    pub(super) fn is_elsewhere(&self) {
+        self.has_ended.store(true, Ordering::Release);
+        let _told = catching_panics(|| self.over.cancel());
+    }
+
     /// Takes this step unless the runtime has ended. Steps may nest.
     pub(super) fn step<T>(&self, step: impl FnOnce() -> T) -> Option<T> {
         let _under_way = self.polls.read_recursive();

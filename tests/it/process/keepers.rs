@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Keeper, Lease, Leases, LossReason, Owner, Released, Status};
+use leasehold::{Error, Keeper, Lease, Leases, LossReason, Owner, Released, Status, blocking};
 use support::{Child, HANGS, Lag, Part, SIGNAL, Server, alone, eventually, on_no_runtime, one_thread, two_workers};
 use tokio::runtime::{Builder, Runtime};
 
@@ -420,5 +420,48 @@ fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
         let tasks = || runtime.metrics().num_alive_tasks();
         eventually(HANGS, "every task to end", || tasks() == 0);
         assert_eq!(panics.load(Ordering::SeqCst), 0);
+    });
+}
+
+/// As one that becomes a daemon does. The threads of the keeper are not in the child.
+#[test]
+fn in_a_process_that_was_forked_every_call_says_so_at_once() {
+    const TTL: Duration = Duration::from_secs(2);
+    alone(|| {
+        let server = Server::start();
+        let leases = blocking::Leases::builder().url(server.url()).ttl(TTL).build().unwrap();
+        let held = leases.lock("held").acquire().unwrap();
+        let before = leases.lock("before").acquire().unwrap();
+        let in_child = || {
+            let began = Instant::now();
+            let refused = leases.lock("other").acquire_within(TTL).unwrap_err();
+            assert!(matches!(refused, Error::Config(_)) && refused.to_string().contains("forked"), "{refused}");
+            leases.lock("other").acquire().unwrap_err();
+            leases.lock("other").try_acquire().unwrap_err();
+            let Released::Unconfirmed(why) = before.release().unwrap() else { panic!("nobody has answered") };
+            let [health, holder] = [leases.health().err(), leases.lock("held").holder().err()];
+            for error in [health.unwrap(), holder.unwrap()].iter().map(ToString::to_string).chain([why.to_string()]) {
+                assert!(error.contains("forked"), "{error}");
+            }
+            leases.close().unwrap();
+            assert!(began.elapsed() < TTL / 2, "they waited: {:?}", began.elapsed());
+            thread::sleep(TTL.saturating_sub(began.elapsed()));
+            held.check().unwrap_err();
+        };
+        match fork::fork().unwrap() {
+            fork::Fork::Child => {
+                let hangs = || {
+                    thread::sleep(HANGS);
+                    std::process::exit(2);
+                };
+                thread::Builder::new().spawn(hangs).unwrap();
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(in_child));
+                std::process::exit(i32::from(outcome.is_err()));
+            }
+            fork::Fork::Parent(child) => {
+                assert_eq!(fork::waitpid(child).unwrap(), 0, "what it has asserted is above");
+                held.check().unwrap();
+            }
+        }
     });
 }
