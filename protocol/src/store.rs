@@ -305,6 +305,7 @@ impl Store {
             Err(denial) => return (Err(denial), Vec::new()),
         };
         let (was_in, count) = (phase.part(now, token), phase.sharers(now));
+        phase.end_with_the_last(now);
         let owned = if was_in { Ok(()) } else { Err(Denial::Gone) };
         let told =
             if was_in || *mode == ReleaseMode::Leave { self.pass_on(now, key, count, reached) } else { Vec::new() };

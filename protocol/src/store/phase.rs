@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{Forced, Store, StoredLock};
 use crate::{
     fence::Fence,
-    holder::Holder,
+    holder::{Holder, RELEASED},
     key::Key,
     message::{Claim, Denial, Owned, Sharers},
     mode::token_of_a_phase,
@@ -24,7 +24,8 @@ pub(super) enum Held {
 ///
 /// 1. A sharer counts until its time is over. Where somebody comes in because others are over, those are taken out: they
 ///    do not come back when the clock goes back.
-/// 2. The lock's key and the places outlive each one who shares. They are written when less than a TTL of either is left.
+/// 2. The lock's key and the places outlive each one who shares. They are written when less than a TTL of either is left;
+///    and once nobody lives on but who was released and stays, they live no longer than that.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Phase {
     pub(super) fence: Fence,
@@ -124,6 +125,16 @@ impl Phase {
         (self.until, self.places_until) = (self.until.max(longer), self.places_until.max(longer));
         self.places.retain(|_, until| *until >= now);
         true
+    }
+
+    /// If nobody is in for longer than one who was released and stays, key and places live no longer than that.
+    pub(super) fn end_with_the_last(&mut self, now: Micros) {
+        let last = self.ends(now).max_by_key(|(token, until)| (*until, token.as_str()));
+        if let Some((_, until)) = last.filter(|(token, _)| token.label().ends_with(RELEASED)) {
+            // By whole milliseconds, as a server counts: they outlive it.
+            let until = until + 1_000;
+            (self.until, self.places_until) = (self.until.min(until), self.places_until.min(until));
+        }
     }
 
     /// The lock's key outlives one who shares it.
@@ -241,6 +252,7 @@ impl Store {
         phase.places.insert(stays.clone(), now + micros(keep));
         phase.places.remove(token);
         phase.outlive(now, keep);
+        phase.end_with_the_last(now);
         Ok(())
     }
 

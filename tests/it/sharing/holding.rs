@@ -313,6 +313,32 @@ async fn a_kept_share_keeps_its_place() {
     one.release().await.unwrap().confirmed();
 }
 
+/// The key of the lock lives no longer than the last who shares it, once that is one who was released.
+#[tokio::test]
+async fn a_kept_share_keeps_a_plain_lock_out_for_its_time_only() {
+    const KEPT: Duration = Duration::from_millis(300);
+    let server = Server::start();
+    for url in [server.url(), "memory://kept".to_owned()] {
+        let (leases, lag) = (program_with(url, LONG).await, Lag::start());
+        for is_first in [true, false] {
+            let [one, other] = [(); 2].map(|()| leases.rw_lock(NAME).read());
+            let (kept, other) = (acquired(&one).await, acquired(&other).await);
+            let began = Instant::now();
+            if is_first {
+                kept.release_keeping(KEPT).await.unwrap().confirmed();
+                other.release().await.unwrap().confirmed();
+            } else {
+                other.release().await.unwrap().confirmed();
+                kept.release_keeping(KEPT).await.unwrap().confirmed();
+            }
+            let alone = acquired(&leases.lock(NAME)).await;
+            let took = began.elapsed();
+            assert!(took >= KEPT && took <= KEPT + Duration::from_secs(1) + lag.worst(), "after {took:?}");
+            alone.release().await.unwrap().confirmed();
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_forced_release_ends_it_for_all_who_share_it() {
     let server = Server::start();

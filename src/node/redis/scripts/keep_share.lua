@@ -28,4 +28,5 @@ elseif not is_in(ARGV[1], now_ms) then
   return 0
 end
 stays(ARGV[1], tonumber(ARGV[2]), now_ms, ARGV[3])
+ends_with_the_last(now_ms)
 return 1

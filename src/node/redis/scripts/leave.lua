@@ -33,6 +33,7 @@ if phase_of(value) then
   local count = sharers(now_ms)
   -- A set of another type says nothing of who shares: nobody is let in beside them.
   if type(count) == 'number' then
+    ends_with_the_last(now_ms)
     pass_on(count)
   end
   return is_sharer and 1 or 0

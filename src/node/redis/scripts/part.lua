@@ -31,6 +31,16 @@ elseif type(until_then) ~= 'string' or tonumber(until_then) < at then
 end
 redis.call('ZREM', KEYS[5], ARGV[1])
 local left = redis.call('ZCOUNT', KEYS[5], at, '+inf')
+local last = left > 0 and redis.pcall('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES') or {}
+if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
+  -- As in phase.lua: key and set live no longer than who was released and stays, if nobody is in for longer.
+  local span = last[2] - at + 1
+  for _, key in ipairs({KEYS[1], KEYS[5]}) do
+    if span < redis.call('PTTL', key) then
+      redis.call('PEXPIRE', key, string.format('%.0f', span))
+    end
+  end
+end
 if redis.pcall('EXISTS', KEYS[3]) == 0 then
   if left == 0 then
     redis.call('DEL', KEYS[1])

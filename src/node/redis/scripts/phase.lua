@@ -11,7 +11,8 @@
 --    others are over, those are taken out: they do not come back when the clock goes back.
 -- 3. The lock's key and the set outlive each sharer: whatever confirms a share looks at both. They are written when
 --    less than a TTL of either is left, and then to 4/3 of a TTL: about once in a third of a TTL, however many renew.
---    So those who track the lock's key are left in peace.
+--    So those who track the lock's key are left in peace. Once nobody lives on but who was released and stays, they live
+--    no longer than that.
 -- 4. The first write is one that `maxmemory` may refuse, but for who shares already.
 local holders = KEYS[5]
 local SHARED = 'lh1:00000000-0000-0000-0000-000000000000'
@@ -58,6 +59,21 @@ local function touches()
     redis.call('PEXPIRE', holders, left)
   else
     redis.call('ZREM', holders, '')
+  end
+end
+
+-- ends_with_the_last(now_ms): if nobody is in for longer than one who was released and stays, key and set live no longer
+-- than that.
+local function ends_with_the_last(now_ms)
+  local last = redis.pcall('ZRANGE', holders, -1, -1, 'WITHSCORES')
+  if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
+    local left = last[2] - now_ms + 1
+    if left > 0 and left < redis.call('PTTL', lock) then
+      redis.call('PEXPIRE', lock, string.format('%.0f', left))
+    end
+    if left > 0 and left < redis.call('PTTL', holders) then
+      redis.call('PEXPIRE', holders, string.format('%.0f', left))
+    end
   end
 end
 
