@@ -114,7 +114,7 @@ impl Drop for LeftBehind<'_> {
         if !*is_there {
             return;
         }
-        let (nodes, mode) = (Nodes::all(client.quorum.len()), ReleaseMode::Leave);
+        let (nodes, mode) = (Nodes::all(client.quorum.len()), ReleaseMode::leave());
         let order = Undo { nodes, route: Route::Keeper, mode, is_attempt: false };
         client.watchdog.undo(&order, &hold.claim_at(client.now()));
     }

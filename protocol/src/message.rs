@@ -428,10 +428,17 @@ pub enum Polled {
 pub enum ReleaseMode {
     /// Free, or with the first of its queue.
     Delete,
-    /// The same, and its token leaves the queue too.
-    Leave,
+    /// The same, and its token leaves the queue too. So do these, all of one process.
+    Leave(Arc<[Token]>),
     /// The key stays for this long, under a value of its own, and nobody renews it.
     Retain(Duration, Token),
+}
+
+impl ReleaseMode {
+    /// Of a token by itself.
+    pub fn leave() -> Self {
+        Self::Leave(Arc::default())
+    }
 }
 
 #[cfg(test)]

@@ -254,9 +254,11 @@ impl Store {
         match mode {
             ReleaseMode::Delete if is_shared => return self.part(now, claim, mode, reached),
             ReleaseMode::Delete => {}
-            ReleaseMode::Leave => {
+            ReleaseMode::Leave(others) => {
                 if let Some(queue) = self.live_queue(now, key) {
-                    queue.leave(now, token, process.name, WINDOW);
+                    for token in [token].into_iter().chain(&**others) {
+                        queue.leave(now, token, process.name, WINDOW);
+                    }
                 }
                 // A lock that it finds free is passed on too.
                 let is_guarded = self.guarded.contains_key(key);
@@ -273,12 +275,14 @@ impl Store {
             }
             ReleaseMode::Retain(keep, stays) => return (self.retain(now, key, token, *keep, stays), Vec::new()),
         }
+        let others = if let ReleaseMode::Leave(others) = mode { &**others } else { &[] };
+        let is_ours = |held: &Token| held == token || others.contains(held);
         // Looked up once, where it is ours.
-        if matches!(self.locks.get(key), Some(Held::Alone(lock)) if lock.until > now && lock.token == *token) {
+        if matches!(self.locks.get(key), Some(Held::Alone(lock)) if lock.until > now && is_ours(&lock.token)) {
             return (Ok(()), self.pass_on(now, key, 0, reached));
         }
         // A waiter that leaves has no holder to tell.
-        let leaves = *mode == ReleaseMode::Leave;
+        let leaves = matches!(mode, ReleaseMode::Leave(_));
         let denied = if leaves { self.owned(now, key, token) } else { self.held_by(now, key, token) };
         (denied.map(|_| ()), Vec::new())
     }
@@ -304,11 +308,18 @@ impl Store {
             Ok(phase) => phase,
             Err(denial) => return (Err(denial), Vec::new()),
         };
-        let (was_in, count) = (phase.part(now, token), phase.sharers(now));
+        let mut was_in = phase.part(now, token);
+        if let ReleaseMode::Leave(others) = mode {
+            was_in = others.iter().fold(was_in, |was_in, token| phase.part(now, token) || was_in);
+        }
+        let count = phase.sharers(now);
         phase.end_with_the_last(now);
         let owned = if was_in { Ok(()) } else { Err(Denial::Gone) };
-        let told =
-            if was_in || *mode == ReleaseMode::Leave { self.pass_on(now, key, count, reached) } else { Vec::new() };
+        let told = if was_in || matches!(mode, ReleaseMode::Leave(_)) {
+            self.pass_on(now, key, count, reached)
+        } else {
+            Vec::new()
+        };
         (owned, told)
     }
 

@@ -163,16 +163,9 @@ impl Acquire {
 
     /// Takes a token off the one server, once its last request has its answer.
     pub(super) fn leave_after<T: Send + 'static>(&self, token: &Token, route: Route, answer: Option<Asked<T>>) {
-        let (client, claim) = (&self.client, self.claim(token.clone()));
+        let claim = self.claim(token.clone());
         let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
-        let order = Undo { nodes: Nodes::one(0), route, mode: ReleaseMode::Leave, is_attempt: true };
-        let leaving = client.watchdog.undoing(0, UndoTask { order, claim, was_asked: true });
-        client.host.spawn(async move {
-            if let Some(answer) = answer {
-                let _too_late = answer.await;
-            }
-            leaving.await;
-        });
+        self.client.watchdog.leave_line(claim, route, answer);
     }
 
     /// An acquisition that was won: from now on the watchdog looks after it.

@@ -152,6 +152,11 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Whether the route has a connection to a shard now.
+    fn is_linked(&self, _route: Route, _shard: Shard) -> bool {
+        true
+    }
+
     /// The route's connection to a shard looks dead: make a new one, in the background.
     fn reconnect(&self, route: Route, shard: Shard);
 

@@ -153,6 +153,11 @@ impl Member {
         self.node()?.gate()
     }
 
+    /// Whether the route has a connection to it now.
+    pub(crate) fn is_linked(&self, route: Route, shard: Shard) -> bool {
+        self.node().is_some_and(|node| node.is_linked(route, shard))
+    }
+
     /// Whether its answers are there at the first poll.
     pub(crate) fn answers_at_once(&self) -> bool {
         self.node().is_some_and(|node| node.answers_at_once())
@@ -206,7 +211,7 @@ impl Member {
     }
 
     /// The same for what is taken back there: that matters even if the node has no vote.
-    pub(super) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
+    pub(crate) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
         T: TryFrom<Reply, Error = Failure>,
     {

@@ -12,7 +12,7 @@ use std::{future::Future, sync::Arc};
 use leasehold_protocol::{
     acquisition::Undo,
     failure::Failure,
-    message::{Claim, Owned, Request, Shard},
+    message::{Claim, Owned, Request, Route, Shard},
     time::Time,
     undo::{Next, UndoOutcome, Undoing},
 };
@@ -129,6 +129,9 @@ impl UndoTask {
                 return (UndoOutcome::Unanswered, asked);
             };
             let (route, limit) = undoing.ask(now(), member.command_timeout());
+            // Without a link that would take all of its time, for which others wait; and what was sent on the last one comes
+            // first no more.
+            let route = if member.is_linked(route, asked) { route } else { Route::Keeper };
             let release = Request::Release { claim: self.claim.clone(), mode: self.order.mode.clone() };
             let answer: Result<Owned, Failure> = member.ask_without_vote(route, release, limit).await;
             drop(turn);

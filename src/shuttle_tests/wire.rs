@@ -110,7 +110,7 @@ fn asked(request: &Request) -> Vec<(Asked, Token)> {
         Request::Acquire(acquire) => (Asked::Acquire, slice::from_ref(&acquire.claim)),
         Request::Renew(claims) => (Asked::Renew, &**claims),
         Request::Release { claim, mode: ReleaseMode::Delete } => (Asked::Release, slice::from_ref(claim)),
-        Request::Release { claim, mode: ReleaseMode::Leave } => (Asked::Leave, slice::from_ref(claim)),
+        Request::Release { claim, mode: ReleaseMode::Leave(_) } => (Asked::Leave, slice::from_ref(claim)),
         Request::Poll(poll) => (Asked::Poll, slice::from_ref(&poll.claim)),
         _ => return Vec::new(),
     };

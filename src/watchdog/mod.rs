@@ -11,6 +11,7 @@ use leasehold_protocol::{
 };
 
 use self::{
+    leaving::Leaving,
     own_releases::OwnReleases,
     table::{LOOK_EVERY, Table},
     tracking::Tracking,
@@ -25,6 +26,7 @@ use crate::{
     wait::Lines,
 };
 
+mod leaving;
 mod orders;
 mod own_releases;
 mod renewal;
@@ -52,6 +54,7 @@ pub(crate) struct Watchdog {
     tracking: Tracking,
     /// What this process takes back.
     pub(crate) own_releases: Arc<OwnReleases>,
+    leaving: Leaving,
     table: Mutex<Table>,
     wake: Notify,
     forgotten: Notify,
@@ -98,6 +101,7 @@ impl Watchdog {
             lines,
             tracking,
             own_releases: Arc::default(),
+            leaving: Leaving::default(),
             table,
             wake,
             forgotten,

@@ -99,7 +99,7 @@ impl Watchdog {
             return;
         }
         // Nobody renews a grant.
-        let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::Leave);
+        let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::leave());
         let order = Undo { nodes, route, mode, is_attempt: false };
         let (key, token, fence_memory) = (key.clone(), token.clone(), Duration::ZERO);
         self.undo(

@@ -43,7 +43,7 @@ enum Op {
     /// As by somebody who knows of no queue.
     Acquire(usize),
     Release(usize),
-    Leave(usize),
+    Leave(usize, Option<usize>),
     ForceRelease,
     /// Time goes by: what holds the lock does not renew it, and a grant lapses.
     Expire,
@@ -57,7 +57,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0..8_usize).prop_map(Op::Check),
         1 => (0..8_usize).prop_map(Op::Acquire),
         4 => (0..8_usize).prop_map(Op::Release),
-        2 => (0..8_usize).prop_map(Op::Leave),
+        2 => (0..8_usize, prop::option::of(0..8_usize)).prop_map(|(at, with)| Op::Leave(at, with)),
         1 => Just(Op::ForceRelease),
         2 => Just(Op::Expire),
         1 => (0..3_usize).prop_map(Op::Kill),
@@ -201,7 +201,13 @@ impl Scene {
                 (reply.into(), told)
             }
             Op::Release(at) => self.release(at, ReleaseMode::Delete),
-            Op::Leave(at) => self.release(at, ReleaseMode::Leave),
+            Op::Leave(at, with) => {
+                if let Some(with) = with {
+                    self.tickets[with] = None;
+                }
+                let others = with.map(|with| self.tokens[with].clone()).into_iter().collect();
+                self.release(at, ReleaseMode::Leave(others))
+            }
             Op::ForceRelease => {
                 let (held, told) = self.ask::<bool>(
                     0,
@@ -248,7 +254,7 @@ proptest! {
         for op in ops {
             let (before, line, tickets) = (scene.holder(), scene.line(), scene.tickets);
             let seen = scene.apply(op);
-            if let Op::Poll(at) | Op::Leave(at) = op {
+            if let Op::Poll(at) | Op::Leave(at, _) = op {
                 let window = if matches!(op, Op::Poll(_)) { WINDOW } else { queue_position::WINDOW };
                 alive_until.insert(PROCESSES[at], scene.now + micros(window));
             }
@@ -256,7 +262,7 @@ proptest! {
             let waits = |at: &usize| {
                 let Process { name, hears } = Scene::process(*at);
                 let reached = !hears || scene.listening.contains(name);
-                reached && alive_until.get(name).is_none_or(|until| *until > scene.now) && !matches!(op, Op::Leave(gone) if gone == *at)
+                reached && alive_until.get(name).is_none_or(|until| *until > scene.now) && !matches!(op, Op::Leave(gone, with) if gone == *at || with == Some(*at))
             };
             let is_new = |at: &usize| line.iter().all(|(known, _)| known != at);
             let entered = left.into_iter().map(|(at, _)| at).find(is_new);
@@ -373,9 +379,14 @@ impl<'a> Scripts<'a> {
                 self.tickets[at] = "0".into();
                 self.owned(scripts::RELEASE, &[token(at)])
             }
-            Op::Leave(at) => {
-                self.tickets[at] = "0".into();
-                self.owned(scripts::LEAVE, &[token(at), PROCESSES[at], &text(queue_position::WINDOW)])
+            Op::Leave(at, with) => {
+                let (mut tokens, window) = (vec![token(at)], text(queue_position::WINDOW));
+                tokens.extend(with.map(token));
+                for at in [Some(at), with].into_iter().flatten() {
+                    self.tickets[at] = "0".into();
+                }
+                let count = tokens.len().to_string();
+                self.owned(scripts::LEAVE, &[&[PROCESSES[at], &window, &count], &tokens[..]].concat())
             }
             Op::ForceRelease => (self.eval(scripts::FORCE_RELEASE, &["{job}:lh:forced", "ops"]).int() == 1).to_string(),
             Op::Expire => {
@@ -431,7 +442,7 @@ fn who_asks_ends_the_walk_where_the_memo_covers_it_too() {
     let server = Server::builder().clock(&clock).start();
     let mut scripts = Scripts::new(&server, &clock, scene.tokens.clone(), scene.trusting, 1);
     let enters = [6, 2, 0, 5, 4].map(Op::Poll);
-    let then = [Op::Leave(6), Op::Poll(6), Op::Leave(2), Op::Poll(1), Op::Expire, Op::Poll(6)];
+    let then = [Op::Leave(6, None), Op::Poll(6), Op::Leave(2, None), Op::Poll(1), Op::Expire, Op::Poll(6)];
     for (step, op) in enters.into_iter().chain(then).enumerate() {
         let (memory, redis) = (scene.apply(op), scripts.apply(op));
         assert_eq!(memory, redis, "memory and scripts, step {step}: {op:?}");

@@ -64,7 +64,7 @@ enum Op {
     /// As by somebody who knows of no queue.
     Acquire(usize),
     Part(usize),
-    Leave(usize),
+    Leave(usize, Option<usize>),
     Renew(usize),
     /// Another token, and for how long in s.
     Keep(usize, usize, u64),
@@ -98,7 +98,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => asks.clone().prop_map(Op::Check),
         1 => asks.clone().prop_map(Op::Acquire),
         7 => (0..TOKENS).prop_map(Op::Part),
-        3 => (0..TOKENS).prop_map(Op::Leave),
+        3 => (0..TOKENS, prop::option::of(0..TOKENS)).prop_map(|(at, with)| Op::Leave(at, with)),
         4 => shares.prop_map(Op::Renew),
         1 => asks.prop_flat_map(keep).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
         2 => (is_alone, 10..12_usize).prop_map(|(at, to)| Op::Downgrade(at, to)),
@@ -119,7 +119,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             2 => Just(Op::Extend(at)),
             2 => Just(Op::Poll(at)),
             1 => Just(Op::Part(at)),
-            1 => Just(Op::Leave(at)),
+            1 => Just(Op::Leave(at, None)),
             1 => keep(at).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
         ];
         calls.prop_map(move |call| vec![Op::Poll(at), Op::Poll(other), Op::Forward(step), call])
@@ -241,7 +241,7 @@ impl Scene {
                 (if is_granted { "granted" } else { "busy" }.into(), told)
             }
             Op::Part(at) => self.release(at, ReleaseMode::Delete),
-            Op::Leave(at) => self.release(at, ReleaseMode::Leave),
+            Op::Leave(at, with) => self.release(at, ReleaseMode::Leave(with.map(token).into_iter().collect())),
             Op::Keep(at, to, keep) => self.release(at, ReleaseMode::Retain(Duration::from_secs(keep), token(to))),
             Op::Renew(at) => {
                 let renew = Request::Renew([self.claim(at)].into());
@@ -469,9 +469,13 @@ impl<'a> Scripts<'a> {
             Op::Acquire(at) => self.acquire(at),
             Op::Part(at) if LIMITS[at] > 0 => Self::owned(&self.eval(scripts::PART, &[token(at).as_str()])),
             Op::Part(at) => Self::owned(&self.eval(scripts::RELEASE, &[token(at).as_str()])),
-            Op::Leave(at) => {
-                let window = text(queue_position::WINDOW);
-                Self::owned(&self.eval(scripts::LEAVE, &[token(at).as_str(), PROCESSES[at], &window]))
+            Op::Leave(at, with) => {
+                let (window, tokens) =
+                    (text(queue_position::WINDOW), [Some(at), with].into_iter().flatten().map(token));
+                let tokens: Vec<_> = tokens.collect();
+                let count = tokens.len().to_string();
+                let all = [PROCESSES[at], &window, &count].into_iter().chain(tokens.iter().map(Token::as_str));
+                Self::owned(&self.eval(scripts::LEAVE, &all.collect::<Vec<_>>()))
             }
             Op::Keep(at, to, keep) => {
                 let (one, stays, keep) = (token(at), token(to), (keep * 1_000).to_string());
@@ -619,7 +623,7 @@ impl Calls {
             Op::Poll(_)
                 | Op::Check(_)
                 | Op::Part(_)
-                | Op::Leave(_)
+                | Op::Leave(..)
                 | Op::Renew(_)
                 | Op::Keep(..)
                 | Op::Downgrade(..)
@@ -637,7 +641,8 @@ impl Calls {
                 let ticket = reply.split(' ').nth(1).filter(|_| !reply.starts_with("granted"));
                 self.tickets[at] = ticket.and_then(|ticket| ticket.parse().ok()).unwrap_or(0);
             }
-            Op::Part(at) | Op::Leave(at) | Op::Keep(at, ..) => self.tickets[at] = 0,
+            Op::Leave(at, with) => [Some(at), with].into_iter().flatten().for_each(|at| self.tickets[at] = 0),
+            Op::Part(at) | Op::Keep(at, ..) => self.tickets[at] = 0,
             _ => {}
         }
     }
@@ -704,7 +709,11 @@ proptest! {
             let is_by_hand = matches!(call.op, Op::Delete | Op::Overwrite | Op::ForceRelease | Op::LosePlaces);
             let alone = after.alone().filter(|_| before.alone() != after.alone());
             if alone.is_some() && !is_by_hand {
-                let has_gone = |at: usize| matches!(call.op, Op::Part(gone) | Op::Leave(gone) if gone == at);
+                let has_gone = |at: usize| match call.op {
+                    Op::Part(gone) => gone == at,
+                    Op::Leave(gone, with) => gone == at || with == Some(at),
+                    _ => false,
+                };
                 let left: Vec<_> = was_in.iter().filter(|at| !has_gone(**at)).collect();
                 prop_assert!(!before.is_shared() || left.is_empty(), "{:?} alone beside {:?}", alone, left);
             }

@@ -208,7 +208,7 @@ fn an_attempt_that_is_not_won_is_undone_where_it_was_granted_or_may_have_been() 
 fn an_abandoned_attempt_is_undone_and_so_are_the_votes_that_come_after() {
     let mut acquisition = attempt(3);
     let _wait = voted(&mut acquisition, 1, 0, granted(7));
-    let actions = acquisition.abandon(ReleaseMode::Leave);
+    let actions = acquisition.abandon(ReleaseMode::leave());
     assert_eq!(actions.undo, undo(nodes(&[0]), Route::Home, true));
     assert_eq!(Some(acquisition.undo_of_vote(1)), undo(nodes(&[1]), Route::Home, true));
     assert_eq!(voted(&mut acquisition, 2, 1, granted(7)).undo, undo(nodes(&[1]), Route::Home, true));
@@ -393,9 +393,9 @@ fn a_vote_on_the_route_of_a_release_in_the_background_was_there_before_it() {
 
 #[test]
 fn a_release_that_is_dropped_goes_on_as_an_undo() {
-    let mut acquisition = releasing(Route::Home, ReleaseMode::Leave);
+    let mut acquisition = releasing(Route::Home, ReleaseMode::leave());
     let actions = acquisition.abandon(ReleaseMode::Delete);
-    let expected = Undo { nodes: nodes(&[0, 1]), route: Route::Keeper, mode: ReleaseMode::Leave, is_attempt: false };
+    let expected = Undo { nodes: nodes(&[0, 1]), route: Route::Keeper, mode: ReleaseMode::leave(), is_attempt: false };
     assert_eq!(actions.undo, Some(expected));
 }
 
@@ -432,30 +432,30 @@ fn a_node_that_refuses_is_not_asked_twice() {
 
 #[test]
 fn what_a_release_leaves_is_undone_in_the_same_way() {
-    let mut acquisition = releasing(Route::Home, ReleaseMode::Leave);
+    let mut acquisition = releasing(Route::Home, ReleaseMode::leave());
     let last = Ask::Release { only_sending: false, is_last: true };
     let _wait = released(&mut acquisition, 0, last, Err(unanswered()));
     let _wait = released(&mut acquisition, 2, last, Err(unanswered()));
     let actions = released(&mut acquisition, 1, last, Err(unanswered()));
     assert!(matches!(actions.news, Some(News::Released(ReleaseEnd::Unknown(_)))));
-    let expected = Undo { nodes: nodes(&[0, 1]), route: Route::Keeper, mode: ReleaseMode::Leave, is_attempt: false };
+    let expected = Undo { nodes: nodes(&[0, 1]), route: Route::Keeper, mode: ReleaseMode::leave(), is_attempt: false };
     assert_eq!(actions.undo, Some(expected), "the third node never had it");
 }
 
 #[test]
 fn a_release_that_fails_after_the_end_is_undone_too() {
-    let mut acquisition = releasing(Route::Home, ReleaseMode::Leave);
+    let mut acquisition = releasing(Route::Home, ReleaseMode::leave());
     let _late_vote = voted(&mut acquisition, 11, 2, granted(7));
     let mut acquisition = held(3);
     let _third = voted(&mut acquisition, 5, 2, granted(7));
     let _leaving = acquisition.let_go(at(10));
-    let _release = acquisition.release(Route::Home, ReleaseMode::Leave);
+    let _release = acquisition.release(Route::Home, ReleaseMode::leave());
     for node in 0..2 {
         let _done = released(&mut acquisition, node, FIRST, owned(Ok(())));
     }
     let again = released(&mut acquisition, 2, FIRST, Err(unanswered())).release_again.unwrap();
     let actions = released(&mut acquisition, 2, again.ask(), Err(unanswered()));
-    let expected = Undo { nodes: nodes(&[2]), route: Route::Keeper, mode: ReleaseMode::Leave, is_attempt: false };
+    let expected = Undo { nodes: nodes(&[2]), route: Route::Keeper, mode: ReleaseMode::leave(), is_attempt: false };
     assert_eq!(actions.undo, Some(expected));
 }
 

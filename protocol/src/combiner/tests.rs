@@ -282,7 +282,7 @@ fn what_knows_no_fence_or_keeps_the_key_goes_alone() {
     for alone in [
         Request::Acquire(AcquireRequest { claim: claim.clone(), voting: None, heir_of }),
         release(&claim, ReleaseMode::Delete),
-        release(&known, ReleaseMode::Leave),
+        release(&known, ReleaseMode::leave()),
         release(&known, retain),
         Request::Holder(claim.key.clone()),
     ] {

@@ -37,7 +37,7 @@ fn release(store: &mut Store, now: Micros, key: &Key, token: &Token) -> Owned {
 }
 
 fn leave(store: &mut Store, now: Micros, key: &Key, token: &Token) -> Owned {
-    release_as(store, now, (key, token), &ReleaseMode::Leave)
+    release_as(store, now, (key, token), &ReleaseMode::leave())
 }
 
 fn retain(store: &mut Store, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {

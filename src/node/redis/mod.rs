@@ -101,6 +101,10 @@ impl Node for Redis {
         self.0.keeper.trouble()
     }
 
+    fn is_linked(&self, route: Route, _: Shard) -> bool {
+        self.0.connection(route).is_linked()
+    }
+
     fn reconnect(&self, route: Route, _: Shard) {
         self.0.connection(route).reconnect();
     }

@@ -435,6 +435,21 @@ async fn f9_reply_of_an_acquire_swallowed() {
     rig.is_taken_away();
 }
 
+/// The undo does not wait for another connection in place of that which has ended: it takes the keeper's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f9_link_of_an_acquire_that_ends_for_good() {
+    let (server, patience) = (Server::start(), HANGS * 2);
+    let proxy = Proxy::to(&server);
+    let leases = Leases::builder().url(proxy.url()).command_timeout(patience).build().await.unwrap();
+    let cut = proxy.on(Match::script(ACQUIRE), 1, Action::CutAfter);
+    proxy.refuse(true);
+    let acquiring = tokio::spawn(leases.lock(NAME).ttl(LONG).acquire());
+    has_happened(&cut).await;
+    let mut wire = server.wire();
+    eventually_async(HANGS, "it is taken back", || !wire.exists(NAME)).await;
+    acquiring.abort();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f9_acquire_that_arrives_after_its_undo() {
     let rig = Rig::start().await;

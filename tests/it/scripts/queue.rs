@@ -108,7 +108,7 @@ const TAKEN: [&str; 2] = ["{job}:lh:forced", "ops"];
 fn part(wire: &mut Wire, script: &str, label: &str) -> Value {
     match script {
         FORCE_RELEASE => eval(wire, script, &TAKEN),
-        LEAVE => eval(wire, script, &[&token(label), "", WINDOW]),
+        LEAVE => eval(wire, script, &["", WINDOW, "1", &token(label)]),
         _ => eval(wire, script, &[&token(label), ""]),
     }
 }
@@ -126,7 +126,7 @@ fn release(wire: &mut Wire, label: &str) -> i64 {
 
 #[track_caller]
 fn leave(wire: &mut Wire, label: &str, channel: &str) -> i64 {
-    eval(wire, LEAVE, &[&token(label), channel, WINDOW]).int()
+    eval(wire, LEAVE, &[channel, WINDOW, "1", &token(label)]).int()
 }
 
 /// The call to a waiter that is granted the lock.

@@ -135,7 +135,7 @@ fn a_key_of_another_type_in_the_place_of_the_sharers_is_named_and_left_alone() {
         assert_eq!(poll(&mut wire, "late", "", limit).error(), Some(ANOTHER_TYPE), "{limit}");
     }
     assert_eq!((renew(&mut wire, "one"), part(&mut wire, "one")), (Value::Int(0), Value::Int(0)));
-    assert_eq!(eval(&mut wire, LEAVE, &[&token("one"), "", WINDOW]), Value::Int(0));
+    assert_eq!(eval(&mut wire, LEAVE, &["", WINDOW, "1", &token("one")]), Value::Int(0));
     let listed = |wire: &mut Wire| wire.cmd(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10"]);
     assert_eq!(listed(&mut wire).error(), Some(ANOTHER_TYPE));
     assert!(wire.exists(LOCK), "nobody knows who shares it: it is not given to anybody");
@@ -179,7 +179,7 @@ fn who_shares_finds_the_line_and_the_lock_of_another_type_as_who_has_it_alone_do
         matches!(reply.array(), [Value::Int(0), Value::Int(-1), Value::Array(kind), ..] if kind[1].text() == "list")
     );
     for parted in
-        [part(&mut wire, "late"), renew(&mut wire, "late"), eval(&mut wire, LEAVE, &[&token("late"), "", WINDOW])]
+        [part(&mut wire, "late"), renew(&mut wire, "late"), eval(&mut wire, LEAVE, &["", WINDOW, "1", &token("late")])]
     {
         assert_eq!(parted, Value::Int(-1));
     }
@@ -266,8 +266,8 @@ fn a_value_that_begins_as_that_of_a_phase_and_has_no_fence_is_anothers() {
         waits(&mut wire, "late", "", limit);
         waits(&mut wire, "one", "", limit);
     }
-    assert_eq!(eval(&mut wire, LEAVE, &[&token("late"), "", WINDOW]), Value::Int(-1));
-    assert_eq!(eval(&mut wire, LEAVE, &[&token("one"), "", WINDOW]), Value::Int(-1));
+    assert_eq!(eval(&mut wire, LEAVE, &["", WINDOW, "1", &token("late")]), Value::Int(-1));
+    assert_eq!(eval(&mut wire, LEAVE, &["", WINDOW, "1", &token("one")]), Value::Int(-1));
     assert_eq!(eval(&mut wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), Value::Int(-1));
     let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("two"), MEMORY]);
     assert_eq!(downgraded.array()[0], Value::Int(-1));
@@ -524,7 +524,7 @@ fn share_everything(server: &Server, wire: &mut Wire) -> Result<(), String> {
     try_to("join", poll(wire, "two", "", ANY), 1)?;
     try_to("renew", wire.cmd(&["EVAL", RENEW_SHARES, "2", LOCK, HOLDERS, &token("one"), TTL, ""]), 1)?;
     try_to("wait for a place", poll(wire, "late", "leasehold:b", "2"), 0)?;
-    try_to("leave", eval(wire, LEAVE, &[&token("late"), "leasehold:b", WINDOW]), 0)?;
+    try_to("leave", eval(wire, LEAVE, &["leasehold:b", WINDOW, "1", &token("late")]), 0)?;
     try_to("wait to write", poll(wire, "writer", "leasehold:a", "0"), 0)?;
     try_to("wait to read", poll(wire, "reader", "leasehold:b", ANY), 0)?;
     try_to("look", wire.cmd(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10"]), 1)?;

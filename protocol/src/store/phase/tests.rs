@@ -104,7 +104,7 @@ fn readers_share_a_phase_and_its_fence_and_the_writer_behind_them_comes_after_th
     assert!(scene.comes_in(&writer, Some(0)) > fence);
     assert_eq!(scene.release(&writer, Some(0), ReleaseMode::Delete), (Ok(()), 1));
     scene.comes_in(&late, None);
-    assert_eq!(scene.release(&late, None, ReleaseMode::Leave), (Ok(()), 0));
+    assert_eq!(scene.release(&late, None, ReleaseMode::leave()), (Ok(()), 0));
     assert_eq!(scene.sharers(), None, "the last one takes the key with it");
 }
 
@@ -116,7 +116,7 @@ fn the_limit_is_that_of_the_one_who_asks() {
     scene.comes_in(&two, Some(2));
     assert_eq!(scene.waits(&three, Some(2)), (Some(2), 200 * MS), "until the first of them would be over");
     assert_eq!(scene.waits(&four, Some(9)).0, Some(2), "it fits, but is not the first");
-    assert_eq!(scene.release(&three, Some(2), ReleaseMode::Leave), (Err(Denial::Gone), 1), "it was in the way");
+    assert_eq!(scene.release(&three, Some(2), ReleaseMode::leave()), (Err(Denial::Gone), 1), "it was in the way");
     scene.comes_in(&four, Some(9));
     assert_eq!(scene.sharers().unwrap().holder.sharers(), Some(3));
 }

@@ -22,7 +22,7 @@ impl Cluster {
                 self.acquire_in_steps(via, claim).await
             }
             // The place in the queue runs out by itself, and so does the key of a phase that nobody is in.
-            Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave } => {
+            Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave(_) } => {
                 let key = claim.key.clone();
                 let single = if claim.mode.is_shared() { Single::Part } else { Single::Release };
                 Ok(owned(self.ask_single(via, &key, single(claim)).await?)?.into())

@@ -442,6 +442,10 @@ impl Node for Routed {
         Some(self.0.unsent_to(shard, Failure::unsent(trouble), &server).to_string())
     }
 
+    fn is_linked(&self, route: Route, shard: Shard) -> bool {
+        self.0.known(shard).is_some_and(|(server, _)| server.connection(route).is_linked())
+    }
+
     fn reconnect(&self, route: Route, shard: Shard) {
         if let Some((server, _)) = self.0.known(shard) {
             server.connection(route).reconnect();

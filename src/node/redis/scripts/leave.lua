@@ -1,35 +1,40 @@
--- Takes a token out of the queue, and parts with the lock if it is that token's, or with its share: what a waiter that
--- gives up sends. The first of the queue may fit then too: who leaves may have been the one to look, or in its way.
+-- Takes tokens out of the queue, and parts with the lock if it is one of theirs, or with their shares: a waiter that gives
+-- up sends it, or many of one process together. The first of the queue may fit then too: who leaves may have been the one
+-- to look, or in its way.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
--- ARGV   1 token  2 channel of its process, whether or not it hears there  3 window in ms, as in a poll
---        and perhaps a witness of this server's uptime  4 run id   5 seconds
--- Reply  1 the lock is deleted or passed on, or the share given back; 0 it has neither, -1 the key holds something else
+-- ARGV   1 channel of their process, whether or not it hears there  2 window in ms, as in a poll   3 n   then n tokens
+--        and perhaps a witness of this server's uptime   n + 4 run id   n + 5 seconds
+-- Reply  1 the lock is deleted or passed on, or a share given back; 0 none has either, -1 the key holds something else
 --
 -- Atomic because a waiter may be granted the lock at the instant in which it gives up: then the next one gets it.
--- Idempotent: a replay finds the token nowhere. As in a release, the queue's keys can make nothing fail.
-local token, process = ARGV[1], ARGV[2]
-witness_run, witnessed = ARGV[4], ARGV[5]
+-- Idempotent: a replay finds the tokens nowhere. As in a release, the queue's keys can make nothing fail.
+local process, n = ARGV[1], tonumber(ARGV[3])
+local tokens = {unpack(ARGV, 4, n + 3)}
+witness_run, witnessed = ARGV[n + 4], ARGV[n + 5]
 
-redis.pcall('ZREM', queue, token)
+redis.pcall('ZREM', queue, unpack(tokens))
 local time = redis.call('TIME')
 local waiting = redis.pcall('ZCARD', queue)
 if waiting == 0 then
   clear()
 elseif type(waiting) == 'number' then
-  redis.pcall('HDEL', wait, token)
+  redis.pcall('HDEL', wait, unpack(tokens))
   -- It has said something, so its other waiters may be granted the lock. As in a poll, the hash may be new.
-  redis.pcall('HSET', wait, '!' .. process, string.format('%.0f', time[1] * 1000000 + time[2] + ARGV[3] * 1000))
-  redis.pcall('PEXPIRE', queue, 2 * ARGV[3])
-  redis.pcall('PEXPIRE', wait, 2 * ARGV[3])
+  redis.pcall('HSET', wait, '!' .. process, string.format('%.0f', time[1] * 1000000 + time[2] + ARGV[2] * 1000))
+  redis.pcall('PEXPIRE', queue, 2 * ARGV[2])
+  redis.pcall('PEXPIRE', wait, 2 * ARGV[2])
 end
 
 local value = redis.pcall('GET', lock)
 if phase_of(value) then
   local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-  local is_sharer = is_in(token, now_ms)
-  redis.pcall('ZREM', holders, token)
+  local is_sharer = false
+  for _, token in ipairs(tokens) do
+    is_sharer = is_in(token, now_ms) or is_sharer
+  end
+  redis.pcall('ZREM', holders, unpack(tokens))
   local count = sharers(now_ms)
   -- A set of another type says nothing of who shares: nobody is let in beside them.
   if type(count) == 'number' then
@@ -38,7 +43,13 @@ if phase_of(value) then
   end
   return is_sharer and 1 or 0
 end
-local denied = denial(value, token)
+local denied
+for _, token in ipairs(tokens) do
+  denied = denial(value, token)
+  if not denied then
+    break
+  end
+end
 if denied == 0 then
   pass_on(0)
 end

@@ -237,12 +237,17 @@ impl Connections {
                 };
                 self.run_in(flight, via, &RELEASE, 5, arguments, |reply, _| reply::released(reply))
             }
-            ReleaseMode::Leave => {
+            ReleaseMode::Leave(others) => {
                 // Where it was notified, or would have been: by now it may not be listening.
                 let channel = self.subscription.name().to_owned();
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(packed(queue_keys(&claim.key)));
-                    all.extend([claim.token.as_str().into(), channel.as_str().into(), millis(WINDOW)]);
+                    all.extend([
+                        channel.as_str().into(),
+                        millis(WINDOW),
+                        i64::try_from(others.len() + 1).unwrap_or(i64::MAX).into(),
+                    ]);
+                    all.extend([&claim.token].into_iter().chain(&*others).map(|token| Value::from(token.as_str())));
                     witness.testify_to_queues(all);
                 };
                 self.run(via, &LEAVE, 5, arguments, |reply, _| reply::released(reply))

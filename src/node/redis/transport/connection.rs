@@ -387,6 +387,11 @@ impl Connection {
         self.links.link(&mut limit).await.map(|_link| ())
     }
 
+    /// Whether there is a link now.
+    pub(crate) fn is_linked(&self) -> bool {
+        self.links.up().is_some()
+    }
+
     /// Why there is no link, if there is none.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.links.link_now().err().map(|failure| failure.to_string())

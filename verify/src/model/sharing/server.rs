@@ -183,7 +183,7 @@ impl Run<'_> {
                 Said::Owned(only(renewed).unwrap())
             }
             Asked::Part { limit } => self.release(owner, limit, ReleaseMode::Delete),
-            Asked::Leave { limit } => self.release(owner, limit, ReleaseMode::Leave),
+            Asked::Leave { limit } => self.release(owner, limit, ReleaseMode::leave()),
             Asked::Downgrade(from) => {
                 let from = self.setup.tokens.of((owner.0, from)).clone();
                 let claim = self.setup.claim(owner, u32::MAX);
