@@ -1,5 +1,5 @@
-//! Waiters that leave the queue of a fair lock: those of one name leave in batches, so thousands that are cancelled at once
-//! cost the server a few calls, and keep nobody behind them waiting.
+//! Waiters that leave the queue of a fair lock. Those of one name leave in batches, so thousands that are cancelled at once
+//! cost the server a few calls, and nobody behind them waits.
 
 use std::{
     collections::{HashMap, hash_map},

@@ -534,6 +534,37 @@ async fn f22_a_fair_lock_needs_its_own_rights_and_says_so() {
     names(&said(&error), &["give the user the rights"]);
 }
 
+/// What would let a lease be lost, or stay, is found before one is acquired.
+#[tokio::test]
+async fn f22_health_tries_the_rights_of_renewals_and_releases_too() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {}", for_a_quiet_log()));
+    let leases = builder(url_of("worker", SECRET, server.port())).prefix("app:").build().await.unwrap();
+    leases.health().await.unwrap();
+    let of_locks = LEAST_ACL.split_whitespace().filter_map(|rule| rule.strip_prefix('+'));
+    // This connection has sent the text before; the last three are for guarded values.
+    for right in of_locks.filter(|right| !["eval", "hget", "hset", "hmget"].contains(right)) {
+        wire.must(&["ACL", "SETUSER", "worker", &format!("-{right}")]);
+        let refused = leases.health().await.unwrap_err();
+        assert!(matches!(refused, Error::Refused(_)), "without {right}: {refused}");
+        wire.must(&["ACL", "SETUSER", "worker", &format!("+{right}")]);
+        leases.health().await.unwrap();
+    }
+}
+
+/// A share that could not be given back is not acquired, and keeps nobody out.
+#[tokio::test]
+async fn f22_a_shared_lock_without_the_right_to_delete_leaves_no_key() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {FOR_FAIR} {FOR_SHARES} -del {}", for_a_quiet_log()));
+    let leases = builder(url_of("worker", SECRET, server.port())).prefix("app:").build().await.unwrap();
+    let refused = leases.rw_lock("shared").read().try_acquire().await.unwrap_err();
+    assert!(NO_RIGHT.iter().any(|words| refused.to_string().contains(words)), "{refused}");
+    assert!(!wire.exists("app:shared"), "it is free");
+}
+
 #[tokio::test]
 async fn f22_a_database_number_needs_one_right_more() {
     let server = Server::start();

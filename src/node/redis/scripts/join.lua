@@ -17,8 +17,9 @@ if ARGV[8] == '0' and redis.pcall('EXISTS', KEYS[3]) == 0 then
     local is_number = type(floor) == 'string' and not string.find(floor, '%D')
     local is_earlier = not floor or is_number and #floor == #now and floor < now
     if memory ~= '0' and is_earlier and redis.pcall('SET', KEYS[2], now, 'PX', memory).ok then
-      redis.call('SET', KEYS[1], 'lh1:00000000-0000-0000-0000-000000000000:' .. now .. '@shared', 'PX', span)
+      -- Before the lock's own key: without the right to it nothing is left that keeps others out.
       redis.call('DEL', KEYS[5])
+      redis.call('SET', KEYS[1], 'lh1:00000000-0000-0000-0000-000000000000:' .. now .. '@shared', 'PX', span)
       redis.call('ZADD', KEYS[5], later, ARGV[1])
       redis.call('PEXPIRE', KEYS[5], span)
       return {1, now}

@@ -114,11 +114,15 @@ local function begins(token, span, now_ms, issued, option, expires)
   if floor.err then
     return floor
   end
+  if option and members > 0 then
+    -- Before the lock's own key: without the right to it nothing is left that keeps others out.
+    redis.call('DEL', holders)
+  end
   local set = redis.pcall('SET', lock, with_fence(SHARED .. '@shared', issued), 'PX', span)
   if set.err then
     return set
   end
-  if members > 0 then
+  if not option and members > 0 then
     redis.call('DEL', holders)
   end
   redis.call('ZADD', holders, string.format('%.0f', now_ms + span), token)

@@ -1,4 +1,4 @@
--- Does what an acquire needs of a server, and changes nothing: what would refuse an acquire refuses this.
+-- Does what an acquire, a renewal and a release need of a server, and changes nothing: what would refuse one refuses this.
 --
 -- Needs  may_vote.lua before it
 -- KEYS   1 a key that nobody writes
@@ -18,4 +18,9 @@ end
 redis.call('TIME')
 redis.call('GET', KEYS[1])
 redis.call('SET', KEYS[1], '', 'XX', 'PX', 1)
+for _, command in ipairs({'MGET', 'EXISTS', 'PTTL', 'DEL'}) do
+  redis.call(command, KEYS[1])
+end
+redis.call('GETRANGE', KEYS[1], 0, 0)
+redis.call('PEXPIRE', KEYS[1], 1)
 return {1}
