@@ -262,6 +262,11 @@ impl Topology {
         Changes { elsewhere, is_another, ..changes }
     }
 
+    /// Whether the last views were of another cluster (invariant 3).
+    pub fn is_foreign(&self) -> bool {
+        self.foreign_since.is_some()
+    }
+
     /// A server has answered `MOVED`: this slot is there now, or nowhere.
     pub fn moved(&mut self, from: Shard, slot: u16, to: Option<Place>) -> Changes {
         if self.owner(slot) != Some(from) {

@@ -31,6 +31,9 @@ use crate::{
 /// The primaries that are asked in one round, and one server besides.
 const ASKED: usize = 4;
 
+/// The most views that are known to bring nothing new.
+const MOST_SETTLED: usize = 32;
+
 /// The others are heard for so long once one Sentinel has named a primary.
 const OTHERS: Duration = Duration::from_millis(200);
 
@@ -223,7 +226,7 @@ impl Cluster {
         while let Some((source, answer)) = asking.next().await {
             match answer {
                 Some(Ok(view)) => {
-                    let changes = self.topology.write().merge(&view, self.now());
+                    let changes = self.merge(view);
                     self.have_changed(&changes);
                 }
                 Some(Err(error)) => {
@@ -238,6 +241,23 @@ impl Cluster {
                 None => {}
             }
         }
+    }
+
+    fn merge(&self, view: View) -> Changes {
+        let (mut topology, mut settled) = (self.topology.write(), self.settled.lock());
+        let (of, views) = &mut *settled;
+        let is_same = *of == *topology;
+        if is_same && views.contains(&view) {
+            return Changes::default();
+        }
+        let changes = topology.merge(&view, self.now());
+        if *of != *topology {
+            (*of, *views) = (topology.clone(), Vec::new());
+        } else if is_same && !topology.is_foreign() && views.len() < MOST_SETTLED {
+            // A foreign view counts once all were such for a while.
+            views.push(view);
+        }
+        changes
     }
 
     fn address_of(&self, source: &Source) -> String {
