@@ -9,11 +9,11 @@ use std::{
 };
 
 use leasehold::{Error, Leases, LossReason, Owner};
-use support::{Dropped, Lag, Polls, Server, eventually_async, within};
+use support::{Dropped, Lag, Match, Polls, Proxy, Server, eventually_async, scripts::POLL, within};
 use tokio::sync::Notify;
 
 use super::line::{HEARTBEAT, History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, programs, tokens};
-use crate::common::Confirmed as _;
+use crate::common::{Confirmed as _, program};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_are_listed_in_order_with_label_and_wait() {
@@ -170,6 +170,22 @@ async fn dropped_after_any_poll() {
     }
     println!("passed on within {worst:?}");
     nothing_is_left(&mut wire).await;
+}
+
+/// A process that has just begun takes its first place once it can be notified there: if it dies, nobody waits for it.
+#[tokio::test]
+async fn the_first_place_of_a_process_is_that_of_a_waiter_that_can_be_notified() {
+    let server = Server::start();
+    let holder = program(server.url()).await;
+    let lease = holder.lock("job").acquire().await.unwrap();
+    let proxy = Proxy::to(&server);
+    let waits = place(&program(proxy.url()).await.lock("job")).await;
+    // Behind the script and its five keys: what it wants, where it hears, and whether it takes a place.
+    let polls = proxy.seen().into_iter().filter(|seen| Match::script(POLL).matches(&seen.args));
+    let places: Vec<_> = polls.filter(|seen| seen.args[14] == b"1").map(|seen| seen.args[13].clone()).collect();
+    assert!(!places.is_empty() && places.iter().all(|channel| channel.starts_with(b"leasehold:")), "{places:?}");
+    lease.release().await.unwrap().confirmed();
+    had(waits).await.0.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     key::Key,
-    message::{AcquireRequest, Claim, Poll, ReleaseMode, Reply, Request, Route, VoteReply, Voting},
+    message::{AcquireRequest, Claim, Poll, Polled, ReleaseMode, Reply, Request, Route, VoteReply, Voting},
     queue_position::WINDOW,
     token::Token,
 };
@@ -98,7 +98,7 @@ impl Connections {
         }
     }
 
-    fn ask_alone(&self, via: Via, request: Request, flight: Option<Flight>) -> Answer<Reply> {
+    fn ask_alone(self: &Arc<Self>, via: Via, request: Request, flight: Option<Flight>) -> Answer<Reply> {
         let patience = self.replicas(via.route).and_then(|_| Patience::of(&request, via.limit, self.command_timeout));
         let via = Via { patience, ..via };
         match request {
@@ -281,7 +281,27 @@ impl Connections {
         })
     }
 
-    fn poll(&self, via: Via, poll: Poll) -> Answer<Reply> {
+    /// Takes a first place in the queue once it is known whether the server notifies this process. A waiter that cannot be
+    /// notified costs whoever is behind it a grant if it dies.
+    fn poll(self: &Arc<Self>, via: Via, poll: Poll) -> Answer<Reply> {
+        if !poll.enter || poll.ticket.is_some() || !self.subscription.is_undecided() {
+            return self.poll_once(via, poll);
+        }
+        let (server, until) = (self.clone(), self.keeper.now() + via.limit);
+        Box::pin(async move {
+            let tried = server.poll_once(via, Poll { enter: false, ..poll.clone() }).await?;
+            if !matches!(tried, Reply::Polled(Polled::Waits { .. })) {
+                return Ok(tried);
+            }
+            let pause = via.limit / 4;
+            let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
+            server.host.time_keeper().keep(deciding, || ()).await;
+            let left = left(server.keeper.now(), via.limit, until);
+            server.poll_once(Via { limit: left, ..via }, poll).await
+        })
+    }
+
+    fn poll_once(&self, via: Via, poll: Poll) -> Answer<Reply> {
         let (witness, notified) = (self.witness.clone(), self.subscription.channel().is_some());
         let script = if poll.claim.mode.is_shared() { &JOIN } else { &POLL };
         // The process has the name whether or not it hears there.

@@ -157,6 +157,28 @@ impl Subscription {
         notifies.then_some(&self.channel)
     }
 
+    /// Whether it is not known yet whether the server notifies our waiters.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.channel().is_none() && !self.notifies_no_waiters.load(Ordering::Acquire)
+    }
+
+    /// Completes when it is known, or with this limit.
+    pub(super) async fn decided(&self, limit: impl Future<Output = ()>) {
+        let mut limit = pin!(limit);
+        loop {
+            // Made before the look, it hears of every change after it.
+            let known = self.known.notified();
+            if !self.is_undecided() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = known => {}
+                () = &mut limit => return,
+            }
+        }
+    }
+
     /// Whether the server notifies us of changes and of waiters' turns, and how many keys it tracks; waits for that if
     /// need be, but not beyond `limit`.
     pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (capabilities::Notifications, bool, usize) {
@@ -256,6 +278,7 @@ impl Subscription {
                 Err(end) => {
                     reconnect.failed();
                     self.notifies_no_waiters.store(matches!(end, End::Refused(_)), Ordering::Release);
+                    self.known.notify_waiters();
                     // With a link that came meanwhile the server is back.
                     if links.last() > link {
                         reconnect.reset();
