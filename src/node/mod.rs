@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    future::{Future, ready},
+    future::{Future, pending, ready},
     pin::Pin,
     sync::Weak,
     time::Duration,
@@ -152,9 +152,9 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether the route has a connection to a shard now.
-    fn is_linked(&self, _route: Route, _shard: Shard) -> bool {
-        true
+    /// Completes once the route has no connection to a shard.
+    fn unlinked(&self, _route: Route, _shard: Shard) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(pending())
     }
 
     /// The route's connection to a shard looks dead: make a new one, in the background.

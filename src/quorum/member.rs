@@ -153,9 +153,11 @@ impl Member {
         self.node()?.gate()
     }
 
-    /// Whether the route has a connection to it now.
-    pub(crate) fn is_linked(&self, route: Route, shard: Shard) -> bool {
-        self.node().is_some_and(|node| node.is_linked(route, shard))
+    /// Completes once the route has no connection to it.
+    pub(super) async fn unlinked(&self, route: Route, shard: Shard) {
+        if let Some(node) = self.node() {
+            node.unlinked(route, shard).await;
+        }
     }
 
     /// Whether its answers are there at the first poll.

@@ -129,11 +129,18 @@ impl UndoTask {
                 return (UndoOutcome::Unanswered, asked);
             };
             let (route, limit) = undoing.ask(now(), member.command_timeout());
-            // Without a link that would take all of its time, for which others wait; and what was sent on the last one comes
-            // first no more.
-            let route = if member.is_linked(route, asked) { route } else { Route::Keeper };
             let release = Request::Release { claim: self.claim.clone(), mode: self.order.mode.clone() };
-            let answer: Result<Owned, Failure> = member.ask_without_vote(route, release, limit).await;
+            let asking = member.ask_without_vote(route, release, limit);
+            let answer: Result<Owned, Failure> = if route == Route::Keeper {
+                asking.await
+            } else {
+                // Without a link it would wait for the next one, and keep others from their turn.
+                tokio::select! {
+                    biased;
+                    answer = asking => answer,
+                    () = member.unlinked(route, asked) => Err(Failure::unknown("its connection has ended")),
+                }
+            };
             drop(turn);
             match undoing.answered(now(), &answer) {
                 Next::Over(outcome) => {

@@ -38,8 +38,11 @@ struct ReleaseTable {
 
 #[derive(Debug, Default)]
 struct OfLock {
-    under_way: Vec<UnderWay>,
-    /// One has ended. Once somebody waits for that.
+    /// How many are under way, by node. Thousands may be, of waiters that were cancelled at once.
+    counts: Vec<usize>,
+    /// Those that end with the vote for a lease.
+    with_votes: Vec<UnderWay>,
+    /// The last one on a node has ended. Once somebody waits for that.
     ended: Option<Arc<Notify>>,
 }
 
@@ -116,17 +119,26 @@ impl OwnReleases {
 
 impl ReleaseTable {
     fn begins(&mut self, key: &Key, one: UnderWay) {
-        self.of.entry(key.clone()).or_default().under_way.push(one);
+        let OfLock { counts, with_votes, .. } = self.of.entry(key.clone()).or_default();
+        counts.resize(counts.len().max(one.node + 1), 0);
+        counts.iter_mut().skip(one.node).take(1).for_each(|count| *count += 1);
+        if one.vote.is_some() {
+            with_votes.push(one);
+        }
     }
 
-    /// Ends a release. `None` if it was not under way; otherwise the notifier of those who wait for the end of one of
-    /// this lock.
+    /// Ends a release. `None` if it was not under way; otherwise, if it was the last one on its node, the notifier of those
+    /// who wait for that.
     fn ends(&mut self, key: &Key, one: &UnderWay) -> Option<Option<Arc<Notify>>> {
         let of_lock = self.of.get_mut(key)?;
-        let at = of_lock.under_way.iter().position(|other| other == one)?;
-        of_lock.under_way.swap_remove(at);
-        let ended = of_lock.ended.clone();
-        if of_lock.under_way.is_empty() {
+        if one.vote.is_some() {
+            let at = of_lock.with_votes.iter().position(|other| other == one)?;
+            of_lock.with_votes.swap_remove(at);
+        }
+        let count = of_lock.counts.get_mut(one.node).filter(|count| **count > 0)?;
+        *count -= 1;
+        let ended = if *count == 0 { of_lock.ended.clone() } else { None };
+        if of_lock.counts.iter().all(|count| *count == 0) {
             self.of.remove(key);
         }
         Some(ended)
@@ -135,10 +147,9 @@ impl ReleaseTable {
     /// The next end of one of this lock, if they are under way on more nodes.
     fn more_than(&mut self, few: usize, key: &Key) -> Option<impl Future<Output = ()> + use<>> {
         let of_lock = self.of.get_mut(key)?;
-        let mut nodes = Nodes::NONE;
-        of_lock.under_way.iter().for_each(|one| nodes.insert(one.node));
+        let nodes = of_lock.counts.iter().filter(|count| **count > 0).count();
         // Created in the same step as the check, it catches every end after it.
-        (nodes.iter().count() > few).then(|| of_lock.ended.get_or_insert_default().clone().notified_owned())
+        (nodes > few).then(|| of_lock.ended.get_or_insert_default().clone().notified_owned())
     }
 }
 

@@ -101,8 +101,9 @@ impl Node for Redis {
         self.0.keeper.trouble()
     }
 
-    fn is_linked(&self, route: Route, _: Shard) -> bool {
-        self.0.connection(route).is_linked()
+    fn unlinked(&self, route: Route, _: Shard) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let connection = self.0.connection(route);
+        Box::pin(async move { connection.unlinked().await })
     }
 
     fn reconnect(&self, route: Route, _: Shard) {

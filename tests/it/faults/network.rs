@@ -443,11 +443,11 @@ async fn f9_link_of_an_acquire_that_ends_for_good() {
     let leases = Leases::builder().url(proxy.url()).command_timeout(patience).build().await.unwrap();
     let cut = proxy.on(Match::script(ACQUIRE), 1, Action::CutAfter);
     proxy.refuse(true);
-    let acquiring = tokio::spawn(leases.lock(NAME).ttl(LONG).acquire());
+    let trying = tokio::spawn(leases.lock(NAME).ttl(LONG).try_acquire());
     has_happened(&cut).await;
     let mut wire = server.wire();
     eventually_async(HANGS, "it is taken back", || !wire.exists(NAME)).await;
-    acquiring.abort();
+    within(HANGS, "the try", trying).await.unwrap().unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

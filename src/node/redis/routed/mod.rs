@@ -445,8 +445,13 @@ impl Node for Routed {
         Some(self.0.unsent_to(shard, Failure::unsent(trouble), &server).to_string())
     }
 
-    fn is_linked(&self, route: Route, shard: Shard) -> bool {
-        self.0.known(shard).is_some_and(|(server, _)| server.connection(route).is_linked())
+    fn unlinked(&self, route: Route, shard: Shard) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let connection = self.0.known(shard).map(|(server, _)| server.connection(route));
+        Box::pin(async move {
+            if let Some(connection) = connection {
+                connection.unlinked().await;
+            }
+        })
     }
 
     fn reconnect(&self, route: Route, shard: Shard) {

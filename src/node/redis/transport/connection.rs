@@ -387,9 +387,9 @@ impl Connection {
         self.links.link(&mut limit).await.map(|_link| ())
     }
 
-    /// Whether there is a link now.
-    pub(crate) fn is_linked(&self) -> bool {
-        self.links.up().is_some()
+    /// Completes once there is no link.
+    pub(crate) async fn unlinked(&self) {
+        self.links.unlinked().await;
     }
 
     /// Why there is no link, if there is none.

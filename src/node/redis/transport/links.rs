@@ -152,6 +152,12 @@ impl Links {
         self.link_now()
     }
 
+    /// Completes once there is no link.
+    pub(super) async fn unlinked(&self) {
+        let mut states = self.state.subscribe();
+        let _is_over = states.wait_for(|state| !matches!(state, LinkState::Up(_))).await.is_err();
+    }
+
     /// The link, or why there is none.
     pub(super) fn link_now(&self) -> Result<Arc<Link>, Failure> {
         match &*self.state.borrow() {
