@@ -33,6 +33,8 @@ pub struct Capabilities {
     pub(crate) floors: Option<u8>,
     pub(crate) append_only: Option<bool>,
     pub(crate) append_fsync: Option<String>,
+    pub(crate) stops_unsaved: Option<bool>,
+    pub(crate) saved: Option<bool>,
     pub(crate) role: Option<String>,
     pub(crate) replicas: Option<usize>,
     pub(crate) min_replicas_to_write: Option<usize>,
@@ -108,6 +110,19 @@ impl Capabilities {
         self.append_fsync.as_deref()
     }
 
+    /// Whether it refuses every write while its last snapshot has failed, so that a full disk ends all leases: it takes
+    /// snapshots (`save`), and its `stop-writes-on-bgsave-error` is `yes`. Locks need no snapshots.
+    #[must_use]
+    pub fn stops_unsaved(&self) -> Option<bool> {
+        self.stops_unsaved
+    }
+
+    /// Whether it could write its last snapshot, and its append-only file.
+    #[must_use]
+    pub fn saved(&self) -> Option<bool> {
+        self.saved
+    }
+
     /// `master` or `slave`, in its own words.
     #[must_use]
     pub fn role(&self) -> Option<&str> {
@@ -152,6 +167,9 @@ impl Capabilities {
             floors: self.floors.max(other.floors),
             append_only: same(self.append_only, other.append_only),
             append_fsync: same(self.append_fsync, other.append_fsync),
+            // One server that stops, or could not save, is told of.
+            stops_unsaved: self.stops_unsaved.max(other.stops_unsaved),
+            saved: self.saved.into_iter().chain(other.saved).min(),
             role: same(self.role, other.role),
             replicas: self.replicas.zip(other.replicas).map(|(one, other)| one.min(other)),
             min_replicas_to_write: same(self.min_replicas_to_write, other.min_replicas_to_write),
@@ -173,8 +191,11 @@ impl fmt::Display for Capabilities {
         }
         writeln!(f, "eviction: {}", told(self.eviction()))?;
         writeln!(f, "floors of fences: {}", told(self.floors.map(|share| format!("{share} % of memory")).as_deref()))?;
-        writeln!(f, "append-only file: {}", told(self.append_only.map(|on| if on { "yes" } else { "no" })))?;
+        let answer = |fact: Option<bool>| told(fact.map(|yes| if yes { "yes" } else { "no" }));
+        writeln!(f, "append-only file: {}", answer(self.append_only))?;
         writeln!(f, "appendfsync: {}", told(self.append_fsync()))?;
+        writeln!(f, "refuses writes after a failed snapshot: {}", answer(self.stops_unsaved))?;
+        writeln!(f, "last save succeeded: {}", answer(self.saved))?;
         writeln!(f, "role: {}", told(self.role()))?;
         let number = |number: Option<usize>| told(number.map(|number| number.to_string()).as_deref());
         writeln!(f, "replicas: {}", number(self.replicas))?;
@@ -217,7 +238,7 @@ mod tests {
         let expected = r#"{"server":"redis 7.0.15","notifications":{"refused":"no right"},"notifies_waiters":false,"#
             .to_owned()
             + r#""tracked_keys":null,"eviction":"noeviction","floors_percent":null,"append_only":true,"#
-            + r#""append_fsync":null,"role":"master","replicas":2,"min_replicas_to_write":null,"deployment":"servers"}"#;
+            + r#""append_fsync":null,"stops_unsaved":null,"saved":null,"role":"master","replicas":2,"min_replicas_to_write":null,"deployment":"servers"}"#;
         assert_eq!(serde_json::to_string(&told).unwrap(), expected);
         for (notifications, expected) in [(Notifications::On, r#""on""#), (Notifications::Unknown, r#""unknown""#)] {
             assert_eq!(serde_json::to_string(&notifications).unwrap(), expected);

@@ -39,6 +39,7 @@ pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart:
         },
         persistence(server.append_only(), server.append_fsync(), kind, waits_after_restart),
     ];
+    findings.extend(saving(server));
     if let Some(share @ MUCH..) = server.floors_percent() {
         findings.push(note(
             "floors",
@@ -242,6 +243,24 @@ fn persistence(
             },
         ),
     }
+}
+
+/// Judges what a full disk does. Most servers that cannot save refuse all writes (MISCONF), and so every lease ends.
+fn saving(server: &Capabilities) -> Option<Finding> {
+    if server.saved() == Some(false) {
+        return Some(problem(
+            "saving",
+            "its last snapshot, or the last write to its append-only file, has failed",
+            "see to the server's disk, and to its log",
+        ));
+    }
+    server.stops_unsaved()?.then(|| {
+        note(
+            "saving",
+            "a full disk stops all locks: it refuses writes after a snapshot that failed (stop-writes-on-bgsave-error yes)",
+            "locks need no snapshots: CONFIG SET save '', then CONFIG REWRITE; or set stop-writes-on-bgsave-error no",
+        )
+    })
 }
 
 fn version(server: Option<&str>) -> Finding {

@@ -547,6 +547,39 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
 }
 
 #[test]
+fn a_doctor_warns_of_a_server_that_stops_where_it_cannot_save() {
+    let server = Server::start();
+    let set = |setting: &str, to: &str| server.wire().must(&["CONFIG", "SET", setting, to]);
+    let saving = |url: &str| found(url, &server, "saving");
+    let is_level = |(code, findings): (Option<i32>, Vec<(String, String)>), of: Option<i32>, level: &str| {
+        let levels: Vec<_> = findings.iter().map(|(level, _)| level.as_str()).collect();
+        assert_eq!((code, &levels[..]), (of, &[level][..]), "{findings:?}");
+    };
+    set("save", "3600 1");
+    is_level(saving(&server.url()), Some(0), "note");
+    // A server that hides its settings can be a good one.
+    server.wire().must(&["ACL", "SETUSER", "clerk", "on", ">secret", "~*", "&*", "+@all", "-config", "-info"]);
+    let hidden = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
+    assert_eq!(saving(&hidden), (Some(0), Vec::new()));
+    set("stop-writes-on-bgsave-error", "no");
+    assert_eq!(saving(&server.url()), (Some(0), Vec::new()));
+    // No snapshot takes the place of a directory.
+    std::fs::create_dir(server.directory().join("dump.rdb")).unwrap();
+    server.wire().must(&["BGSAVE"]);
+    eventually(HANGS, "the snapshot fails", || {
+        server.wire().info_field("persistence", "rdb_last_bgsave_status").as_deref() == Some("err")
+    });
+    is_level(saving(&server.url()), Some(1), "problem");
+    set("stop-writes-on-bgsave-error", "yes");
+    let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
+    assert_eq!(code, Some(69), "{findings:?}");
+    assert!(problems(&findings).iter().all(|found| found.contains("see to the server's disk")), "{findings:?}");
+    // Nobody has to save what locks do not need.
+    set("save", "");
+    is_level(saving(&server.url()), Some(1), "problem");
+}
+
+#[test]
 fn a_doctor_looks_at_every_server_of_a_quorum() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let mut urls = servers.each_ref().map(Server::url);

@@ -44,10 +44,17 @@ pub(super) fn capabilities(info: &str, floors: Option<u64>) -> Capabilities {
         eviction: field(info, "maxmemory_policy").map(Into::into),
         floors: floors.zip(number(info, "used_memory")).map(percent),
         append_only: field(info, "aof_enabled").map(|enabled| enabled == "1"),
+        saved: saved(info),
         role: field(info, "role").map(Into::into),
         replicas: number(info, "connected_slaves"),
         ..Capabilities::default()
     }
+}
+
+/// Whether the last snapshot and the last write to the append-only file succeeded, as far as it says.
+fn saved(info: &str) -> Option<bool> {
+    let told = ["rdb_last_bgsave_status", "aof_last_write_status"].map(|name| field(info, name));
+    told.into_iter().flatten().map(|status| status == "ok").min()
 }
 
 /// A replica, as its primary tells.
@@ -113,6 +120,10 @@ mod tests {
         assert_eq!(capabilities("", Some(1)), Capabilities::default());
         for (used, share) in [("200", Some(50)), ("1", Some(100)), ("0", Some(100)), ("x", None)] {
             assert_eq!(capabilities(&format!("used_memory:{used}\n"), Some(100)).floors_percent(), share);
+        }
+        for (rdb, aof, expected) in [("ok", "ok", true), ("err", "ok", false), ("ok", "err", false)] {
+            let info = format!("rdb_last_bgsave_status:{rdb}\r\naof_last_write_status:{aof}\r\n");
+            assert_eq!(capabilities(&info, None).saved(), Some(expected), "{info}");
         }
         assert_eq!(tracked_keys("# Stats\r\ntracking_total_keys:17\r\ntracking_total_items:19\r\n"), Some(17));
         assert_eq!(tracked_keys("# Stats\r\n"), None);

@@ -179,7 +179,10 @@ impl Connections {
                 // A server that keeps it to itself can be a good one.
                 let (fsync, floors) = (keeper.setting("appendfsync", limit), Self::floors(&keeper, limit));
                 let least = keeper.setting("min-replicas-to-write", limit);
-                let (info, append_fsync, floors, least) = tokio::join!(keeper.info(limit), fsync, floors, least);
+                let (save, stops) =
+                    (keeper.setting("save", limit), keeper.setting("stop-writes-on-bgsave-error", limit));
+                let (info, append_fsync, floors, least, save, stops) =
+                    tokio::join!(keeper.info(limit), fsync, floors, least, save, stops);
                 let min_replicas_to_write = least.and_then(|least| least.parse().ok());
                 let info = info?;
                 let (notifications, notifies_waiters, capacity) = subscription.settled(host.sleep(limit)).await;
@@ -190,6 +193,7 @@ impl Connections {
                     notifies_waiters,
                     tracked_keys,
                     append_fsync,
+                    stops_unsaved: save.zip(stops).map(|(save, stops)| !save.is_empty() && stops == "yes"),
                     min_replicas_to_write,
                     ..told
                 })
