@@ -17,7 +17,7 @@ use crate::{
     foreign::{Relay, relayed},
     held::{Heir, Hold},
     lease::Lease,
-    options::{Access, Millis, Names},
+    options::{Access, Names},
     owner::Owner,
 };
 
@@ -94,7 +94,7 @@ fn to_share(client: &Client, hold: &Hold, grace: Duration, now: Time) -> Result<
         owner: Owner::anonymous(),
         reentrant: false,
         keep_for: hold.kept_for(now),
-        once_per: Millis::some(hold.interval_left(now)),
+        once_per: Some(hold.interval_left(now)),
         grace,
         on_wait: None,
         is_on_trial: false,

@@ -13,7 +13,6 @@ use crate::{
     lease::{Lease, LeaseHandle},
     lock::Lock,
     metrics::Acquiring,
-    options::Millis,
 };
 
 impl Lease {
@@ -115,7 +114,7 @@ impl Lock {
         let span = tracing::debug_span!(target: "leasehold", "adopt", lock = self.name());
         let (client, began) = (self.scope.client.clone(), self.scope.client.now());
         let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
-        self.once_per = Millis::some(ticket.rest());
+        self.once_per = Some(ticket.rest()).filter(|rest| !rest.is_zero());
         let ttl = self.scope.options.ttl;
         let outcome = match self.wanted() {
             Ok(wanted) if wanted.key.lock() != ticket.name() => Err(Error::config(format!(

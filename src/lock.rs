@@ -21,7 +21,7 @@ use crate::{
     foreign::{Relay, relayed},
     lease::Lease,
     metrics::Acquiring,
-    options::{Access, Millis, check_grace, check_keep, check_once_per},
+    options::{Access, check_grace, check_keep, check_once_per},
     owner::Owner,
     scope::Scope,
 };
@@ -49,7 +49,7 @@ pub struct Lock {
     name: Arc<str>,
     reentrant: bool,
     keep_for: Duration,
-    pub(crate) once_per: Millis,
+    pub(crate) once_per: Option<Duration>,
     grace: Duration,
     owner: Owner,
     on_wait: Option<OnWait>,
@@ -63,7 +63,7 @@ impl Lock {
     pub(crate) fn new(scope: Scope, name: &str) -> Self {
         let (name, owner) = (name.into(), Owner::task());
         let (keep_for, grace) = (Duration::ZERO, Duration::ZERO);
-        Self { scope, name, reentrant: false, keep_for, once_per: Millis::UNSET, grace, owner, on_wait: None }
+        Self { scope, name, reentrant: false, keep_for, once_per: None, grace, owner, on_wait: None }
     }
 
     /// The same, acquired for this use.

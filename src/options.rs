@@ -11,7 +11,8 @@ use crate::{error::Error, metrics::Group};
 pub(crate) struct LockOptions {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
-    pub(crate) lock_delay: Millis,
+    /// Zero is none.
+    pub(crate) lock_delay: Duration,
     pub(crate) fair: bool,
     pub(crate) access: Access,
     pub(crate) fence_memory: Duration,
@@ -47,7 +48,7 @@ impl Default for LockOptions {
         Self {
             ttl: Duration::from_secs(30),
             max_hold: None,
-            lock_delay: Millis::UNSET,
+            lock_delay: Duration::ZERO,
             fair: false,
             access: Access::Lock,
             fence_memory: fence::MEMORY,
@@ -73,7 +74,7 @@ impl LockOptions {
     /// Whether they are within their bounds, and go together with these servers.
     pub(crate) fn check(&self, is_quorum: bool, restart_delay: Duration) -> Result<(), Error> {
         check_times(self.ttl, self.max_hold, restart_delay)?;
-        check_lock_delay(self.lock_delay.span().unwrap_or_default(), self.ttl, restart_delay)?;
+        check_lock_delay(self.lock_delay, self.ttl, restart_delay)?;
         check_fence_memory(self.fence_memory)?;
         self.check_access(is_quorum)?;
         if self.fair && is_quorum {
@@ -106,41 +107,8 @@ impl LockOptions {
 /// How many may hold a name at a time.
 const PERMITS: RangeInclusive<u32> = 1..=1_000_000;
 
-/// A span that may be unset, in whole milliseconds: it takes no room beside a flag, and locks are copied with each
-/// acquire. Part of a millisecond counts as a whole one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Millis(u32);
-
-impl Millis {
-    pub(crate) const UNSET: Self = Self(0);
-
-    pub(crate) fn of(span: Duration) -> Self {
-        Self(u32::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX).saturating_add(1))
-    }
-
-    /// Unset for none at all.
-    pub(crate) fn some(span: Duration) -> Self {
-        if span.is_zero() { Self::UNSET } else { Self::of(span) }
-    }
-
-    pub(crate) fn span(self) -> Option<Duration> {
-        Some(Duration::from_millis(self.0.checked_sub(1)?.into()))
-    }
-
-    /// Zero, if it is unset.
-    pub(crate) fn number(self) -> u32 {
-        self.0.saturating_sub(1)
-    }
-}
-
-impl fmt::Debug for Millis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.span().fmt(f)
-    }
-}
-
-/// The prefix and the label of a scope's locks.
-#[derive(Clone)]
+/// The prefix and the label of the locks of a scope, or of a whole program.
+#[derive(Debug, Clone)]
 pub(crate) struct Names {
     /// All of it, with the builder's.
     pub(crate) prefix: Arc<str>,
@@ -229,11 +197,11 @@ fn check_lock_delay(lock_delay: Duration, ttl: Duration, restart_delay: Duration
 }
 
 /// The bounds of the interval in which a lock is acquired once.
-pub(crate) fn check_once_per(once_per: Millis, restart_delay: Duration) -> Result<(), Error> {
-    let Some(once_per) = once_per.span() else { return Ok(()) };
-    let least = Duration::from_millis(1);
-    if !(least..=LONGEST_KEEP).contains(&once_per) {
-        let (least, most) = (Rounded(least), Rounded(LONGEST_KEEP));
+pub(crate) fn check_once_per(once_per: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
+    let Some(once_per) = once_per else { return Ok(()) };
+    // Part of a millisecond counts as a whole one.
+    if once_per.is_zero() || once_per > LONGEST_KEEP {
+        let (least, most) = (Rounded(Duration::from_millis(1)), Rounded(LONGEST_KEEP));
         return Err(Error::config(format!("once_per is {once_per:?}: it must be from {least} to {most}")));
     }
     match longest_life(restart_delay) {

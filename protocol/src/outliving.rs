@@ -23,12 +23,7 @@ impl Outliving {
     /// A holder that dies or is lost, by this delay; and each acquire, until this interval after it is over. Part of a
     /// millisecond counts as a whole one. Zero is none.
     pub fn new(lock_delay: Duration, once_per: Duration) -> Self {
-        Self::of_millis(millis(lock_delay), millis(once_per))
-    }
-
-    /// The same, in milliseconds.
-    pub const fn of_millis(lock_delay: u32, once_per: u32) -> Self {
-        Self { lock_delay, once_per }
+        Self { lock_delay: millis(lock_delay), once_per: millis(once_per) }
     }
 
     /// By how much the key outlives a holder that dies.

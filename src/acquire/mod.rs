@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     held::{Hold, SharedEntry},
     lease::Lease,
-    options::{LockOptions, Millis, Names, check_grace},
+    options::{LockOptions, Names, check_grace},
     owner::{Owner, OwnerId},
     random,
     reentry::{OwnerSlot, Reentry},
@@ -64,7 +64,7 @@ pub(crate) struct Wanted {
     pub(crate) reentrant: bool,
     /// The key stays for so long, whenever the lease is released.
     pub(crate) keep_for: Duration,
-    pub(crate) once_per: Millis,
+    pub(crate) once_per: Option<Duration>,
     pub(crate) grace: Duration,
     pub(crate) on_wait: Option<OnWait>,
     /// Whether nobody works under the lease before others are acquired too.
@@ -255,7 +255,7 @@ impl Acquire {
 
     /// How much longer the key lives than the lease.
     fn outliving(&self) -> Outliving {
-        Outliving::of_millis(self.wanted.options.lock_delay.number(), self.wanted.once_per.number())
+        Outliving::new(self.wanted.options.lock_delay, self.wanted.once_per.unwrap_or_default())
     }
 
     /// The claim of an attempt with this token.

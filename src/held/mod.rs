@@ -20,7 +20,7 @@ use crate::{
     foreign::{Event, LeaseSpan},
     lost::Lost,
     metrics::{Group, Holding},
-    options::{Access, LockOptions, Millis},
+    options::{Access, LockOptions},
     owner::OwnerId,
     random,
     status::{Board, HasBoard, Signal, Status},
@@ -205,7 +205,7 @@ impl Hold {
         LockOptions {
             ttl,
             max_hold: (hold_ends != Time::NEVER).then(|| hold_ends.since(now)),
-            lock_delay: Millis::some(self.outliving.lock_delay()),
+            lock_delay: self.outliving.lock_delay(),
             fair: false,
             access,
             fence_memory,

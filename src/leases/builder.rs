@@ -21,7 +21,7 @@ use crate::{
         NodeAddress,
         redis::{AddressMap, Limits},
     },
-    options::{LockOptions, Millis, check_label, check_prefix},
+    options::{LockOptions, check_label, check_prefix},
     quorum::{self, ConnectConfig, Quorum},
     server::Server,
 };
@@ -170,7 +170,7 @@ impl Builder {
     /// [lock](crate::Lock::lock_delay) says otherwise. Default none. Where there is a
     /// [`restart_delay`](Self::restart_delay), the TTL and the delay together must be at least a second less.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.options.lock.lock_delay = Millis::of(delay);
+        self.options.lock.lock_delay = delay;
         self
     }
 

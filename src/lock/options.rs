@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use leasehold_protocol::holder::Holder;
 
 use super::Lock;
-use crate::{options::Millis, owner::Owner};
+use crate::owner::Owner;
 
 impl Lock {
     /// How long the key lives without a renewal, 100 ms to a day; the builder's, 30 s, unless set here.
@@ -144,7 +144,7 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn once_per(mut self, interval: Duration) -> Self {
-        self.once_per = Millis::of(interval);
+        self.once_per = Some(interval);
         self
     }
 
@@ -160,7 +160,7 @@ impl Lock {
     /// It only makes a second holder rarer: a process may be stopped for longer, and a [`fence`](crate::Lease::fence)
     /// never errs.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.scope.options.lock_delay = Millis::of(delay);
+        self.scope.options.lock_delay = delay;
         self
     }
 

@@ -85,10 +85,10 @@ async fn f78_no_key_outlives_what_a_restarted_server_has_forgotten() {
         }
     };
     let text = refused(&leases, secs(21) + Duration::from_nanos(1), None).await.expect("it is refused");
-    assert!(text.contains("lock_delay is 21.001s, and ttl and lock_delay together 31.001s"), "{text}");
+    assert!(text.contains("lock_delay is 21.000000001s, and ttl and lock_delay together 31.000000001s"), "{text}");
     assert!(text.contains("at most 30s, 1 s less than restart_delay"), "{text}");
     let text = refused(&leases, Duration::ZERO, Some(secs(30) + Duration::from_nanos(1))).await.expect("it is refused");
-    assert!(text.contains("once_per is 30.001s: it must be at most 30s, 1 s less than restart_delay"), "{text}");
+    assert!(text.contains("once_per is 30.000000001s: it must be at most 30s, 1 s less than restart_delay"), "{text}");
     assert_eq!(refused(&leases, secs(20), Some(secs(30))).await, None);
     let built = build().lock_delay(secs(22)).build_lazy();
     assert!(matches!(&built, Err(Error::Config(text)) if text.to_string().contains("lock_delay")), "{built:?}");
