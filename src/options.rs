@@ -130,26 +130,27 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
 const LONGEST_REASON: usize = 256;
 
 pub(crate) fn check_reason(reason: &str) -> Result<(), Error> {
-    if reason.is_empty() || reason.len() > LONGEST_REASON || reason.chars().any(char::is_control) {
-        return Err(Error::config(format!(
-            "reason is {reason:?}: it must have 1 to {LONGEST_REASON} bytes and no control characters"
-        )));
-    }
-    Ok(())
+    check_shown("reason", reason, LONGEST_REASON)
 }
 
 pub(crate) fn check_label(label: &str) -> Result<(), Error> {
-    if label.is_empty() || label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
-        return Err(Error::config(format!(
-            "label is {label:?}: it must have 1 to {LONGEST_LABEL} bytes and no control characters"
-        )));
-    }
+    check_shown("label", label, LONGEST_LABEL)?;
     if label.ends_with(RELEASED) {
         return Err(Error::config(format!(
             "label is {label:?}: with that end it would be taken for a lock that was released"
         )));
     }
     Ok(())
+}
+
+/// Checks a text that others see. The error repeats no text that is too long, and tells its length only.
+fn check_shown(setting: &str, text: &str, longest: usize) -> Result<(), Error> {
+    let is_too_long = text.len() > longest;
+    if !is_too_long && !text.is_empty() && !text.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let what = if is_too_long { format!("{} bytes long", text.len()) } else { format!("{text:?}") };
+    Err(Error::config(format!("{setting} is {what}: it must have 1 to {longest} bytes and no control characters")))
 }
 
 /// Shortest and longest TTL.

@@ -1433,6 +1433,12 @@ async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
     for label in [String::new(), "x".repeat(129), "two\nlines".into(), "\u{1b}[2J".into()] {
         refused(leases.lock("job").label(label), ["label is ", "1 to 128 bytes"]).await;
     }
+    // Nor is a text repeated that is too long.
+    let long = "x".repeat(100_000);
+    refused(leases.lock("job").label(&*long), ["label is 100000 bytes long", "1 to 128 bytes"]).await;
+    let forced = leases.lock("job").force_release_because(&long).await;
+    let Err(Error::Config(text)) = forced else { panic!("{forced:?}") };
+    assert!(text.to_string().len() < 200 && text.to_string().contains("reason is 100000 bytes long"), "{text}");
     // The least and the most.
     let lock = leases.lock("job").lock_delay(HOUR).once_per(DAY).label("x".repeat(128));
     let lease = lock.acquire().await.unwrap();
