@@ -36,8 +36,8 @@ scripts! {
     5 KEEP = "value" "keep";
     6 HOLDER repeats = "holder";
     7 FORCE_RELEASE = "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "force_release";
-    8 GUARDED_SET = "guarded_set";
-    9 GUARDED_GET repeats = "guarded_get";
+    8 GUARDED_SET = "guarded" "guarded_set";
+    9 GUARDED_GET repeats = "guarded" "guarded_get";
     10 POLL repeats = "keys" "value" "issue" "may_vote" "phase" "promote" "poll";
     11 LEAVE = "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "leave";
     12 QUEUE repeats = "queue";
