@@ -1,5 +1,7 @@
 //! A look at who has a lock or waits for it, and the way to take it from them.
 
+use std::sync::Arc;
+
 use leasehold_protocol::{
     failure::Failure,
     forced::ForcedRelease,
@@ -132,8 +134,8 @@ impl Lock {
     }
 
     /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out
-    /// by its next renewal at the latest; until then two may believe that they hold the lock. For operators, after a
-    /// holder that will certainly not come back.
+    /// by its next renewal at the latest; until then two may believe that they hold the lock. A holder of the same
+    /// [`Leases`](crate::Leases) knows when this returns. For operators, after a holder that will certainly not come back.
     ///
     /// If it does come back, it hears [`LossReason::Forced`](crate::LossReason::Forced), with the [label](Self::label) of this
     /// lock. The server keeps that for as long as the key would have lived, under `{name}:lh:forced`, and of the last
@@ -169,10 +171,13 @@ impl Lock {
         let client = &self.scope.client;
         client.ready().await?;
         let key = self.key()?;
-        let by = ForcedRelease::new(self.scope.label_in_use(), reason);
-        let releasing = client.quorum.force_release(key.clone(), by, client.options.command_timeout);
-        let released = relayed!(Relay::of_answers(), releasing).map_err(Error::of)?;
+        let by = Arc::new(ForcedRelease::new(self.scope.label_in_use(), reason));
+        // An acquire from now on may be granted after that.
+        let (sent, held) = (client.now(), client.watchdog.holds_of(key.lock()));
+        let releasing = client.quorum.force_release(key.clone(), by.clone(), client.options.command_timeout);
+        let nodes = relayed!(Relay::of_answers(), releasing).map_err(Error::of)?;
+        client.watchdog.taken(&held, nodes, sent, &by);
         client.freed(&key);
-        Ok(released)
+        Ok(!nodes.is_empty())
     }
 }

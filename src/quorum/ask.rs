@@ -118,14 +118,19 @@ impl Quorum {
         Ok(all)
     }
 
-    /// Takes the lock away on every node, for this one. Whether any had it.
-    pub(crate) async fn force_release(&self, key: Key, by: ForcedRelease, limit: Duration) -> Result<bool, Failure> {
-        let request = Request::ForceRelease { key, by: Arc::new(by) };
+    /// Takes the lock away on every node, for this one. Returns the nodes that had it.
+    pub(crate) async fn force_release(
+        &self,
+        key: Key,
+        by: Arc<ForcedRelease>,
+        limit: Duration,
+    ) -> Result<Nodes, Failure> {
+        let request = Request::ForceRelease { key, by };
         let said = self.everybody(self.ask_all::<bool>(&request, limit)).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }
-        Ok(said.iter().any(|said| matches!(said, Ok(true))))
+        Ok(said.iter().enumerate().filter(|(_, said)| matches!(said, Ok(true))).map(|(at, _)| at).collect())
     }
 
     /// The common capabilities of the servers that answer.

@@ -209,7 +209,7 @@ impl Watchdog {
         }
     }
 
-    fn holds_of(&self, key: &str) -> Vec<Arc<Hold>> {
+    pub(crate) fn holds_of(&self, key: &str) -> Vec<Arc<Hold>> {
         self.table.lock().holds_of(key).cloned().collect()
     }
 

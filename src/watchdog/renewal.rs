@@ -6,6 +6,7 @@ use leasehold_protocol::{
     acquisition::{Ask, Said, Sent, Undo},
     failure::Failure,
     fence::Fence,
+    forced::ForcedRelease,
     message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, Shard, only},
     renewal::RenewalAnswer,
     tally::Nodes,
@@ -219,6 +220,17 @@ impl Watchdog {
             },
         );
         left_over
+    }
+
+    /// The lock was taken from these holders by force, on these nodes, by a request that was sent at `sent`. Each next
+    /// renewal would be told the same.
+    pub(crate) fn taken(self: &Arc<Self>, from: &[Arc<Hold>], nodes: Nodes, sent: Time, by: &Arc<ForcedRelease>) {
+        for hold in from {
+            for node in nodes.iter() {
+                let denied = Ok(Said::Owned(Err(Denial::Forced(by.clone()))));
+                let _renewed = self.on_reply(hold, Sent { node, ask: Ask::Renew, at: sent }, denied);
+            }
+        }
     }
 
     /// Brings the key back on a node that has lost it, and counts that as a renewal.

@@ -595,6 +595,12 @@ async fn a_lock_taken_by_force_is_told_everywhere(place: Place) {
     assert_eq!(lease.lost().await, lost, "asked for after the loss");
     assert!(matches!(lease.renew().await, Err(Error::Lost(again)) if again == lost));
     assert!(matches!(lease.release().await, Err(Error::Lost(again)) if again == lost));
+
+    // The program that takes it knows at once that its own lease is over.
+    let lease = within(HANGS, "the lock", one.lock("job").acquire()).await.unwrap();
+    assert!(one.lock("job").label("ops").force_release_because("stuck since noon").await.unwrap());
+    let Err(Error::Lost(lost)) = lease.check() else { panic!("{lease:?}") };
+    assert_eq!((lost.reason(), by(&lost)), (LossReason::Forced, ("ops".into(), Some("stuck since noon".into()))));
 }
 
 async fn a_taken_key_is_left_to_its_taker(place: Place) {

@@ -69,6 +69,7 @@ pub(super) async fn all_who_share_a_lock_hear_that_it_was_taken_by_force(place: 
     let (one, two) = place.two_programs().await;
     let shares = [shared(&one.rw_lock("job").read()).await, shared(&two.rw_lock("job").read()).await];
     assert!(two.lock("job").force_release().await.unwrap());
+    shares[1].check().expect_err("its own program took it");
     let writing = within(HANGS, "the lock", two.rw_lock("job").write().acquire()).await.unwrap();
     for share in &shares {
         let lost = within(HANGS, "the loss", share.lost()).await;
