@@ -436,6 +436,34 @@ async fn f56_one_sentinel_with_a_wrong_address_moves_nobody() {
     held.release().await.unwrap().confirmed();
 }
 
+/// A url of Sentinels names no primary: whoever reads an error can do nothing to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_error_behind_sentinels_tells_of_the_url_or_of_a_cluster() {
+    let all = Sentinels::start();
+    let leases = connect(&all.url()).await.unwrap();
+    let held = acquire(&leases, "held", Duration::from_secs(60)).await;
+    let (primary, free) = (all.primary(), leases.lock("free"));
+    let is_in_place = |error: &Error| {
+        let text = error.to_string();
+        assert!(!["the url must", "slot", "cluster"].iter().any(|word| text.contains(word)), "{text}");
+        text
+    };
+    // Its Sentinels go on to name it for some seconds.
+    primary.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
+    let text = is_in_place(&free.try_acquire().await.unwrap_err());
+    assert!(text.contains("READONLY") && text.contains("see to the Sentinels"), "{text}");
+    let text = is_in_place(&held.renew().await.unwrap_err());
+    assert!(text.contains("READONLY") && text.contains("see to the Sentinels"), "{text}");
+    primary.wire().must(&["REPLICAOF", "NO", "ONE"]);
+    // And at each moment of a failover.
+    primary.kill();
+    let until = Instant::now() + TAKEN_OVER;
+    while let Err(error) = free.acquire_within(Duration::from_millis(20)).await {
+        let text = is_in_place(&error);
+        assert!(Instant::now() < until, "a replica has taken over: {text}");
+    }
+}
+
 /// Connecting needs these; the error names what is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_is_named() {

@@ -36,7 +36,9 @@ struct Section {
 const TOO_FEW: &str = "see to the server's replicas, or to its min-replicas-to-write";
 
 /// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
-const CAUSES: [(&str, &str); 15] = [
+const CAUSES: [(&str, &str); 18] = [
+    ("is a replica now, see to the Sentinels", "ask again in some seconds; then see to the Sentinels: SENTINEL RESET"),
+    ("is a replica now, see to its cluster", "ask again in some seconds; then redis-cli --cluster check"),
     ("is a replica", "name its primary in the URL"),
     ("READONLY", "name its primary in the URL"),
     ("MASTERDOWN", "name its primary in the URL"),
@@ -46,6 +48,7 @@ const CAUSES: [(&str, &str); 15] = [
     ("no server has a slot", "make the cluster: redis-cli --cluster create HOST:PORT HOST:PORT HOST:PORT"),
     ("not part of a cluster", "write redis://"),
     ("part of a cluster", "name a stand-alone server, or write redis-cluster://"),
+    ("slot not served", "give the slot to a server: redis-cli --cluster fix"),
     ("CLUSTERDOWN", "see to the servers that the cluster lacks"),
     ("OOM", "raise the server's maxmemory, or free some of its memory"),
     ("LOADING", "ask again when it has loaded its data"),

@@ -36,7 +36,7 @@ use super::{
         downgraded, flag, guarded, guarding, holding, looked, page, polled, released, renewed, repaired, sharers,
         succession, vote, waiters,
     },
-    transport::{Target, classify, config, is_refusal, not_extended},
+    transport::{Target, Wanted, classify, config, is_refusal, not_extended},
 };
 
 const TOKEN: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@host:7";
@@ -198,7 +198,7 @@ fn read_everywhere(reply: &Value) {
     if let Some((_cursor, locks)) = page(reply) {
         assert!(locks.len() < parts(reply), "{reply:?}");
     }
-    if let Some(verdicts) = renewed(reply) {
+    if let Some(verdicts) = renewed(reply, Wanted::Alone) {
         assert_eq!(verdicts.len(), parts(reply), "{reply:?}");
     }
     if let Some(Looked { holder: Some(holder), .. }) = holding(reply, true) {
@@ -318,7 +318,7 @@ proptest! {
         let failed = array(vec![Value::from(-2_i64), "OOM no".into()]);
         let forced = array(vec![Value::from(-3_i64), "ops\nstuck".into()]);
         let verdicts =
-            renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-4_i64), Value::from(-1_i64), forced]))
+            renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-4_i64), Value::from(-1_i64), forced]), Wanted::Alone)
                 .unwrap_or_default();
         let owned: Vec<_> = verdicts.into_iter().map(Result::ok).collect();
         let forced = Denial::Forced(Arc::new(ForcedRelease::new("ops", Some("stuck"))));
@@ -338,12 +338,12 @@ proptest! {
     fn no_error_makes_its_sorting_panic(details in text(), kind in 0_usize..4) {
         let kinds = [FredKind::Timeout, FredKind::Auth, FredKind::IO, FredKind::Unknown];
         let error = FredError::new(kinds[kind].clone(), details.clone());
-        let failure = classify("h:1", &error, Duration::MAX);
+        let failure = classify(("h:1", Wanted::Alone), &error, Duration::MAX);
         // Only what a server said, or what never left us, is certain not to have happened.
         let starts_like_a_reply = details.bytes().take(3).filter(u8::is_ascii_uppercase).count() == 3;
         let not_sent = details.starts_with("Failed to send");
         prop_assert!(failure.may_have_happened() || starts_like_a_reply || not_sent, "{details:?}: {failure}");
-        prop_assert!(not_extended(&details).may_have_happened());
+        prop_assert!(not_extended(&details, Wanted::Alone).may_have_happened());
         let _verdict = is_refusal(&error);
     }
 }

@@ -18,7 +18,7 @@ use leasehold_protocol::{
     token::Token,
 };
 
-use super::transport::{is_no_primary, not_extended};
+use super::transport::{Wanted, is_no_primary, not_extended};
 
 /// With `votes`, the server's time and run id follow.
 pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<VoteReply> {
@@ -183,9 +183,9 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
     Some(waiting)
 }
 
-pub(super) fn renewed(reply: &Value) -> Option<Vec<Result<Owned, Failure>>> {
+pub(super) fn renewed(reply: &Value, wanted: Wanted) -> Option<Vec<Result<Owned, Failure>>> {
     let verdict = |one: &Value| match array(one) {
-        [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?))),
+        [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?, wanted))),
         // A key with another fence is of another grant: the lease's own has gone.
         [code] if code.as_i64() == Some(-4) => Some(Ok(Err(Denial::Gone))),
         _ => released(one).map(Ok),

@@ -191,7 +191,11 @@ impl Cluster {
 
     fn wandering(&self, slot: u16) -> Failure {
         let of = &self.address;
-        Failure::unavailable(format!("the servers of the cluster {of} do not agree who has slot {slot}"))
+        Failure::unavailable(if self.sentinels.is_some() {
+            format!("the primary behind the Sentinels {of} has changed in that time: try again")
+        } else {
+            format!("the servers of the cluster {of} do not agree who has slot {slot}")
+        })
     }
 
     fn no_owner(&self, slot: u16) -> Failure {
@@ -201,6 +205,8 @@ impl Cluster {
                 "redis at {place} says that its cluster is down: see to the servers that it lacks \
                  (cluster-require-full-coverage no keeps the others up)"
             )
+        } else if self.sentinels.is_some() {
+            format!("the Sentinels {} have named no primary in that time", self.address)
         } else {
             format!("slot {slot} of the cluster {} has no primary", self.address)
         };

@@ -496,7 +496,7 @@ impl Connection {
         if is_no_primary(error.details()) {
             self.links.find_primary();
         }
-        classify_of(&self.links.server, error, limit, more)
+        classify_of((&self.links.server, self.links.endpoint.wanted), error, limit, more)
     }
 
     /// The rest of this limit, which is over at `until`, and when that is over.

@@ -38,7 +38,7 @@ pub(crate) struct Endpoint {
     /// How the holder of its locks is called: a part of its connections' names.
     pub(crate) label: Arc<str>,
     /// The kind that it has to be of.
-    pub(super) wanted: Wanted,
+    pub(crate) wanted: Wanted,
     /// One read of certificates at a time: a disk that hangs keeps one thread.
     reading: Arc<Semaphore>,
     /// The settings with the machine's own authorities, which are read once.

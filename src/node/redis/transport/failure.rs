@@ -8,7 +8,7 @@ use leasehold_protocol::{
     rounded::Rounded,
 };
 
-use super::trust::is_explained;
+use super::{kind::Wanted, trust::is_explained};
 
 /// Server replies, by their first word, that mean "not now".
 const NOT_NOW: [&str; 9] =
@@ -38,13 +38,13 @@ pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-c
 /// Classifies an error of the server or of fred by whether the request may have been executed. A request that was
 /// answered by an error was not, unless a line of the script met the error. A request without an answer may have been,
 /// unless it was never sent.
-pub(crate) fn classify(server: &str, error: &Error, limit: Duration) -> Failure {
-    classify_of(server, error, limit, |_| None)
+pub(crate) fn classify(of: (&str, Wanted), error: &Error, limit: Duration) -> Failure {
+    classify_of(of, error, limit, |_| None)
 }
 
 /// The same of a script, of which more may be known than the server says of a right that the user lacks.
 pub(crate) fn classify_of(
-    server: &str,
+    (server, wanted): (&str, Wanted),
     error: &Error,
     limit: Duration,
     more: impl FnOnce(&str) -> Option<String>,
@@ -55,7 +55,7 @@ pub(crate) fn classify_of(
     let is_no_right = own != details && lacks_a_right("", own);
     if let Some(word) = reply_word(own).or(is_no_right.then_some("NOPERM")) {
         let more = lacks_a_right(word, details).then(|| more(details)).flatten().unwrap_or_default();
-        return server_said(server, word, details, &more);
+        return server_said((server, wanted), word, details, &more);
     }
     match error.kind() {
         ErrorKind::Timeout => silent(server, limit),
@@ -230,14 +230,14 @@ fn listed(keys: &[String]) -> String {
 }
 
 /// One key of a batch of renewals met an error; the lease is at risk, whatever it was.
-pub(crate) fn not_extended(details: &str) -> Failure {
+pub(crate) fn not_extended(details: &str, wanted: Wanted) -> Failure {
     let own = own_words(details).trim_end();
-    let advice = advice(reply_word(own).unwrap_or_default(), own);
+    let advice = advice(reply_word(own).unwrap_or_default(), own, wanted);
     Failure::unknown(format!("redis could not extend this key: \"{own}\"{advice}"))
 }
 
-/// Advice on an error, put behind its text.
-fn advice(word: &str, details: &str) -> &'static str {
+/// Advice on an error of a server of this kind, put behind its text.
+fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
     match word {
         _ if lacks_a_right(word, details) => {
             ": give the user the rights that https://docs.rs/leasehold/latest/leasehold/docs/operations/#least-rights lists"
@@ -245,12 +245,22 @@ fn advice(word: &str, details: &str) -> &'static str {
         "NOAUTH" => ": give the url a password",
         "WRONGPASS" => ": check the user and password in the url",
         "LOADING" => ": it answers once its data is loaded",
+        "READONLY" | "MASTERDOWN" if wanted == Wanted::Named => {
+            ": it is a replica now, see to the Sentinels if they name no other server as the primary"
+        }
+        "READONLY" | "MASTERDOWN" if wanted == Wanted::InCluster => {
+            ": it is a replica now, see to its cluster if no other server has its slots"
+        }
         "READONLY" | "MASTERDOWN" => ": the url must name a primary, not a replica",
+        "MOVED" | "ASK" if wanted == Wanted::InCluster => ": another server of the cluster has that slot",
         "OOM" => ": the server's maxmemory is reached, raise it",
         "MOVED" | "ASK" | "CROSSSLOT" => {
             ": it is part of a cluster, the url must name a stand-alone server, or be a redis-cluster://"
         }
         "TRYAGAIN" => ": the slot is being moved to another server",
+        "CLUSTERDOWN" if details.contains("slot not served") => {
+            ": no server has the slot of this key, give it to one (redis-cli --cluster fix)"
+        }
         "CLUSTERDOWN" => {
             ": its cluster is down, see to the servers that it lacks (cluster-require-full-coverage no keeps the others up)"
         }
@@ -266,8 +276,8 @@ fn advice(word: &str, details: &str) -> &'static str {
     }
 }
 
-fn server_said(server: &str, word: &str, details: &str, more: &str) -> Failure {
-    let advice = advice(word, details);
+fn server_said((server, wanted): (&str, Wanted), word: &str, details: &str, more: &str) -> Failure {
+    let advice = advice(word, details, wanted);
     let text = format!("redis at {server} said \"{}\"{more}{advice}", spoken(details));
     // fred ends the connection then, and tells its neighbours on it the same, who may have been served.
     if word == "CLUSTERDOWN" || details.contains("non local key") {

@@ -213,7 +213,7 @@ impl Links {
     fn unsent(&self, reason: Option<&FredError>) -> Failure {
         match reason {
             Some(reason) if is_refusal(reason) || is_full(reason) => {
-                classify(&self.server, reason, self.endpoint.limits.connect)
+                classify((&self.server, self.endpoint.wanted), reason, self.endpoint.limits.connect)
             }
             _ => Failure::unsent(format!(
                 "there is no connection to redis at {}, and nothing was sent: {}",

@@ -191,7 +191,7 @@ pub(crate) fn mistake_of(endpoint: &Endpoint, error: &FredError) -> Option<Error
     } else if is_wrong_server(error) {
         Error::config(format!("redis at {target} {}", error.details()))
     } else if is_refusal(error) {
-        Error::of(classify(&target.to_string(), error, endpoint.limits.connect))
+        Error::of(classify((&target.to_string(), endpoint.wanted), error, endpoint.limits.connect))
     } else if is_closed(error) {
         let advice = advice(target, words(error));
         Error::unavailable(format!("cannot reach redis at {target}: {}. {advice}", words(error)))

@@ -90,11 +90,14 @@ mod tests {
     use fred::error::ErrorKind;
 
     use super::*;
-    use crate::node::redis::transport::failure::{classify, is_refusal};
+    use crate::node::redis::transport::{
+        Wanted,
+        failure::{classify, is_refusal},
+    };
 
     fn says(details: String, tls: &Tls) -> String {
         let error = explained(FredError::new(ErrorKind::IO, details), tls);
-        let failure = classify("h:1", &error, Duration::from_secs(1));
+        let failure = classify(("h:1", Wanted::Alone), &error, Duration::from_secs(1));
         assert!(failure.is_refusal() && is_refusal(&error), "{failure}");
         failure.to_string()
     }

@@ -3,7 +3,7 @@ use std::net::{TcpListener, TcpStream};
 use super::*;
 
 fn of(kind: ErrorKind, details: &'static str) -> Failure {
-    classify("h:1", &Error::new(kind, details), Duration::from_secs(1))
+    classify(("h:1", Wanted::Alone), &Error::new(kind, details), Duration::from_secs(1))
 }
 
 #[test]
@@ -37,6 +37,25 @@ fn a_replica_has_done_nothing_of_a_script() {
         let failure = of(ErrorKind::Unknown, reply);
         assert!(!failure.may_have_happened() && !failure.is_refusal(), "{failure}");
         assert!(is_no_primary(reply) && failure.to_string().contains("name a primary"), "{failure}");
+    }
+}
+
+#[test]
+fn the_advice_is_that_for_the_servers_which_the_url_names() {
+    use Wanted::{Alone, InCluster, Named};
+    for (wanted, reply, advice) in [
+        (Alone, "READONLY You can't write against a read only replica.", "the url must name a primary"),
+        (Named, "READONLY You can't write against a read only replica.", "see to the Sentinels"),
+        (InCluster, "READONLY You can't write against a read only replica.", "see to its cluster"),
+        (Named, "MASTERDOWN Link with MASTER is down", "see to the Sentinels"),
+        (Alone, "MOVED 9189 127.0.0.1:7941", "or be a redis-cluster://"),
+        (InCluster, "MOVED 9189 127.0.0.1:7941", "another server of the cluster has that slot"),
+        (InCluster, "CLUSTERDOWN The cluster is down", "see to the servers that it lacks"),
+        (InCluster, "CLUSTERDOWN Hash slot not served", "no server has the slot of this key"),
+    ] {
+        let error = Error::new(ErrorKind::Unknown, reply);
+        let texts = [classify(("h:1", wanted), &error, Duration::from_secs(1)), not_extended(reply, wanted)];
+        assert!(texts.iter().all(|failure| failure.to_string().contains(advice)), "{wanted:?} {reply}: {texts:?}");
     }
 }
 
@@ -120,7 +139,7 @@ fn the_systems_errors_are_told_in_its_words() {
 fn a_limit_is_told_as_it_was_asked_for() {
     for (limit, told) in [(999_974_122, "1 s"), (250_000_000, "250 ms"), (400_000, "400 µs"), (0, "0 s")] {
         let late = Error::new(ErrorKind::Timeout, "Request timed out.");
-        let failure = classify("h:1", &late, Duration::from_nanos(limit));
+        let failure = classify(("h:1", Wanted::Alone), &late, Duration::from_nanos(limit));
         assert!(failure.to_string().ends_with(&format!(" within {told}")), "{failure}");
     }
 }
