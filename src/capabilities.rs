@@ -91,8 +91,8 @@ impl Capabilities {
         self.eviction.as_deref()
     }
 
-    /// How much of its memory the floors of fences take, in percent, by a sample of a thousand keys. A shorter
-    /// [`fence_memory`](crate::Builder::fence_memory) makes it less.
+    /// How much of its memory the floors of fences take, in percent, by a sample of a thousand keys: of the locks under the
+    /// builder's [prefix](crate::Builder::prefix). A shorter [`fence_memory`](crate::Builder::fence_memory) makes it less.
     #[must_use]
     pub fn floors_percent(&self) -> Option<u8> {
         self.floors

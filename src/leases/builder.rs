@@ -21,7 +21,7 @@ use crate::{
         NodeAddress,
         redis::{AddressMap, Limits},
     },
-    options::{LockOptions, check_label, check_prefix},
+    options::{LockOptions, Names, check_label, check_prefix},
     quorum::{self, ConnectConfig, Quorum},
     server::Server,
 };
@@ -360,11 +360,11 @@ impl Builder {
         let limits =
             Limits { connect: connect_timeout, command: options.command_timeout, min_replicas, undeclared_keys };
         let votes = quorum::votes(places.len(), restart_delay).then_some(restart_delay);
-        let label = options.label.clone();
+        let names = Names { prefix: options.prefix.clone(), label: options.label.clone() };
         let map = address_map?;
         let (host_too, clock_too) = (host.clone(), clock.clone());
         let config =
-            ConnectConfig { limits, host: host_too, clock: clock_too, map, label, home: None, votes, check_every };
+            ConnectConfig { limits, host: host_too, clock: clock_too, map, names, home: None, votes, check_every };
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));

@@ -26,6 +26,7 @@ use crate::{
         memory::{self, Memory},
         redis::{AddressMap, Endpoint, Limits, Redis, Routed},
     },
+    options::Names,
 };
 
 /// Once a majority is there, the others are waited for so long; then they are connected to in the background.
@@ -43,8 +44,8 @@ pub(crate) struct ConnectConfig {
     pub(crate) clock: Arc<dyn Clock>,
     /// Where servers are reached that others announce.
     pub(crate) map: AddressMap,
-    /// How our connections are called.
-    pub(crate) label: Arc<str>,
+    /// How our connections are called, and which keys are ours.
+    pub(crate) names: Names,
     /// Where the program's own connections live; without it there are none.
     pub(crate) home: Option<Handle>,
     /// With which restart delay nodes are asked for votes, if they are.
@@ -69,11 +70,11 @@ impl ConnectConfig {
             NodeAddress::Routed(seeds) => {
                 let seeds = (&**seeds, self.map.clone());
                 let connecting =
-                    Routed::connect(seeds, self.limits, &self.clock, &self.label, self.host.clone(), self.home.clone());
+                    Routed::connect(seeds, self.limits, &self.clock, &self.names, self.host.clone(), self.home.clone());
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
             NodeAddress::Redis(target) => {
-                let endpoint = Endpoint::new((**target).clone(), self.limits, self.clock.clone(), self.label.clone());
+                let endpoint = Endpoint::new((**target).clone(), self.limits, self.clock.clone(), self.names.clone());
                 let connecting =
                     Redis::connect(endpoint, self.host.clone(), self.home.clone(), self.votes, self.check_every);
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })

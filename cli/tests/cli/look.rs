@@ -228,6 +228,25 @@ fn doctor_says_when_floors_of_fences_are_most_of_the_memory() {
 }
 
 #[test]
+fn a_doctor_asks_for_no_key_outside_of_its_prefix() {
+    let server = Server::start();
+    server.wire().must(&["ACL", "SETUSER", "guest", "on", ">secret", "~jobs:*", "~{jobs:*", "+@all", "&*"]);
+    // A sample meets both.
+    for (number, prefix) in [("10000", "other:"), ("50000", "jobs:")] {
+        let floors =
+            "for i = 1, ARGV[1] do redis.call('SET', '{' .. ARGV[2] .. i .. '}:lh:fence', '1795243932883512') end";
+        server.wire().must(&["EVAL", floors, "0", number, prefix]);
+    }
+    let url = format!("redis://guest:secret@127.0.0.1:{}", server.port());
+    let doctor = ["doctor", "--json", "--url", &url, "--prefix", "jobs:"];
+    let (code, findings) = examined(&mut tool(&server, &doctor));
+    assert_eq!((code, problems(&findings)), (Some(0), Vec::new()), "{findings:?}");
+    let log = server.wire().must(&["ACL", "LOG"]);
+    assert_eq!(log.array().len(), 0, "{log:?}");
+    assert!(findings.iter().any(|finding| finding["check"] == "floors"), "its own are seen: {findings:?}");
+}
+
+#[test]
 fn a_user_without_the_right_to_list_is_told_so() {
     let server = Server::start();
     let holder = holder(&server, "web-1", "report");

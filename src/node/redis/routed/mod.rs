@@ -53,6 +53,7 @@ use crate::{
     keeper::Host,
     metrics::NodeMetrics,
     node::{Answer, Node, NodeListener, ShardInfo},
+    options::Names,
 };
 
 mod facts;
@@ -132,11 +133,11 @@ impl Routed {
         (seeds, map): (&Seeds, AddressMap),
         limits: Limits,
         clock: &Arc<dyn Clock>,
-        label: &Arc<str>,
+        names: &Names,
         host: Host,
         home: Option<Handle>,
     ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send>> {
-        let pattern = Endpoint::new(seeds.target.clone(), limits, clock.clone(), label.clone());
+        let pattern = Endpoint::new(seeds.target.clone(), limits, clock.clone(), names.clone());
         let names = seeds.names_in_certificates();
         let service = seeds.service();
         let kind = if service.is_some() { Wanted::Sentinel } else { Wanted::InCluster };

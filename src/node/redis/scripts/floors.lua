@@ -1,17 +1,20 @@
 -- How much memory the floors of fences take, by a sample.
 --
--- ARGV   1 how many keys to look at, about
+-- ARGV   1 how many keys to look at, about   2 the prefix of the locks' names
 -- Reply  {how many it has looked at, the bytes of the floors among them, how many keys there are}
 --
--- One call, so that not every key travels to be looked at. A floor that this user may not read is an error: without it the sum
--- would be too small, and a look at each of the others would fill the ACL log. Writes nothing.
+-- One call, so that not every key travels to be looked at. Floors of names with another prefix may be kept from this user: a
+-- look at them would be noted in the ACL log. One of ours that it may not read is an error, since without it the sum would be too
+-- small. Writes nothing.
 
 -- What MEMORY USAGE leaves out of a key: its places in the tables of keys and of expiries.
 local PLACES = 60
 
+local prefix = ARGV[2]
 local keys, bytes = redis.call('SCAN', 0, 'COUNT', ARGV[1])[2], 0
 for _, key in ipairs(keys) do
-  if string.find(key, ':lht?:fence$') then
+  local is_ours = string.sub(key, 1, #prefix) == prefix or string.sub(key, 1, #prefix + 1) == '{' .. prefix
+  if is_ours and string.find(key, ':lht?:fence$') then
     local used = redis.call('MEMORY', 'USAGE', key)
     bytes = bytes + (used and used + PLACES or 0)
   end

@@ -364,10 +364,10 @@ impl Connections {
         })
     }
 
-    /// How many bytes the floors of fences take, about. Nothing if the server keeps it to itself.
+    /// How many bytes the floors of the fences of this program's locks take, about. Nothing if the server keeps it to itself.
     pub(crate) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
         let mut arguments = |all: &mut Vec<Value>| {
-            all.push(KEYS_OF_A_SAMPLE.into());
+            all.extend([KEYS_OF_A_SAMPLE.into(), connection.endpoint().names.prefix.as_ref().into()]);
             Some(0)
         };
         let (reply, _) = connection.run(&FLOORS, &mut arguments, limit, || Before::Nothing).await.ok()?;

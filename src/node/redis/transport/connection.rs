@@ -572,6 +572,7 @@ mod tests {
         clock::SystemClock,
         keeper::{Host, Keeper, Stop},
         node::redis::transport::{Limits, Target},
+        options::Names,
     };
 
     /// Longer than the test: what is waited for to its end fails it.
@@ -606,7 +607,8 @@ mod tests {
             Target::parse(&format!("redis://127.0.0.1:{port}")).unwrap(),
             Limits { connect: LIMIT, command: LIMIT, min_replicas: 0, undeclared_keys: true },
         );
-        let endpoint = Endpoint::new(target, limits, Arc::new(SystemClock), "test".into());
+        let names = Names { prefix: "".into(), label: "test".into() };
+        let endpoint = Endpoint::new(target, limits, Arc::new(SystemClock), names);
         let (host, stop) = Host::start(Keeper::CurrentRuntime, &endpoint.clock).unwrap();
         let here = Side::Here(tokio::runtime::Handle::current(), host);
         (Connection::open(here, &endpoint, &Mutex::default()).await.unwrap(), stop)

@@ -17,7 +17,10 @@ use super::{
     tls,
     url::{Address, Target},
 };
-use crate::clock::{self, Clock};
+use crate::{
+    clock::{self, Clock},
+    options::Names,
+};
 
 /// Time-outs of a connection, how many replicas must have what it writes, and whether its scripts may touch keys that they do
 /// not declare.
@@ -35,8 +38,8 @@ pub(crate) struct Endpoint {
     pub(crate) target: Target,
     pub(crate) limits: Limits,
     pub(crate) clock: Arc<dyn Clock>,
-    /// How the holder of its locks is called: a part of its connections' names.
-    pub(crate) label: Arc<str>,
+    /// How the holder of its locks is called, a part of its connections' names; and how the names of its keys begin.
+    pub(crate) names: Names,
     /// The kind that it has to be of.
     pub(crate) wanted: Wanted,
     /// One read of certificates at a time: a disk that hangs keeps one thread.
@@ -46,9 +49,9 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) fn new(target: Target, limits: Limits, clock: Arc<dyn Clock>, label: Arc<str>) -> Self {
+    pub(crate) fn new(target: Target, limits: Limits, clock: Arc<dyn Clock>, names: Names) -> Self {
         let (reading, by_the_machine) = (Arc::new(Semaphore::new(1)), Arc::default());
-        Self { target, limits, clock, label, wanted: Wanted::Alone, reading, by_the_machine }
+        Self { target, limits, clock, names, wanted: Wanted::Alone, reading, by_the_machine }
     }
 
     /// Another server, for the same caller.

@@ -40,7 +40,7 @@ pub(crate) async fn introduce(
     if left_out.check(INTRODUCTION, endpoint.now()).is_err() {
         return Ok(());
     }
-    let said = say(client, &name(&endpoint.label, role), endpoint.limits.connect).await;
+    let said = say(client, &name(&endpoint.names.label, role), endpoint.limits.connect).await;
     left_out.note(INTRODUCTION, &said, endpoint.now());
     said
 }
