@@ -89,9 +89,10 @@ impl Lock {
 
     /// Keeps the key for at least this long after the acquire, whenever its lease is released or dropped.
     ///
-    /// For work that must not run again too soon, such as a task that every machine of a fleet starts once an hour. At
-    /// most 24 hours, and over a quorum at most the [`restart_delay`](crate::Builder::restart_delay). Zero, the
-    /// default, keeps nothing.
+    /// For finished work that is not to be done again too soon, such as a report that every machine of a fleet would write
+    /// once an hour. After a crash it is done again at once: where it must not even begin again, use
+    /// [`once_per`](Self::once_per). At most 24 hours, and over a quorum at most the
+    /// [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and
     /// a lease that is lost leaves nothing: then the work has not been done. A release that reaches the server after

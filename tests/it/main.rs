@@ -26,6 +26,7 @@ mod pages;
 mod process;
 mod push;
 mod quorum;
+mod recipes;
 mod releasing;
 mod renewing;
 mod replicas;

@@ -1,0 +1,167 @@
+//! The traps of the recipes: a crash, a lost reply or an outage in the middle of the work.
+
+use std::{
+    future::pending,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
+
+use leasehold::{Error, Leases, MultiLeaseHandle, MultiLock};
+use support::{
+    Action, Child, HANGS, Match, Part, Proxy, Server, one_thread,
+    scripts::{ACQUIRE, KEEP},
+    two_workers, within,
+};
+
+use crate::common::{COMMAND, LONG, SHORT, program_with};
+
+/// Longer than any test here.
+const INTERVAL: Duration = Duration::from_secs(60 * 60);
+
+/// What crashed is done again by whoever asks next, with `keep_for`; with `once_per` nobody begins it again.
+#[test]
+fn work_that_crashed_is_repeated_with_keep_for_and_not_with_once_per() {
+    if let Some(part) = Part::mine() {
+        return one_thread().block_on(async {
+            let leases = program_with(&*part.url, SHORT).await;
+            let (report, mail) = (leases.lock("report").keep_for(INTERVAL), leases.lock("mail").once_per(INTERVAL));
+            let _both = report
+                .try_run(async |_| {
+                    mail.try_run(async |_| {
+                        part.say("begun");
+                        pending::<Result<(), Error>>().await
+                    })
+                    .await
+                })
+                .await;
+        });
+    }
+    let server = Server::start();
+    let mut first =
+        Child::start(work_that_crashed_is_repeated_with_keep_for_and_not_with_once_per, "begin", &server.url());
+    first.says("begun");
+    first.kill();
+    two_workers().block_on(async {
+        let leases = program_with(server.url(), SHORT).await;
+        let (report, mail) = (leases.lock("report").keep_for(INTERVAL), leases.lock("mail").once_per(INTERVAL));
+        within(HANGS, "the report again", report.run(async |_| Ok::<_, Error>(()))).await.unwrap();
+        // Now it is finished.
+        assert_eq!(report.try_run(async |_| Ok::<_, Error>(())).await.unwrap(), None);
+        // The dead one's TTL is over, and its interval is not.
+        assert_eq!(mail.try_run(async |_| Ok::<_, Error>(())).await.unwrap(), None);
+    });
+}
+
+/// Neither the acquire's lost reply nor the release's, each with its connection, makes anybody do the work twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reply_repeats_no_work_of_an_interval() {
+    let server = Server::start();
+    for (name, script) in [("acquire", ACQUIRE), ("release", KEEP)] {
+        for is_once in [false, true] {
+            let proxy = Proxy::to(&server);
+            let leases = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+            let lock = leases.lock(format!("{name}:{is_once}"));
+            let lock = if is_once { lock.once_per(INTERVAL) } else { lock.keep_for(INTERVAL) };
+            let (lost, done) = (proxy.on(Match::script(script), 1, Action::CutAfter), AtomicU32::new(0));
+            let work = async |_| {
+                done.fetch_add(1, Relaxed);
+                Ok::<_, Error>(())
+            };
+            // As the recipe's timer does.
+            let turns = async {
+                while done.load(Relaxed) == 0 {
+                    match lock.try_run(work).await {
+                        Ok(_) => {}
+                        Err(error) => assert!(error.is_transient(), "{error}"),
+                    }
+                }
+            };
+            within(HANGS, "the work", turns).await;
+            assert_eq!(lock.try_run(work).await.unwrap(), None, "{name} {is_once}");
+            assert_eq!((lost.hits(), done.load(Relaxed)), (1, 1), "{name} {is_once}");
+        }
+    }
+}
+
+#[derive(Debug)]
+enum TransferError {
+    Lock(Error),
+}
+
+impl From<Error> for TransferError {
+    fn from(error: Error) -> Self {
+        Self::Lock(error)
+    }
+}
+
+/// A transfer that notes at the end under which fence it was made: its work calls the library.
+struct Transfer {
+    leases: Leases,
+    both: MultiLock,
+    moved: AtomicU32,
+}
+
+impl Transfer {
+    async fn through(proxy: &Proxy) -> Self {
+        let leases = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+        let both = leases.multi_lock(["one", "other"].map(|name| leases.lock(name)));
+        Self { leases, both, moved: AtomicU32::new(0) }
+    }
+
+    async fn work(&self, held: MultiLeaseHandle) -> Result<(), TransferError> {
+        self.moved.fetch_add(1, Relaxed);
+        let fence = held.fence("one").expect("it is one of them");
+        Ok(self.leases.guarded("noted").set("moved", fence).await?)
+    }
+
+    /// The recipe: only the acquire is tried again.
+    async fn make(&self) -> Result<(), TransferError> {
+        let held = loop {
+            match self.both.acquire_within(Duration::from_millis(100)).await {
+                Err(error) if error.is_transient() => tokio::task::yield_now().await,
+                outcome => break outcome?,
+            }
+        };
+        held.run(async |held| self.work(held).await).await
+    }
+
+    /// The trap.
+    async fn make_again_and_again(&self) -> Result<(), TransferError> {
+        loop {
+            let work = async |held| self.work(held).await;
+            match self.both.run_within(LONG, work).await {
+                Err(TransferError::Lock(error)) if error.is_transient() => tokio::task::yield_now().await,
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn money_moves_once_if_only_the_acquire_is_tried_again() {
+    let server = Server::start();
+    for is_trap in [false, true] {
+        let proxy = Proxy::to(&server);
+        let transfer = Transfer::through(&proxy).await;
+        transfer.leases.guarded("noted").get().await.unwrap();
+        // Its reply is lost: the money has moved, and the error is transient.
+        let lost = proxy.on(Match::containing("moved"), 1, Action::CutAfter);
+        let (outcome, times) = if is_trap {
+            (within(HANGS, "the transfer", transfer.make_again_and_again()).await, 2)
+        } else {
+            (within(HANGS, "the transfer", transfer.make()).await, 1)
+        };
+        assert_eq!((lost.hits(), transfer.moved.load(Relaxed)), (1, times), "{outcome:?}");
+        let is_told = matches!(&outcome, Err(TransferError::Lock(error)) if error.is_transient());
+        assert_eq!(is_told, !is_trap, "{outcome:?}");
+    }
+    // An outage before it is ridden out.
+    let proxy = Proxy::to(&server);
+    let transfer = Transfer::through(&proxy).await;
+    server.stop();
+    let refused = transfer.both.acquire_within(Duration::from_millis(100)).await.unwrap_err();
+    assert!(refused.is_transient(), "{refused}");
+    server.cont();
+    within(HANGS, "the transfer", transfer.make()).await.unwrap();
+    assert_eq!(transfer.moved.load(Relaxed), 1);
+}
