@@ -48,6 +48,7 @@ fn main() -> ExitCode {
 fn own(task: Own) -> Result<ExitCode, Ended> {
     match task {
         Own::Exec(command) => run::exec(&command),
+        Own::Guard(guarding) => Ok(run::guard(&guarding)),
         Own::Interrupted => Ok(run::interrupted()),
     }
 }

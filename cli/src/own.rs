@@ -6,8 +6,13 @@ use std::ffi::OsString;
 
 pub(crate) const INTERRUPTED: &str = "__interrupted";
 const EXEC: &str = "__exec";
+const GUARD: &str = "__guard";
 const PARENT: &str = "--parent";
 const GO: &str = "--go";
+const LEADER: &str = "--leader";
+const SIGNAL: &str = "--signal";
+const GRACE: &str = "--grace";
+const MARK: &str = "--mark";
 /// The command's own words are behind it.
 const COMMAND: &str = "--";
 
@@ -16,6 +21,8 @@ const COMMAND: &str = "--";
 pub(crate) enum Own {
     /// Becomes the command, once it is tied to the life of the process that started it.
     Exec(Exec),
+    /// Ends a job whose tool has died.
+    Guard(Guarding),
     /// Dies of an interrupt.
     Interrupted,
 }
@@ -29,6 +36,16 @@ pub(crate) struct Exec {
     pub(crate) command: Vec<OsString>,
 }
 
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Guarding {
+    /// The first process of the job, whose group has its number.
+    pub(crate) leader: i32,
+    pub(crate) signal: i32,
+    /// In milliseconds.
+    pub(crate) grace: u64,
+    pub(crate) mark: String,
+}
+
 impl Own {
     /// From the words behind the program's name; `None` if they are somebody else's.
     pub(crate) fn read(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
@@ -36,14 +53,19 @@ impl Own {
         if first == INTERRUPTED {
             return Some(Self::Interrupted);
         }
+        let mut value = |name: &str| {
+            words.next().filter(|word| word == name)?;
+            words.next()?.into_string().ok()
+        };
+        if first == GUARD {
+            let (leader, signal) = (value(LEADER)?.parse().ok()?, value(SIGNAL)?.parse().ok()?);
+            let (grace, mark) = (value(GRACE)?.parse().ok()?, value(MARK)?);
+            return Some(Self::Guard(Guarding { leader, signal, grace, mark }));
+        }
         if first != EXEC {
             return None;
         }
-        let mut number = |name: &str| {
-            words.next().filter(|word| word == name)?;
-            words.next()?.to_str()?.parse().ok()
-        };
-        let (parent, go) = (number(PARENT)?, number(GO)?);
+        let (parent, go) = (value(PARENT)?.parse().ok()?, value(GO)?.parse().ok()?);
         words.next().filter(|word| word == COMMAND)?;
         Some(Self::Exec(Exec { parent, go, command: words.collect() }))
     }
@@ -58,9 +80,27 @@ impl Exec {
     }
 }
 
+impl Guarding {
+    pub(crate) fn words(self) -> impl Iterator<Item = OsString> {
+        let Self { leader, signal, grace, mark } = self;
+        let numbers = (leader.to_string(), signal.to_string(), grace.to_string());
+        let words = [GUARD, LEADER, &numbers.0, SIGNAL, &numbers.1, GRACE, &numbers.2, MARK, &mark];
+        words.map(OsString::from).into_iter()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guard_is_read_as_it_was_handed_over() {
+        let guarding = || Guarding { leader: 17, signal: 15, grace: 250, mark: "17-42".into() };
+        assert_eq!(Own::read(guarding().words()), Some(Own::Guard(guarding())));
+        for read in 1..9 {
+            assert_eq!(Own::read(guarding().words().take(read)), None, "{read}");
+        }
+    }
 
     #[test]
     fn a_command_is_read_as_it_was_handed_over() {

@@ -5,6 +5,7 @@ use std::{
     io::{self, Write},
     os::{fd::AsRawFd, unix::process::CommandExt},
     process::{Child, Command},
+    time::Duration,
 };
 
 use rustix::{
@@ -16,8 +17,14 @@ use rustix::{
     },
 };
 
-use super::system;
-use crate::{args::Run, own::Exec};
+use super::{
+    guard::{Guard, MARK},
+    now, system,
+};
+use crate::{
+    args::Run,
+    own::{Exec, Guarding},
+};
 
 /// A change of the command's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +39,7 @@ pub(super) struct Group {
     leader: Pid,
     /// Our children from before we became the runner: the command did not start them.
     others: Vec<Pid>,
+    guard: Guard,
 }
 
 /// The message for which the ready command waits.
@@ -63,55 +71,80 @@ impl Go {
 /// A process that becomes the command at `start`. It loads while the lock is acquired. A drop kills it.
 pub(super) struct Ready {
     /// `None` once it is the command.
-    child: Option<Child>,
-    leader: Pid,
+    waiting: Option<(Child, Group)>,
     go: File,
-    others: Vec<Pid>,
 }
 
 impl Ready {
     /// Starts our own program, which ties the command's life to ours. Call this on the main thread: on Linux the
     /// command dies with the thread that started it.
-    pub(super) fn new(options: &Run) -> io::Result<Self> {
+    pub(super) fn new(options: &Run, grace: Duration) -> io::Result<Self> {
         // Orphans of the command come to us, and we reap them. Not every machine's first process does that, or soon.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(getpid()))?;
-        let others = system::children();
+        let mut others = system::children();
         let (hears, go) = pipe()?;
         fcntl_setfd(&go, FdFlags::CLOEXEC)?;
         let exec =
             Exec { parent: getpid().as_raw_nonzero().get(), go: hears.as_raw_fd(), command: options.command.clone() };
+        // No other process has our number at this moment.
+        let mark = format!("{}-{}", exec.parent, now().as_nanos());
         let mut command = Command::new(own_program()?);
-        command.args(exec.words()).process_group(0);
+        command.args(exec.words()).process_group(0).env(MARK, &mark);
         // Under several locks none is the name: nor is that of a run around this one.
         match options.wanted.names() {
             [name] => command.env("LEASEHOLD_NAME", name),
             _ => command.env_remove("LEASEHOLD_NAME"),
         };
-        let child = command.spawn()?;
-        Ok(Self { leader: Pid::from_child(&child), child: Some(child), go: go.into(), others })
+        let mut child = command.spawn()?;
+        // The guard would inherit it.
+        drop(hears);
+        let leader = Pid::from_child(&child);
+        let (signal, grace) = (options.stopping.signal.as_raw(), u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+        let guarding = Guarding { leader: leader.as_raw_nonzero().get(), signal, grace, mark };
+        let guard = Guard::start(guarding).inspect_err(|_| bury(&mut child))?;
+        others.extend(guard.process());
+        Ok(Self { waiting: Some((child, Group { leader, others, guard })), go: go.into() })
     }
 
-    /// Starts the command.
-    pub(super) fn start(mut self, go: &Go) -> io::Result<Group> {
+    /// Starts the command, which may run until this deadline.
+    pub(super) fn start(mut self, go: &Go, deadline: Duration) -> io::Result<Group> {
+        if let Some((_, group)) = &mut self.waiting {
+            group.guard.tell(deadline)?;
+        }
         self.go.write_all(go.write().as_bytes())?;
-        self.child = None;
-        Ok(Group { leader: self.leader, others: std::mem::take(&mut self.others) })
+        self.waiting.take().map(|(_, group)| group).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 
 impl Drop for Ready {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _gone = child.kill();
-            let _buried = child.wait();
+        if let Some((child, group)) = &mut self.waiting {
+            bury(child);
+            group.dismiss_guard();
         }
     }
+}
+
+fn bury(child: &mut Child) {
+    let _gone = child.kill();
+    let _buried = child.wait();
 }
 
 impl Group {
     pub(super) fn leader(&self) -> Pid {
         self.leader
+    }
+
+    /// Moves the deadline by which the guard has ended the job if we die.
+    pub(super) fn may_run_until(&mut self, deadline: Duration) {
+        // Without a guard, or with one that reads nothing, an earlier deadline counts.
+        let _as_well_as_we_can = self.guard.tell(deadline);
+    }
+
+    /// The job is over: from here on our death ends nothing.
+    pub(super) fn dismiss_guard(&mut self) {
+        self.guard.dismiss();
     }
 
     /// Sends to the group, and to the command even if it has left the group. Until we reap the command, no other
@@ -128,8 +161,10 @@ impl Group {
     }
 
     /// Whether the group has any process once the command has ended. Reaps our zombies; others count.
-    pub(super) fn is_there(&self) -> bool {
-        while let Ok(Some(_buried)) = wait(WaitOptions::NOHANG) {}
+    pub(super) fn is_there(&mut self) -> bool {
+        while let Ok(Some((buried, _))) = wait(WaitOptions::NOHANG) {
+            self.guard.reaped(buried);
+        }
         test_kill_process_group(self.leader) != Err(Errno::SRCH)
     }
 
@@ -159,10 +194,13 @@ impl Group {
     }
 
     /// The next change of the command's state, if there is one.
-    pub(super) fn change(&self) -> io::Result<Option<Change>> {
+    pub(super) fn change(&mut self) -> io::Result<Option<Change>> {
         while let Some((pid, status)) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)? {
             if pid == self.leader {
                 return Ok(read(status));
+            }
+            if status.stopping_signal().is_none() {
+                self.guard.reaped(pid);
             }
         }
         Ok(None)

@@ -104,8 +104,8 @@ impl Outcome {
 }
 
 /// Makes the command ready.
-pub(super) fn ready_for(options: &Run, before: Before) -> Result<Ready, Ended> {
-    before.while_blocked(|| Ready::new(options)).map_err(|error| not_started(&error))
+pub(super) fn ready_for(options: &Run, plan: Plan, before: Before) -> Result<Ready, Ended> {
+    before.while_blocked(|| Ready::new(options, plan.grace())).map_err(|error| not_started(&error))
 }
 
 fn not_started(error: &io::Error) -> Ended {
@@ -191,12 +191,14 @@ impl<'a> Job<'a> {
         let shares_terminal =
             io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.as_ref().is_some_and(Terminal::is_ours);
         let go = go(lease, shares_terminal);
-        let group = match ready.map(|ready| ready.start(&go)) {
+        let deadline = now() + lease.remaining();
+        let group = match ready.map(|ready| ready.start(&go, deadline)) {
             Some(Ok(group)) => group,
             // It was dropped during a wait, or somebody has killed it.
-            None | Some(Err(_)) => ready_for(options, before)?.start(&go).map_err(|error| not_started(&error))?,
+            None | Some(Err(_)) => {
+                ready_for(options, plan, before)?.start(&go, deadline).map_err(|error| not_started(&error))?
+            }
         };
-        let deadline = now() + lease.remaining();
         Ok(Self {
             options,
             plan,
@@ -239,6 +241,7 @@ impl<'a> Job<'a> {
                 () = tokio::time::sleep(rest) => {}
             }
         };
+        self.group.dismiss_guard();
         let had_terminal = self
             .terminal
             .as_ref()
@@ -305,6 +308,7 @@ impl<'a> Job<'a> {
             let deadline = now + lease.remaining();
             if deadline > self.deadline + RENEWED {
                 trouble::is_over();
+                self.group.may_run_until(deadline);
             }
             self.deadline = deadline;
         }
@@ -336,7 +340,9 @@ impl<'a> Job<'a> {
                 self.send(self.options.stopping.signal);
                 // A stopped process handles the signal only once it continues.
                 self.send(Signal::CONT);
-                self.stage = Stage::Asked { until: now + self.plan.grace() };
+                let until = now + self.plan.grace();
+                self.stage = Stage::Asked { until };
+                self.group.may_run_until(self.deadline.min(until + MARGIN));
                 self.ask_strays();
                 Duration::ZERO
             }

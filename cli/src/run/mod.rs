@@ -32,6 +32,7 @@ use crate::{
 
 mod exec;
 mod group;
+mod guard;
 mod hold;
 mod job;
 mod metrics;
@@ -41,6 +42,7 @@ mod terminal;
 mod trouble;
 
 pub(crate) use exec::{exec, interrupted};
+pub(crate) use guard::guard;
 pub(crate) use hold::hold as hold_for_a_script;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -137,7 +139,7 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
         let meanwhile = || {
             // Before the command runs, which may use up the threads that we are allowed.
             say::prepare();
-            put(&ready, ready_for(options, before)?);
+            put(&ready, ready_for(options, plan, before)?);
             Ok(())
         };
         let waits = {

@@ -1,10 +1,10 @@
 //! Processes, as `/proc` shows them. Without `/proc` we see no children, and every process counts as alive.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 
 use rustix::{
     io::Errno,
-    process::{Pid, WaitId, WaitIdOptions, waitid},
+    process::{Pid, WaitId, WaitIdOptions, getpid, waitid},
 };
 
 /// Linux's `__WALL`: children of every kind.
@@ -37,11 +37,28 @@ fn children_of(process: &str) -> Vec<Pid> {
     lists.flat_map(|list| list.split_whitespace().filter_map(pid).collect::<Vec<_>>()).collect()
 }
 
-/// Whether a process of this group has not died yet.
+/// Whether a process of this group other than ourselves has not died yet.
 pub(super) fn is_alive(group: Pid) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else { return true };
-    let mut stats = processes.flatten().filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
+    let ours = getpid();
+    let others = processes.flatten().filter(|process| numbered(process) != Some(ours));
+    let mut stats = others.filter_map(|process| fs::read_to_string(process.path().join("stat")).ok());
     stats.any(|stat| state(&stat).is_some_and(|(state, of)| of == group && !matches!(state, 'Z' | 'X')))
+}
+
+/// The processes that were started with this variable, `NAME=VALUE`, as far as we may see that.
+pub(super) fn with_variable(variable: &[u8]) -> Vec<Pid> {
+    let has_it = |process: &DirEntry| {
+        let variables = fs::read(process.path().join("environ"));
+        variables.is_ok_and(|variables| variables.split(|&byte| byte == 0).any(|one| one == variable))
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|process| numbered(&process).filter(|_| has_it(&process))).collect()
+}
+
+/// The process whose directory in `/proc` this is.
+fn numbered(directory: &DirEntry) -> Option<Pid> {
+    pid(directory.file_name().to_str()?)
 }
 
 /// The state and the group in a line of `/proc/PID/stat`, whose second field may have any character in its parentheses.

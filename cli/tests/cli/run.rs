@@ -10,6 +10,7 @@ use std::{
     },
     path::Path,
     process::{Child, Command, Output, Stdio},
+    thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -56,10 +57,21 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     ends_with(&by_signal, 128 + Signal::USR1.as_raw(), &[]);
 }
 
-/// The children of a runner.
-fn children_of(runner: &Child) -> Vec<Pid> {
+/// The children of a runner: its command and what comes from that, and its guard.
+fn all_children_of(runner: &Child) -> (Vec<Pid>, Option<Pid>) {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", runner.id())).unwrap_or_default();
-    children.split_whitespace().map(|child| Pid::from_raw(child.parse().unwrap()).unwrap()).collect()
+    let mut children: Vec<_> =
+        children.split_whitespace().filter_map(|child| Pid::from_raw(child.parse().unwrap())).collect();
+    let is_guard = |child: &Pid| {
+        let words = fs::read_to_string(format!("/proc/{}/cmdline", child.as_raw_nonzero()));
+        words.is_ok_and(|words| words.contains("\0__guard\0"))
+    };
+    let guard = children.iter().position(is_guard).map(|guard| children.remove(guard));
+    (children, guard)
+}
+
+fn children_of(runner: &Child) -> Vec<Pid> {
+    all_children_of(runner).0
 }
 
 /// Four for the connection, one for the lock, one to release it. The runner waits for no answer to its farewell.
@@ -109,7 +121,7 @@ fn a_command_that_is_ready_waits_for_the_lock_but_not_while_somebody_else_has_it
     let mut line = String::new();
     BufReader::new(runner.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("waiting"), "{line}");
-    eventually(HANGS, "nobody is ready", || children_of(&runner).is_empty());
+    eventually(HANGS, "nobody is ready", || all_children_of(&runner) == (Vec::new(), None));
     server.wire().del(NAME);
     assert_eq!(ends_soon(&mut runner), Some(0));
 }
@@ -509,6 +521,120 @@ fn a_killed_runner_takes_the_command_along() {
     runner.kill().unwrap();
     runner.wait().unwrap();
     eventually(HANGS, "the command is gone", || !is_there(&sign));
+}
+
+/// How a script starts its worker, which ignores what would ask it to stop.
+const STARTS: [&str; 6] = [
+    "exec sh WORKER",
+    "sh WORKER; :",
+    "sh WORKER & wait",
+    // It ends by itself, and the worker has its grace still.
+    "sh WORKER & until [ -s SIGN ]; do sleep 0.01; done",
+    "setsid sh WORKER & wait",
+    "(setsid sh WORKER &); sleep 60; :",
+];
+
+#[test]
+fn nothing_of_a_killed_runners_job_is_there_when_the_next_one_begins() {
+    let server = Server::start();
+    thread::scope(|scope| {
+        for (number, start) in STARTS.into_iter().enumerate() {
+            let server = &server;
+            scope.spawn(move || {
+                let (directory, sign) = directory();
+                let (worker, name) = (directory.path().join("worker"), format!("job-{number}"));
+                let with_paths = |script: &str| {
+                    script.replace("WORKER", worker.to_str().unwrap()).replace("SIGN", sign.to_str().unwrap())
+                };
+                let ignores = with_paths("trap '' TERM\necho $$ > SIGN\nwhile :; do sleep 0.05; done");
+                fs::write(&worker, ignores).unwrap();
+                let run = |grace, script: &str| {
+                    tool(server, &["run", "--ttl", "2s", "--grace", grace, &name, "sh", "-c", script])
+                };
+                let mut runner =
+                    run("700ms", &with_paths(start)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+                eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
+                runner.kill().unwrap();
+                runner.wait().unwrap();
+                let sees = format!("grep -s '^State:.[^ZX]' /proc/$(cat {})/status; true", sign.display());
+                let next = run("0s", &sees).output().unwrap();
+                ends_with(&next, 0, &[]);
+                assert_eq!(String::from_utf8_lossy(&next.stdout), "", "{start}");
+            });
+        }
+    });
+}
+
+/// As after a loss: what a script has started may tidy up.
+#[test]
+fn the_job_of_a_killed_runner_has_its_grace() {
+    let server = Server::start();
+    for leaves in ["", "setsid "] {
+        let (directory, sign) = directory();
+        let (script, done) = (directory.path().join("worker"), directory.path().join("done"));
+        let worker = format!(
+            "trap 'sleep 0.3; echo > {done}; exit' USR1\necho $$ > {sign}\nwhile :; do sleep 0.05; done",
+            done = done.display(),
+            sign = sign.display()
+        );
+        fs::write(&script, worker).unwrap();
+        let script = format!("{leaves}sh {} & wait", script.display());
+        let mut runner = run(&server, &["--signal", "USR1", "--ttl", "10s"], &script).spawn().unwrap();
+        eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
+        let (_, guard) = all_children_of(&runner);
+        let guard = guard.expect("a guard").as_raw_nonzero().get().unsigned_abs();
+        runner.kill().unwrap();
+        runner.wait().unwrap();
+        eventually(HANGS, "it has tidied up", || done.exists() && !is_there(&sign));
+        eventually(HANGS, "the guard has gone too", || state(guard).is_none_or(|state| state == 'Z'));
+        server.wire().del(NAME);
+    }
+}
+
+/// Another holder may have the lock by then: there is no time for a grace.
+#[test]
+fn the_job_of_a_runner_that_is_killed_past_its_lease_is_killed_at_once() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let (pipe, asked) = (directory.path().join("pipe"), directory.path().join("asked"));
+    let killed = end_of_writers(&pipe);
+    let worker = format!(
+        "trap 'echo > {}' TERM; exec >{}; echo $$ > {}; while :; do sleep 0.05; done",
+        asked.display(),
+        pipe.display(),
+        sign.display()
+    );
+    let mut runner = run(&server, &["--ttl", "1s"], &format!("({worker}); :")).stdout(Stdio::null()).spawn().unwrap();
+    started(&server, &sign);
+    send(&runner, Signal::STOP);
+    eventually(HANGS, "the lease is over", || !is_held(&server));
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+    killed.recv_timeout(HANGS).expect("it is killed");
+    assert!(!asked.exists());
+}
+
+/// Processes that have left its group run on, as after any job.
+#[test]
+fn a_job_that_has_ended_leaves_no_guard_which_would_end_anything() {
+    let server = Server::start();
+    let (directory, sign) = directory();
+    let end = directory.path().join("end");
+    let script = format!(
+        "setsid sleep 60 >&- 2>&- & echo $! > {}; until [ -e {} ]; do sleep 0.01; done",
+        sign.display(),
+        end.display()
+    );
+    let runner = run(&server, &[], &script).spawn().unwrap();
+    started(&server, &sign);
+    let guard = || all_children_of(&runner).1;
+    let guard = guard().expect("a guard").as_raw_nonzero().get().unsigned_abs();
+    fs::write(&end, "").unwrap();
+    ends_with(&runner.wait_with_output().unwrap(), 0, &[]);
+    assert_eq!(state(guard), None);
+    assert!(is_there(&sign));
+    let pid = fs::read_to_string(&sign).unwrap().trim().parse().ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
 }
 
 #[test]
@@ -1293,7 +1419,7 @@ fn a_page_and_completions_are_printed() {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(printed.contains("doctor"), "{args:?}");
         // A dash has a backslash before it on a page, and two underscores stand between words in a script.
-        for own in ["__exec", "__interrupted", "\\_\\_exec", "Dies of an interrupt"] {
+        for own in ["__exec", "__guard", "__interrupted", "\\_\\_exec", "Dies of an interrupt"] {
             assert!(!printed.contains(own), "{args:?}: {own}");
         }
     }
