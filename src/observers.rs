@@ -9,10 +9,20 @@ use leasehold_protocol::{
     key::Key,
     observer::{Known, Observer},
     time::Time,
+    troubles::causes_of_absence,
 };
 use tokio::sync::watch;
 
-use crate::{client::Client, quorum::Seen, random, sync::Mutex, wait::InLine};
+use crate::{
+    client::Client,
+    error::Error,
+    foreign::{Event, tell},
+    quorum::Seen,
+    random,
+    sync::Mutex,
+    troubles::Troubles,
+    wait::InLine,
+};
 
 /// What an observer tells; nothing before its first look.
 pub(crate) type Told = Option<Known>;
@@ -21,6 +31,8 @@ pub(crate) type Told = Option<Known>;
 #[derive(Debug, Default)]
 pub(crate) struct Observers {
     all: Mutex<HashMap<Key, Arc<watch::Sender<Told>>>>,
+    /// The reasons for which their looks fail.
+    troubles: Troubles,
 }
 
 impl Observers {
@@ -128,8 +140,9 @@ impl Run {
             }
         };
         let now = client.now();
+        self.tell_trouble(now, seen.as_ref().err());
         let is_news = match seen {
-            Some(Seen { holder, is_certain: true, is_tracked }) => {
+            Ok(Seen { holder, is_certain: true, is_tracked }) => {
                 let holder = holder.map(|holder| client.watchdog.recognize(&self.key, holder));
                 self.observer.found(sent, now, is_tracked, holder)
             }
@@ -137,6 +150,24 @@ impl Run {
         };
         line.saw(Check::NotYet, now, self.observer.due());
         self.tell(is_news);
+    }
+
+    /// Reports why looks fail, or that they do so no more, once for all observers.
+    fn tell_trouble(&self, now: Time, unseen: Option<&Error>) {
+        let (troubles, lock) = (&self.client.observers.troubles, || self.key.name().to_owned());
+        match unseen {
+            None => {
+                if let Some(count) = troubles.end() {
+                    tell(Event::ObserveAgain { lock: lock(), count });
+                }
+            }
+            Some(error) => {
+                let failure = error.to_string();
+                if let Some(count) = troubles.meet_causes(now, causes_of_absence(&failure, error.votes())) {
+                    tell(Event::ObserveFailed { lock: lock(), failure, count });
+                }
+            }
+        }
     }
 
     /// Only news wakes those who observe; and the first look does.
@@ -152,19 +183,22 @@ impl Drop for Run {
     }
 }
 
-/// One look: when it was sent, and what it has found, unless too few have answered.
-async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Option<Seen>) {
+/// One look: when it was sent, and the holder that it has found, unless too few have answered.
+async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Result<Seen, Error>) {
     let limit = client.options.command_timeout;
-    let is_connected = tokio::select! {
+    let connected = tokio::select! {
         biased;
-        connected = client.connect() => connected.is_ok(),
-        () = client.host.sleep(limit) => false,
+        connected = client.connect() => connected,
+        () = client.host.sleep(limit) => Err(Error::unavailable("there is no connection yet")),
     };
     // Shared with those who wait: a shard that is silent has slots of its own.
     let slots = client.check_slots(key);
     let _slot = client.check_slot(&slots, client.now() + limit, |_| limit).await;
     let (sent, route) = (client.now(), client.watchdog.route());
     line.checks_by(sent + limit);
-    let seen = if is_connected { client.quorum.look(key, route, limit).await.ok() } else { None };
+    let seen = match connected {
+        Ok(()) => client.quorum.look(key, route, limit).await.map_err(Error::of),
+        Err(error) => Err(error),
+    };
     (sent, seen)
 }

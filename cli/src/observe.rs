@@ -16,6 +16,7 @@ use crate::{
     duration::ago,
     exit::{Ended, Exit},
     look::{millis, moment},
+    run::troubles_are_told,
     say::{print, print_for_a_reader, shown, tell},
 };
 
@@ -24,15 +25,22 @@ const VACANT: u8 = 1;
 const UNKNOWN: u8 = 2;
 
 pub(crate) fn observe(options: &Observe) -> Result<ExitCode, Ended> {
+    if !options.once {
+        troubles_are_told(false);
+    }
     with(&options.servers, |leases| async move {
         let leaders = leases.election(&options.name).observe()?;
-        if options.once { once(options, leaders).await } else { follow(options, &leases, leaders).await }
+        if options.once { once(options, &leases, leaders).await } else { follow(options, &leases, leaders).await }
     })
 }
 
-async fn once(options: &Observe, mut leaders: Leaders) -> Result<ExitCode, Ended> {
+async fn once(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Result<ExitCode, Ended> {
     let now = leaders.next().await.unwrap_or(Leadership::Unknown);
     print(&line(options, &now))?;
+    if now == Leadership::Unknown {
+        // The observer does not say why, and this question meets the same.
+        leases.lock(&options.name).holder().await?;
+    }
     Ok(match now {
         Leadership::Led(_) => ExitCode::SUCCESS,
         Leadership::Vacant => Exit::Conflict(VACANT).into(),

@@ -184,6 +184,17 @@ pub(crate) enum Event {
         label: String,
         failure: Failure,
     },
+    /// With how often observers failed for this reason since that was last told.
+    ObserveFailed {
+        lock: String,
+        failure: String,
+        count: u64,
+    },
+    /// With how often they failed since that was last told.
+    ObserveAgain {
+        lock: String,
+        count: u64,
+    },
     UndosFull {
         node: String,
     },
@@ -238,6 +249,7 @@ impl Event {
             | Self::CredentialsAgain { .. }
             | Self::ServerSettled { .. }
             | Self::ReplicasAgain { .. }
+            | Self::ObserveAgain { .. }
             | Self::UndosGoOn { .. } => Level::INFO,
             Self::Renewal { .. }
             | Self::RenewalFailed { .. }
@@ -265,6 +277,7 @@ impl Event {
             | Self::ClocksDiffer { .. }
             | Self::NotificationsRefused { .. }
             | Self::NoCredentials { .. }
+            | Self::ObserveFailed { .. }
             | Self::UndoLeft { .. }
             | Self::UndosFull { .. }
             | Self::EventsDropped { .. } => Level::WARN,
@@ -422,6 +435,12 @@ impl Event {
             }
             Self::UndoFailed { lock, label, failure } => {
                 tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not taken back yet: it is tried again");
+            }
+            Self::ObserveFailed { lock, failure, count } => {
+                tracing::warn!(name: "observe", target: TARGET, lock, %failure, count, "who holds an observed lock is not known");
+            }
+            Self::ObserveAgain { lock, count } => {
+                tracing::info!(name: "observe", target: TARGET, lock, count, "observers are answered again");
             }
             Self::UndosFull { node } => {
                 tracing::warn!(

@@ -44,6 +44,7 @@ mod trouble;
 pub(crate) use exec::{exec, interrupted};
 pub(crate) use guard::guard;
 pub(crate) use hold::hold as hold_for_a_script;
+pub(crate) use trouble::is_told as troubles_are_told;
 
 const SECOND: Duration = Duration::from_secs(1);
 

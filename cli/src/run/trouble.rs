@@ -1,4 +1,4 @@
-//! The reasons why a waiter cannot check the lock, or why a lease is not renewed, and failovers. The library gives them
+//! The reasons why a waiter or an observer cannot check the lock, or why a lease is not renewed, and failovers. The library gives them
 //! to `tracing`, and the tool prints them.
 
 use std::{fmt, sync::Mutex, time::Duration};
@@ -31,9 +31,9 @@ pub(super) fn is_over() {
     }
 }
 
-/// From now on, prints why a waiter cannot check the lock, at most once in `AGAIN`, and keeps why renewals fail. If it
+/// From now on, prints why a waiter or an observer cannot check the lock, at most once in `AGAIN`, and keeps why renewals fail. If it
 /// is `verbose`, it also prints each failover.
-pub(super) fn is_told(verbose: bool) {
+pub(crate) fn is_told(verbose: bool) {
     let troubles = Troubles { verbose, told: Mutex::default() };
     let _somebody_did_it_before = tracing::subscriber::set_global_default(troubles);
 }
@@ -46,7 +46,7 @@ struct Troubles {
 
 impl Subscriber for Troubles {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.fields().field("failure").is_some() && ["wait", "renew"].contains(&metadata.name())
+        metadata.fields().field("failure").is_some() && ["wait", "observe", "renew"].contains(&metadata.name())
             || self.verbose && metadata.name() == "primary"
     }
 
@@ -66,6 +66,11 @@ impl Subscriber for Troubles {
             tell(format_args!(
                 "{node} has taken over from {before}: locks that it has are renewed there, and those that it lacks are lost"
             ));
+            return;
+        }
+        if event.metadata().name() == "observe" {
+            // The library has told everybody of it, once for all.
+            event.record(&mut Failure(|why| tell(format_args!("who holds it is not known: {why}"))));
             return;
         }
         let Ok(mut told) = self.told.lock() else { return };

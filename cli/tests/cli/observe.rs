@@ -139,6 +139,28 @@ fn once_answers_by_its_exit_code() {
     ends_with(&tool(&server, &["observe", ""]).output().unwrap(), 64, &["name"]);
 }
 
+/// Such as to a user that may not read locks.
+#[test]
+fn a_refusal_is_told_once_and_ends_a_single_look() {
+    let server = Server::start();
+    server.wire().must(&["ACL", "SETUSER", "default", "-getrange"]);
+    let once = tool(&server, &["observe", "--once", NAME]).output().unwrap();
+    ends_with(&once, 69, &["GETRANGE", "rights"]);
+    assert_eq!(once.stdout, b"unknown\n");
+    let mut observing = Observing::start(&server, &[]);
+    assert_eq!(observing.line(), "unknown");
+    let mut errors = BufReader::new(observing.tool.stderr.take().unwrap()).lines();
+    let why = errors.next().expect("it says why").unwrap();
+    assert!(why.starts_with("leasehold: who holds it is not known: ") && why.contains("GETRANGE"), "{why}");
+    let before = server.wire().calls("evalsha");
+    eventually(HANGS, "it looks again", || server.wire().calls("evalsha") > before + 3);
+    server.wire().must(&["ACL", "SETUSER", "default", "+getrange"]);
+    assert_eq!(observing.line(), "vacant");
+    observing.tool.kill().unwrap();
+    let more: Vec<_> = errors.map(Result::unwrap).collect();
+    assert!(more.is_empty(), "{more:?}");
+}
+
 /// Its reader has gone: it does not run for nobody.
 #[test]
 fn it_ends_with_its_reader() {

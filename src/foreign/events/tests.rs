@@ -74,6 +74,8 @@ fn all() -> Vec<Event> {
         Event::Reconnect { lock: text() },
         Event::Crowded { held: 1, awaited: 2, queued: 3, observed: 5, capacity: 4 },
         Event::TableFull { table: 1 },
+        Event::ObserveFailed { lock: text(), failure: text(), count: 1 },
+        Event::ObserveAgain { lock: text(), count: 1 },
         Event::NodeAnswers { node: text() },
         Event::NodeSilent { node: text(), reason: text(), count: 1 },
         Event::NodeAbsent { node: text(), error: text() },
