@@ -180,7 +180,7 @@ impl Election {
         }
     }
 
-    /// Who leads, by one look at the servers: [`Lock::holder`]. `None` if nobody does.
+    /// Who leads, by one look at the servers: [`Lock::holder`]. `None` if nobody does, or the name is shared.
     ///
     /// # Errors
     ///

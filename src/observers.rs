@@ -1,12 +1,15 @@
 //! The observers of this process, one for each lock that somebody observes: a task on the keeper that looks, and tells all
 //! who observe it.
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     check::Check,
+    failure::Failure,
     hash::HashMap,
+    holder::{Holder, RELEASED},
     key::Key,
+    message::{Request, Route, Sharers},
     observer::{Known, Observer},
     time::Time,
     troubles::causes_of_absence,
@@ -23,6 +26,9 @@ use crate::{
     troubles::Troubles,
     wait::InLine,
 };
+
+/// The number of sharers that are read. If there are more, those that are released count as well.
+const READ: usize = 100;
 
 /// What an observer tells; nothing before its first look.
 pub(crate) type Told = Option<Known>;
@@ -200,5 +206,27 @@ async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Result<See
         Ok(()) => client.quorum.look(key, route, limit).await.map_err(Error::of),
         Err(error) => Err(error),
     };
-    (sent, seen)
+    match seen {
+        Ok(Seen { holder: Some(all), is_certain: true, is_tracked }) if all.is_of_all() => {
+            let holder = sharers(client, key, route, limit).await.unwrap_or(Some(all));
+            (sent, Ok(Seen { holder, is_certain: true, is_tracked }))
+        }
+        seen => (sent, seen),
+    }
+}
+
+/// The sharers of a lock as one, without those that are released and only keep their places. An error where they may not be
+/// read.
+async fn sharers(client: &Client, key: &Key, route: Route, limit: Duration) -> Result<Option<Holder>, Failure> {
+    let request = Request::Sharers { key: key.clone(), most: READ };
+    let read: Option<Sharers> = client.quorum.sole()?.ask(route, request, limit).await?;
+    Ok(read.map(|Sharers { holder, first }| {
+        let count = holder.sharers().map_or(usize::MAX, |sharers| usize::try_from(sharers).unwrap_or(usize::MAX));
+        if !holder.is_of_all() || first.len() < count {
+            return holder;
+        }
+        let holds = first.iter().filter(|sharer| !sharer.label().is_some_and(|label| label.ends_with(RELEASED)));
+        let last = holds.clone().next_back().and_then(Holder::remaining);
+        holder.shared_by(u32::try_from(holds.count()).unwrap_or(u32::MAX)).lasting(last)
+    }))
 }

@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use crate::{
     args::Observe,
     connect::with,
-    duration::ago,
+    duration::{ago, brief},
     exit::{Ended, Exit},
     look::{millis, moment},
     run::troubles_are_told,
@@ -42,7 +42,7 @@ async fn once(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Resul
         leases.lock(&options.name).holder().await?;
     }
     Ok(match now {
-        Leadership::Led(_) => ExitCode::SUCCESS,
+        Leadership::Led(_) | Leadership::Shared(_) => ExitCode::SUCCESS,
         Leadership::Vacant => Exit::Conflict(VACANT).into(),
         _ => Exit::Conflict(UNKNOWN).into(),
     })
@@ -101,10 +101,9 @@ fn how(status: ExitStatus) -> String {
 
 /// Runs it in a shell, with what it is to know in its environment. It outlives a tool that is ended meanwhile.
 fn start(command: &str, now: &Leadership) -> io::Result<Child> {
-    let leader = now.leader();
     // Another program may have written anything; no environment can have a NUL.
-    let label = leader.and_then(Holder::label).unwrap_or_default().replace('\0', "\u{fffd}");
-    let fence = leader.and_then(Holder::fence).map(|fence| fence.to_string()).unwrap_or_default();
+    let label = now.leader().and_then(Holder::label).unwrap_or_default().replace('\0', "\u{fffd}");
+    let fence = holder(now).and_then(Holder::fence).map(|fence| fence.to_string()).unwrap_or_default();
     Command::new("sh")
         .args(["-c", command])
         .env("LEASEHOLD_STATE", word(now))
@@ -117,27 +116,42 @@ fn start(command: &str, now: &Leadership) -> io::Result<Child> {
 fn word(now: &Leadership) -> &'static str {
     match now {
         Leadership::Led(_) => "led",
+        Leadership::Shared(_) => "shared",
         Leadership::Vacant => "vacant",
         _ => "unknown",
     }
 }
 
+/// The leader, or all who share the lock as one.
+fn holder(now: &Leadership) -> Option<&Holder> {
+    match now {
+        Leadership::Led(holder) | Leadership::Shared(holder) => Some(holder),
+        _ => None,
+    }
+}
+
 fn line(options: &Observe, now: &Leadership) -> String {
-    let (state, leader) = (word(now), now.leader());
+    let (state, holder) = (word(now), holder(now));
     if options.json {
         return json!({
             "name": options.name,
             "state": state,
-            "leader": leader.map(Holder::label),
-            "fence": leader.and_then(Holder::fence).map(u64::from),
-            "since": leader.and_then(Holder::since).and_then(moment),
-            "held_ms": leader.and_then(Holder::since).map(ago).map(millis),
-            "remaining_ms": leader.and_then(Holder::remaining).map(millis),
+            "leader": now.leader().map(Holder::label),
+            "sharers": holder.and_then(Holder::sharers),
+            "fence": holder.and_then(Holder::fence).map(u64::from),
+            "since": holder.and_then(Holder::since).and_then(moment),
+            "held_ms": holder.and_then(Holder::since).map(ago).map(millis),
+            "remaining_ms": holder.and_then(Holder::remaining).map(millis),
         })
         .to_string();
     }
-    let Some(leader) = leader else { return state.to_owned() };
-    let by = leader.label().map_or_else(|| "by a program without a label".to_owned(), shown);
-    let fence = leader.fence().map(|fence| format!(" fence {fence}")).unwrap_or_default();
+    let Some(holder) = holder else { return state.to_owned() };
+    let fence = holder.fence().map(|fence| format!(" fence {fence}")).unwrap_or_default();
+    if holder.is_shared() {
+        let by = holder.sharers().map(|sharers| format!(" by {sharers}")).unwrap_or_default();
+        let left = holder.remaining().map(|left| format!(", the last for {}", brief(left))).unwrap_or_default();
+        return format!("{state}{by}{fence}{left}");
+    }
+    let by = holder.label().map_or_else(|| "by a program without a label".to_owned(), shown);
     format!("{state} {by}{fence}")
 }

@@ -215,6 +215,7 @@ const OBSERVE: &[Section] = &[
         "Output",
         Terms(&[
             ("led LABEL fence N", "LABEL holds the lock."),
+            ("shared by COUNT fence N, the last for TIME", "COUNT holders share it; the last share lives for TIME."),
             ("vacant", "Nobody does."),
             ("unknown", "What was known has run out, and no server has answered since."),
         ]),
@@ -222,7 +223,7 @@ const OBSERVE: &[Section] = &[
     section(
         "Environment of --exec",
         Terms(&[
-            ("LEASEHOLD_STATE", "led, vacant or unknown."),
+            ("LEASEHOLD_STATE", "led, shared, vacant or unknown."),
             ("LEASEHOLD_LEADER", "The label of the holder."),
             ("LEASEHOLD_FENCE", "Its fencing token."),
         ]),
@@ -234,7 +235,7 @@ const OBSERVE: &[Section] = &[
             ("1", "With --once: nobody does."),
             ("2", "With --once: it is not known."),
             ("64", "The command line or the configuration is wrong."),
-            ("69", "At the start the server is away, or refuses us."),
+            ("69", "The server is away, or refuses us: at the start, or with --once."),
         ]),
     ),
     section(

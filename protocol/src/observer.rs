@@ -37,6 +37,9 @@ pub enum Leadership {
     /// This one does, until its [`remaining`](Holder::remaining) time is over, unless it resigns before. That is the time of
     /// its key, which may outlive its term by a `lock_delay`; nobody else leads until then.
     Led(Holder),
+    /// Nobody does: the name is [shared](Holder::is_shared), by readers or by holders of permits. This holder stands for all
+    /// of them. A new one of them is told only together with another change.
+    Shared(Holder),
     /// Nobody does.
     Vacant,
     /// It is not known: what was known has run out, and the servers have not answered since; or too few of a quorum have. So it
@@ -50,7 +53,7 @@ impl Leadership {
     pub fn leader(&self) -> Option<&Holder> {
         match self {
             Self::Led(leader) => Some(leader),
-            Self::Vacant | Self::Unknown => None,
+            Self::Shared(_) | Self::Vacant | Self::Unknown => None,
         }
     }
 
@@ -61,6 +64,8 @@ impl Leadership {
     pub fn of(found: Option<Holder>) -> Self {
         match found {
             Some(holder) if holder.not_a_lock().is_some() => Self::Unknown,
+            Some(holder) if holder.is_of_all() && holder.sharers() != Some(0) => Self::Shared(holder),
+            Some(holder) if holder.is_of_all() => Self::Vacant,
             Some(holder) if !holder.label().is_some_and(|label| label.ends_with(RELEASED)) => Self::Led(holder),
             _ => Self::Vacant,
         }
@@ -71,7 +76,9 @@ impl Leadership {
     #[doc(hidden)]
     pub fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Led(one), Self::Led(other)) => one.is_same(other) && one.fence() == other.fence(),
+            (Self::Led(one), Self::Led(other)) | (Self::Shared(one), Self::Shared(other)) => {
+                one.is_same(other) && one.fence() == other.fence()
+            }
             _ => self == other,
         }
     }
@@ -99,9 +106,9 @@ impl Known {
     pub fn at(&self, now: Time) -> Leadership {
         match &self.what {
             _ if now >= self.until => Leadership::Unknown,
-            Leadership::Led(leader) if self.until != Time::NEVER => {
-                Leadership::Led(leader.clone().lasting(Some(self.until.since(now))))
-            }
+            what if self.until == Time::NEVER => what.clone(),
+            Leadership::Led(leader) => Leadership::Led(leader.clone().lasting(Some(self.until.since(now)))),
+            Leadership::Shared(all) => Leadership::Shared(all.clone().lasting(Some(self.until.since(now)))),
             what => what.clone(),
         }
     }
@@ -164,7 +171,7 @@ impl Observer {
                 let until = sent + VACANT_FOR + self.limit;
                 (until, now + self.backoff.next(None))
             }
-            (Leadership::Led(_), Some(Some(remaining))) => {
+            (Leadership::Led(_) | Leadership::Shared(_), Some(Some(remaining))) => {
                 let until = sent + remaining;
                 let next = if is_notified { Duration::MAX } else { self.backoff.next(None) };
                 // Half way, since a notification may be lost. Then when the key has gone, for the server has had the look by
@@ -178,7 +185,7 @@ impl Observer {
                 (until, now + if is_notified { SLOW_LOOK } else { self.backoff.next(None) })
             }
         };
-        if is_notified && matches!(what, Leadership::Led(_)) {
+        if is_notified && matches!(what, Leadership::Led(_) | Leadership::Shared(_)) {
             self.backoff.starts_over();
         }
         self.next_look = next.max(now + ROUNDING);
@@ -284,6 +291,26 @@ mod tests {
         assert!(observer.found(at(2), at(3), true, Some(Holder::of_type(Some("list"), -1))));
         assert_eq!(observer.known().at(at(3)), Leadership::Unknown);
         assert_eq!(observer.due(), at(3) + SLOW_LOOK);
+    }
+
+    #[test]
+    fn a_name_that_is_shared_has_no_leader() {
+        let mut observer = observer();
+        let all = |sharers, fence: u64| {
+            let value = format!("lh1:00000000-0000-0000-0000-000000000000:{fence}@");
+            Some(Holder::read(Some(&value), 1_000).shared_by(sharers))
+        };
+        assert!(observer.found(at(0), at(1), true, all(2, 7)));
+        let known = observer.known().at(at(300));
+        let Leadership::Shared(holder) = &known else { panic!("{known:?}") };
+        assert_eq!((holder.sharers(), holder.remaining()), (Some(2), Some(Duration::from_millis(700))));
+        assert_eq!(known.leader(), None);
+        assert_eq!(observer.due(), at(500), "half way, as of a leader");
+        assert!(!observer.found(at(400), at(401), true, all(3, 7)), "one more who shares it is no news");
+        assert!(observer.found(at(500), at(501), true, all(1, 8)), "another phase is");
+        assert_eq!(observer.known().at(at(1_500)), Leadership::Unknown);
+        assert!(observer.found(at(600), at(601), true, all(0, 8)));
+        assert_eq!(observer.known().at(at(601)), Leadership::Vacant);
     }
 
     #[test]

@@ -68,6 +68,34 @@ fn as_many_commands_run_as_there_are_permits() {
 }
 
 #[test]
+fn a_name_that_is_shared_is_observed_as_that() {
+    let server = Server::start();
+    let (_directory, sign) = directory();
+    let once = |options: &[&str]| tool(&server, &[&["observe", "--once", NAME], options].concat()).output().unwrap();
+    let files = ["one", "two"].map(|file| sign.with_extension(file));
+    let reader = |file| sharer(&server, &["--shared", "--label", "web-1", "--keep-for", "1h"], file);
+    let readers = [reader(&files[0]), reader(&files[1])];
+    let fence = fs::read_to_string(&files[0]).unwrap();
+    let shared = once(&[]);
+    ends_with(&shared, 0, &[]);
+    let line = printed(&shared);
+    assert!(line.starts_with(&format!("shared by 2 fence {}, the last for ", fence.trim())), "{line}");
+    let object = json(&server, &["observe", "--once", "--json", NAME]);
+    assert_eq!((&object["state"], &object["leader"]), (&"shared".into(), &Value::Null));
+    assert_eq!((&object["sharers"], &object["fence"].to_string()), (&2.into(), &fence.trim().to_owned()));
+    // The lock's key lives for longer.
+    assert!(object["remaining_ms"].as_u64().is_some_and(|left| left <= 30_000), "{object}");
+    let [first, second] = readers;
+    sent_away([first]);
+    assert!(printed(&once(&[])).starts_with("shared by 1 fence "), "one place is only kept");
+    sent_away([second]);
+    assert!(server.wire().exists(NAME), "both are");
+    let kept = once(&[]);
+    ends_with(&kept, 1, &[]);
+    assert_eq!(printed(&kept), "vacant\n");
+}
+
+#[test]
 fn readers_and_the_writer_that_waits_for_them_are_shown() {
     let server = Server::start();
     let (_directory, sign) = directory();
