@@ -56,8 +56,10 @@ impl Parser for Args {
         let read = is_run.then(|| matches(RunLine::command, &words).ok()).flatten();
         let mut read = read.map_or_else(|| matches(Line::command, &words), Ok)?;
         let mut args = Self::from_arg_matches_mut(&mut read)?;
-        if let Task::Run(run) = &mut args.task {
-            run.settle(&words)?;
+        match &mut args.task {
+            Task::Run(run) => run.settle(&words)?,
+            Task::Hold(hold) => hold.settle()?,
+            _ => {}
         }
         Ok(args)
     }
@@ -262,10 +264,11 @@ const AN_HOUR: Duration = Duration::from_secs(60 * 60);
 #[derive(Debug, Clone, Part)]
 pub(crate) struct LockArgs {
     /// The lock's name.
+    #[arg(default_value = "", hide_default_value = true, required_unless_present = "locks")]
     pub(crate) name: String,
-    /// Those of several locks; their names together are `name` then.
-    #[arg(skip)]
-    several: Vec<String>,
+    /// One of several locks, all or none of which are acquired, in the place of NAME.
+    #[arg(short, long = "lock", value_name = "NAME")]
+    locks: Vec<String>,
     /// Report what happens on standard error.
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -280,7 +283,16 @@ pub(crate) struct LockArgs {
 impl LockArgs {
     /// The name of each lock.
     pub(crate) fn names(&self) -> &[String] {
-        if self.several.is_empty() { std::slice::from_ref(&self.name) } else { &self.several }
+        if self.locks.is_empty() { std::slice::from_ref(&self.name) } else { &self.locks }
+    }
+
+    /// With `--lock` the names together are the name, for messages. Returns what was read as NAME.
+    fn name_all(&mut self) -> Result<String, Error> {
+        // They are told in lines.
+        if let Some(name) = self.locks.iter().find(|name| name.contains('\n')) {
+            return Err(refused(format_args!("--lock {name:?} has a line break: give it another name")));
+        }
+        Ok(std::mem::replace(&mut self.name, self.locks.join(",")))
     }
 }
 
@@ -290,9 +302,6 @@ impl LockArgs {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) wanted: LockArgs,
-    /// One of several locks, all of which the command needs, in the place of NAME.
-    #[arg(short, long = "lock", value_name = "NAME")]
-    locks: Vec<String>,
     #[command(flatten)]
     pub(crate) stopping: Stopping,
     /// Serve metrics for Prometheus under http://IP:PORT/metrics.
@@ -309,7 +318,7 @@ pub(crate) struct Run {
 impl Run {
     /// With `--lock` there is no NAME, and what was read as such is the first word of the command.
     fn settle(&mut self, words: &[OsString]) -> Result<(), Error> {
-        if self.locks.is_empty() {
+        if self.wanted.locks.is_empty() {
             return Ok(());
         }
         let behind_dashes = words.iter().skip_while(|word| *word != "--").skip(1).count();
@@ -318,22 +327,27 @@ impl Run {
                 "with --lock there is no NAME, and the command comes after --: leasehold run --lock a --lock b -- COMMAND",
             ));
         }
-        // They are told to the command in lines.
-        if let Some(name) = self.locks.iter().find(|name| name.contains('\n')) {
-            return Err(refused(format_args!("--lock {name:?} has a line break: give it another name")));
-        }
-        let program = std::mem::replace(&mut self.wanted.name, self.locks.join(","));
+        let program = self.wanted.name_all()?;
         self.command.insert(0, program.into());
-        self.wanted.several = std::mem::take(&mut self.locks);
         Ok(())
     }
 }
 
 #[derive(Debug, Clone, Part)]
-#[command(override_usage = "leasehold hold [OPTIONS] <NAME>")]
+#[command(override_usage = "leasehold hold [OPTIONS] <NAME>\n       \
+                      leasehold hold [OPTIONS] --lock <NAME>...")]
 pub(crate) struct Hold {
     #[command(flatten)]
     pub(crate) wanted: LockArgs,
+}
+
+impl Hold {
+    fn settle(&mut self) -> Result<(), Error> {
+        if self.wanted.locks.is_empty() || self.wanted.name_all()?.is_empty() {
+            return Ok(());
+        }
+        Err(refused("with --lock there is no NAME: leasehold hold --lock a --lock b"))
+    }
 }
 
 /// How the command is stopped when the lease is about to end.

@@ -126,7 +126,8 @@ const HOLD: &[Section] = &[
     section(
         "Notes",
         Text(
-            "One line, `held FENCE`, is printed once the lock is held. It is released when standard input is closed, or by a \
+            "One line, `held FENCE`, is printed once the lock is held; with --lock a line `held FENCE NAME` for each of several, \
+             once all are. It is released when standard input is closed, or by a \
              signal. Nobody stops the script when the lock is lost: it sees that hold has ended.",
         ),
     ),
@@ -149,6 +150,7 @@ const HOLD: &[Section] = &[
         "Examples",
         Lines(&[
             "leasehold hold nightly              # until Ctrl-D",
+            "leasehold hold -l users -l orders   # both, or neither",
             "",
             "# In a script of bash:",
             "coproc LOCK { exec leasehold hold -n nightly; }",

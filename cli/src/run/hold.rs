@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use leasehold::{Lease, MultiLease};
+use leasehold::MultiLease;
 use rustix::process::Signal;
 use tokio::sync::{oneshot, watch};
 
@@ -49,8 +49,14 @@ async fn until_closed(
     signals: &mut Signals,
 ) -> Result<Exit, Ended> {
     let acquired = now();
-    let fences = lease.leases().iter().map(Lease::fence).map(|fence| format!("held {fence}"));
-    let (mut told, mut is_told) = (pin!(tell_the_script(fences.collect())), false);
+    let line = match lease.leases() {
+        [lease] => format!("held {}", lease.fence()),
+        leases => {
+            let lines: Vec<_> = leases.iter().map(|lease| format!("held {} {}", lease.fence(), lease.name())).collect();
+            lines.join("\n")
+        }
+    };
+    let (mut told, mut is_told) = (pin!(tell_the_script(line)), false);
     let exit = loop {
         tokio::select! {
             biased;

@@ -52,6 +52,38 @@ fn a_lock_is_held_until_the_input_is_closed_or_a_signal_comes() {
     assert!(is_held(&server), "it is kept");
 }
 
+#[test]
+fn several_locks_are_held_all_or_none() {
+    let server = Server::start();
+    let both = ["hold", "-n", "-l", "orders", "--lock", "users"];
+    let start = || tool(&server, &both).stdin(Stdio::piped()).spawn().unwrap();
+    let mut holder = start();
+    let mut lines = BufReader::new(holder.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+    let told = [lines.next().unwrap(), lines.next().unwrap()];
+    let fence = |name: &str| server.wire().get(&format!("{{{name}}}:lh:fence")).unwrap();
+    assert_eq!(told, ["orders", "users"].map(|name| format!("held {} {name}", fence(name))));
+    ends_with(&closed(start()), 1, &[]);
+    ends_with(&tool(&server, &["hold", "-n", "users"]).stdin(Stdio::piped()).output().unwrap(), 1, &[]);
+    ends_with(&closed(holder), 0, &[]);
+    let (one, line) = {
+        let mut one = tool(&server, &["hold", "-l", "users"]).stdin(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(one.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        (one, line)
+    };
+    assert_eq!(line, format!("held {}\n", fence("users")));
+    // A holder of one of them keeps both away.
+    ends_with(&closed(start()), 1, &[]);
+    assert!(!server.wire().exists("orders"));
+    ends_with(&closed(one), 0, &[]);
+    for (wrong, why) in
+        [(&["hold"][..], "<NAME>"), (&["hold", "-l", "a", "b"], "there is no NAME"), (&["run", "true"], "COMMAND")]
+    {
+        ends_with(&tool(&server, wrong).output().unwrap(), 64, &[why]);
+    }
+    ends_with(&tool(&server, &["hold", "-l", "a\nb"]).output().unwrap(), 64, &["line break"]);
+}
+
 /// Such as the output to a script that waits for something else first.
 #[test]
 fn an_output_that_nobody_reads_stops_no_renewal() {

@@ -1081,8 +1081,8 @@ fn several_locks_that_do_not_fit_are_refused() {
     refused(&["-l", "a", "-l", "a", "--", "echo"], "\"a\" is there twice");
     refused(&["-l", "a", "-l", "b\nc", "--", "echo"], "line break");
     refused(&["-l", "a", "-l", "", "--", "echo"], "the name is empty");
-    refused(&["-l", "a", "-l", "b", "--"], "required");
-    refused(&["-l", "a", "-l", "b"], "required");
+    refused(&["-l", "a", "-l", "b", "--"], usage);
+    refused(&["-l", "a", "-l", "b"], usage);
     let output = tool(&server, &["run", "-l", "a", "-l", "b", "--", "no-such-command"]).output().unwrap();
     ends_with(&output, 127, &["no-such-command"]);
     assert_eq!(server.wire().keys("*"), [""; 0]);
