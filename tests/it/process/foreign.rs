@@ -76,6 +76,12 @@ async fn cause(event: &str, scene: &Scene) {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
+        "observe" => {
+            let _observing = scene.leases.election("observed").observe().unwrap();
+            all[0].wire().must(&["ACL", "SETUSER", "default", "-getrange"]);
+            sprung(event).await;
+            all[0].wire().must(&["ACL", "SETUSER", "default", "+getrange"]);
+        }
         "repair" => {
             let victim = scene.acquire("victim").await;
             eventually_async(HANGS, "it is everywhere", || all.iter().all(|server| server.wire().exists("victim")))
@@ -232,6 +238,7 @@ events! {
     reconnect: f91_the_subscriber_blocks_at_reconnect, f91_the_subscriber_panics_at_reconnect;
     crowded: f91_the_subscriber_blocks_at_crowded, f91_the_subscriber_panics_at_crowded;
     undo: f91_the_subscriber_blocks_at_undo, f91_the_subscriber_panics_at_undo;
+    observe: f91_the_subscriber_blocks_at_observe, f91_the_subscriber_panics_at_observe;
     notifications: f91_the_subscriber_blocks_at_notifications, f91_the_subscriber_panics_at_notifications;
     credentials: f91_the_subscriber_blocks_at_credentials, f91_the_subscriber_panics_at_credentials;
     connection: f91_the_subscriber_blocks_at_connection, f91_the_subscriber_panics_at_connection;
