@@ -135,12 +135,8 @@ impl Client {
             if let Some(News::Released(end)) = news {
                 for (node, answer) in answers.take() {
                     self.quorum.set_aside(node, &hold.claim.token);
-                    let own_release = self.watchdog.own_releases.begin(&hold.claim.key, node);
                     let late = self.clone().late_release(hold.clone(), mode.clone(), node, answer);
-                    self.late_replies.hear(async move {
-                        late.await;
-                        drop(own_release);
-                    });
+                    self.late_replies.hear(late);
                 }
                 return end;
             }

@@ -549,10 +549,10 @@ fn nothing_of_a_killed_runners_job_is_there_when_the_next_one_begins() {
                 let ignores = with_paths("trap '' TERM\necho $$ > SIGN\nwhile :; do sleep 0.05; done");
                 fs::write(&worker, ignores).unwrap();
                 let run = |grace, script: &str| {
-                    tool(server, &["run", "--ttl", "2s", "--grace", grace, &name, "sh", "-c", script])
+                    tool(server, &["run", "--ttl", "3s", "--grace", grace, &name, "sh", "-c", script])
                 };
                 let mut runner =
-                    run("700ms", &with_paths(start)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+                    run("1s", &with_paths(start)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
                 eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
                 runner.kill().unwrap();
                 runner.wait().unwrap();
@@ -604,7 +604,8 @@ fn the_job_of_a_runner_that_is_killed_past_its_lease_is_killed_at_once() {
         pipe.display(),
         sign.display()
     );
-    let mut runner = run(&server, &["--ttl", "1s"], &format!("({worker}); :")).stdout(Stdio::null()).spawn().unwrap();
+    let options = ["--ttl", "2s", "--grace", "200ms"];
+    let mut runner = run(&server, &options, &format!("({worker}); :")).stdout(Stdio::null()).spawn().unwrap();
     started(&server, &sign);
     send(&runner, Signal::STOP);
     eventually(HANGS, "the lease is over", || !is_held(&server));
@@ -621,14 +622,14 @@ fn a_job_that_has_ended_leaves_no_guard_which_would_end_anything() {
     let (directory, sign) = directory();
     let end = directory.path().join("end");
     let script = format!(
-        "setsid sleep 60 >&- 2>&- & echo $! > {}; until [ -e {} ]; do sleep 0.01; done",
+        "setsid sh -c 'echo $$ > {}; exec sleep 60' >&- 2>&- & until [ -e {} ]; do sleep 0.01; done",
         sign.display(),
         end.display()
     );
     let runner = run(&server, &[], &script).spawn().unwrap();
-    started(&server, &sign);
-    let guard = || all_children_of(&runner).1;
-    let guard = guard().expect("a guard").as_raw_nonzero().get().unsigned_abs();
+    eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
+    let (_, guard) = all_children_of(&runner);
+    let guard = guard.expect("a guard").as_raw_nonzero().get().unsigned_abs();
     fs::write(&end, "").unwrap();
     ends_with(&runner.wait_with_output().unwrap(), 0, &[]);
     assert_eq!(state(guard), None);
