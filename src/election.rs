@@ -201,8 +201,8 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for a bad name or label; [`Error::Closed`]. An outage or a refusal is none: it is told as
-    /// [`Unknown`](Leadership::Unknown), and the event `observe` says why.
+    /// [`Error::Config`] for a bad name or label; [`Error::Closed`]. An outage or a refusal is not an error: the
+    /// stream gives [`Unknown`](Leadership::Unknown), and the event `observe` reports the cause.
     pub fn observe(&self) -> Result<Leaders, Error> {
         let client = &self.lock.scope.client;
         client.check_open()?;

@@ -428,14 +428,14 @@ pub enum Polled {
 pub enum ReleaseMode {
     /// Free, or with the first of its queue.
     Delete,
-    /// The same, and its token leaves the queue too. So do these, all of one process.
+    /// As `Delete`, and the token leaves the queue too, together with these tokens of the same process.
     Leave(Arc<[Token]>),
     /// The key stays for this long, under a value of its own, and nobody renews it.
     Retain(Duration, Token),
 }
 
 impl ReleaseMode {
-    /// Of a token by itself.
+    /// `Leave` for one token only.
     pub fn leave() -> Self {
         Self::Leave(Arc::default())
     }

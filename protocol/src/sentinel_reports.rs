@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. A larger epoch than ours is taken. (The driver asks first whether that server says itself that it is a primary.) If
-//!    one Sentinel alone knows of that server, our primary is asked too. With as many votes it stays while it says that it
-//!    is a primary; with more, until it says that it is none.
+//!    one Sentinel alone knows of that server, our primary is asked too. If as many name ours, it stays while it says that it
+//!    is a primary. If more name ours, it stays until it says that it is a replica.
 //! 2. An epoch that is not larger is mostly that of a Sentinel which is behind the times: for a moment after each failover
 //!    most of them are. Or an operator has had all of them begin anew, with epochs from zero. So it is taken once more
 //!    than half have said it for `BEGUN_ANEW`, and nobody has said ours, or something newer, meanwhile. Half of those
@@ -57,11 +57,11 @@ pub enum Verdict {
     BegunAnew,
     /// It is behind the times.
     Stale,
-    /// Most say it: it may be taken in a moment, or at once if our primary says that it is none.
+    /// Most say it: it may be taken in a moment, or at once if our primary says that it is a replica.
     Perhaps,
     /// One alone knows of that server, and another contradicts: it is taken unless our primary says that it is one.
     Contested,
-    /// One alone knows of that server, and more contradict: it is taken if our primary says that it is none.
+    /// One alone knows of that server, and more contradict: it is taken if our primary says that it is a replica.
     Outvoted,
 }
 
@@ -103,7 +103,7 @@ impl Reports {
             self.against = None;
             return Verdict::Taken;
         }
-        // To go back to a server that was replaced would be worse than to stay, and one that nobody else knows is none.
+        // Going back to a replaced server would be worse than staying. A server that one Sentinel alone knows is not held to.
         let is_held_to = !is_ours
             && self.all().any(|report| {
                 let says_ours = report.epoch > own || report.epoch == own && report.primary == *place;

@@ -201,7 +201,6 @@ impl Acquire {
         let client = &self.client;
         let few = client.quorum.len() - client.quorum.majority();
         if client.watchdog.own_releases.are_on_more_than(few, &self.wanted.key) {
-            client.late_replies.hear_now();
             let over = client.watchdog.own_releases.over(&self.wanted.key, few);
             let wait = async {
                 tokio::select! {

@@ -49,7 +49,7 @@ impl LateReplies {
     }
 
     /// Hears those that are gathered without waiting for more: somebody waits for one of them.
-    pub(crate) fn hear_now(&self) {
+    pub(super) fn hear_now(&self) {
         let gathered = take(&mut *self.gathered.lock());
         for late_reply in gathered {
             self.host.spawn(late_reply);
