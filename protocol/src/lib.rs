@@ -53,6 +53,7 @@ pub mod fence_proposal;
 pub mod forced;
 pub mod glob;
 pub mod hash;
+pub mod hearsay;
 pub mod holder;
 pub mod identities;
 pub mod jitter;

@@ -60,6 +60,11 @@ impl SlotSet {
         }
     }
 
+    /// Whether all that are in the other one are in.
+    pub fn has_all(&self, other: &Self) -> bool {
+        self.0.iter().zip(&*other.0).all(|(word, others)| others & !word == 0)
+    }
+
     /// How many are in.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()

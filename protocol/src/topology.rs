@@ -85,6 +85,8 @@ pub struct Replica {
 /// A cluster, as one server sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
+    /// The name of the server whose view it is, if it tells.
+    pub by: Option<Box<str>>,
     /// All primaries; those too that claim nothing.
     pub primaries: Vec<Primary>,
     /// The names of all servers that it knows, in whatever state.
@@ -149,6 +151,39 @@ pub struct TakenOver {
     pub is_new: bool,
 }
 
+/// A change that a view would make to a primary that we know, or to the slots that nobody has.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// The slots that would be another's, by who would have them: its name, epoch and place.
+    slots: BTreeMap<Option<Owner>, SlotSet>,
+    place: Option<Place>,
+    epoch: Option<u64>,
+}
+
+type Owner = (Option<Box<str>>, Option<u64>, Place);
+
+impl Claim {
+    /// Whether all that the other one would change is in this one too.
+    pub fn has(&self, other: &Self) -> bool {
+        let is_in =
+            |(owner, slots): (&Option<Owner>, &SlotSet)| self.slots.get(owner).is_some_and(|ours| ours.has_all(slots));
+        other.slots.iter().all(is_in)
+            && (other.place.is_none() || other.place == self.place)
+            && (other.epoch.is_none() || other.epoch == self.epoch)
+    }
+
+    /// Whether those that would have the slots are known.
+    pub fn is_among(&self, topology: &Topology) -> bool {
+        let is_known = |(id, ..): &Owner| id.is_some() && topology.servers.values().any(|server| server.id == *id);
+        self.slots.keys().flatten().all(is_known)
+    }
+
+    /// Where those are that would have the slots.
+    pub fn gainers(&self) -> impl Iterator<Item = &Place> {
+        self.slots.keys().flatten().map(|(_, _, place)| place)
+    }
+}
+
 /// For so long every view has to be foreign before the cluster counts as another one.
 const FOREIGN: Duration = Duration::from_secs(5);
 
@@ -185,7 +220,7 @@ impl Server {
 
 impl Topology {
     /// Takes in a view that was asked for at this time.
-    pub fn merge(&mut self, View { primaries, known, begins_anew }: &View, now: Time) -> Changes {
+    pub fn merge(&mut self, View { primaries, known, begins_anew, .. }: &View, now: Time) -> Changes {
         let (before, mut is_another) = (self.owners.clone(), false);
         let is_ours = |server: &Server| server.id.as_ref().is_some_and(|id| known.contains(id));
         if self.servers.is_empty() || self.servers.values().any(is_ours) {
@@ -260,6 +295,28 @@ impl Topology {
         let changes = self.since(&before);
         elsewhere.retain(|shard| self.servers.contains_key(shard));
         Changes { elsewhere, is_another, ..changes }
+    }
+
+    /// The changes that a view would make: to each primary that we know, and to the slots that nobody has.
+    pub fn claims(&self, view: &View, now: Time) -> BTreeMap<Option<Shard>, Claim> {
+        let mut after = self.clone();
+        let changes = after.merge(view, now);
+        let mut claims: BTreeMap<Option<Shard>, Claim> = BTreeMap::new();
+        for slot in (0..SLOTS).filter(|slot| changes.slots.contains(*slot)) {
+            let owner = after.owner(slot).and_then(|owner| after.servers.get(&owner));
+            let owner = owner.map(|owner| (owner.id.clone(), owner.epoch, owner.place.clone()));
+            claims.entry(self.owner(slot)).or_default().slots.entry(owner).or_default().insert(slot);
+        }
+        for (shard, before) in &self.servers {
+            let Some(after) = after.servers.get(shard) else { continue };
+            if after.place != before.place {
+                claims.entry(Some(*shard)).or_default().place = Some(after.place.clone());
+            }
+            if after.epoch != before.epoch {
+                claims.entry(Some(*shard)).or_default().epoch = after.epoch;
+            }
+        }
+        claims
     }
 
     /// Whether the last views were of another cluster (invariant 3).

@@ -129,7 +129,7 @@ mod tests {
     fn view(port: u16, epoch: u64) -> View {
         let id = format!("{port}").into();
         let primary = Primary { id, place: Some(place(port)), epoch, slots: vec![0..=99], replicas: Vec::new() };
-        View { primaries: vec![primary], known: ["1".into(), "2".into()].into(), begins_anew: None }
+        View { by: None, primaries: vec![primary], known: ["1".into(), "2".into()].into(), begins_anew: None }
     }
 
     fn moved(to: Option<Place>) -> Failure {

@@ -32,6 +32,7 @@ fn of(views: &[View]) -> Topology {
 /// That of a server in a cluster where all know all whom there ever were.
 fn view(primaries: &[Primary]) -> View {
     View {
+        by: None,
         primaries: primaries.to_vec(),
         known: (1..200).map(|port| format!("id-{port}").into()).collect(),
         begins_anew: None,
@@ -41,7 +42,7 @@ fn view(primaries: &[Primary]) -> View {
 /// That of a server which knows these only.
 fn foreign(primaries: &[Primary]) -> View {
     let known = primaries.iter().map(|primary| primary.id.clone()).collect();
-    View { primaries: primaries.to_vec(), known, begins_anew: None }
+    View { by: None, primaries: primaries.to_vec(), known, begins_anew: None }
 }
 
 #[test]

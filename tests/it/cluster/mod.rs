@@ -2,6 +2,7 @@
 
 mod announced;
 mod failing;
+mod lying;
 mod moving;
 mod together;
 

@@ -143,6 +143,13 @@ impl Proxy {
         self.shared.change(|state| state.black_hole = on);
     }
 
+    /// Puts each of two texts for the other in all that the server says from now on. They are equally long.
+    pub fn swap(&self, one: impl Into<Vec<u8>>, other: impl Into<Vec<u8>>) {
+        let (one, other) = (one.into(), other.into());
+        assert!(one.len() == other.len() && one != other, "so that lengths stay true");
+        self.shared.change(|state| state.swaps.push((one, other)));
+    }
+
     /// Decides about the messages that arrive from the server from now on.
     pub fn messages(&self, fate: Messages) {
         self.shared.change(|state| state.messages = fate);
@@ -272,6 +279,8 @@ pub(crate) struct State {
     pub messages: Messages,
     /// See [`Proxy::messages_seen`].
     pub messages_seen: usize,
+    /// See [`Proxy::swap`].
+    pub swaps: Vec<(Vec<u8>, Vec<u8>)>,
     /// Connections of an earlier epoch than this have been cut.
     pub cut_done: u64,
     cut_wanted: u64,

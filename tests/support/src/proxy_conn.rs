@@ -106,6 +106,18 @@ async fn silence(
     }
 }
 
+/// Puts each of two texts of one length for the other.
+fn swap(text: &mut [u8], one: &[u8], other: &[u8]) {
+    let mut at = 0;
+    while let Some(part) = text.get_mut(at..at + one.len()) {
+        let with = if part == one { Some(other) } else { Some(one).filter(|_| part == other) };
+        if let Some(with) = with {
+            part.copy_from_slice(with);
+        }
+        at += with.map_or(1, <[u8]>::len);
+    }
+}
+
 /// What a socket had to read, and whether and how its stream ended behind it.
 struct Read {
     bytes: Vec<u8>,
@@ -264,7 +276,10 @@ impl Traffic {
         while !self.down.raw {
             match resp::frame_len(&self.down.unread) {
                 Ok(Some(length)) => {
-                    let frame = self.down.unread.drain(..length).collect();
+                    let mut frame: Vec<u8> = self.down.unread.drain(..length).collect();
+                    for (one, other) in &self.shared.lock().swaps {
+                        swap(&mut frame, one, other);
+                    }
                     self.reply(frame);
                 }
                 Ok(None) => break,

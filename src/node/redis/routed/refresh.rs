@@ -16,6 +16,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use leasehold_protocol::{
     doubling::Doubling,
     failure::Failure,
+    hearsay::{self, Hearsay},
     message::Shard,
     slot::Keys,
     topology::{Changes, Place, TakenOver, View},
@@ -25,7 +26,7 @@ use super::{Cluster, leave_idle, sentinel::Sentinels, views};
 use crate::{
     error::Error,
     foreign::{self, Event},
-    node::redis::transport::{Address, Endpoint, mistake_of, question, unreachable, words},
+    node::redis::transport::{Address, Endpoint, is_answer, mistake_of, question, unreachable, words},
 };
 
 /// The primaries that are asked in one round, and one server besides.
@@ -34,7 +35,7 @@ const ASKED: usize = 4;
 /// The most views that are known to bring nothing new.
 const MOST_SETTLED: usize = 32;
 
-/// The others are heard for so long once one Sentinel has named a primary.
+/// The others are heard for so long once one has answered.
 const OTHERS: Duration = Duration::from_millis(200);
 
 const NO_SLOTS: &str = "is in a cluster in which no server has a slot, or none tells where it is";
@@ -50,6 +51,15 @@ pub(super) enum Source {
     Primary(Shard),
     /// On a connection that is made for it.
     Other(Box<Endpoint>),
+}
+
+impl Source {
+    fn primary(&self) -> Option<Shard> {
+        match self {
+            Self::Primary(shard) => Some(*shard),
+            Self::Other(_) => None,
+        }
+    }
 }
 
 /// Why there is no view.
@@ -78,45 +88,57 @@ impl Drop for Asking<'_> {
 }
 
 impl Cluster {
-    /// The first view that names primaries, of whichever seed; or what follows from the words of all Sentinels that answer.
+    /// The views of all seeds that answer, or what follows from the words of all Sentinels that do. One that is heard first
+    /// may be behind the times, or wrong.
     pub(super) async fn first_view(&self) -> Result<(), Error> {
         if let Some(sentinels) = &self.sentinels {
             return Box::pin(self.first_words(sentinels)).await;
         }
-        let ask = |seed| async move { (seed, self.answer_of(seed, || Box::pin(self.view_afresh(seed))).await) };
-        let mut asking: FuturesUnordered<_> = self.seeds.iter().map(ask).collect();
-        let mut said = Vec::new();
-        while let Some((seed, answer)) = asking.next().await {
-            match answer {
-                Ok(view) => {
-                    let _first = self.topology.write().merge(&view, self.now());
-                    if !self.topology.read().servers().is_empty() {
-                        return Ok(());
-                    }
-                    said.push(Error::unavailable(format!("{} {NO_SLOTS}", seed.target)));
-                }
-                Err(error) => said.push(error),
-            }
+        let ask = |seed| Box::pin(self.first_view_of(seed)) as Coming<'_, _>;
+        let (views, said) = self.first_answers(ask).await;
+        if views.is_empty() {
+            return Err(none_of(said, false));
         }
-        Err(none_of(said, false))
+        let views = hearsay::sort(views, |(_, view)| view).map_err(|[(one, _), (other, _)]| {
+            Error::config(format!("{one} and {other} are of two clusters: name servers of one"))
+        })?;
+        let mut hearsay = Hearsay::default();
+        for (_, view) in views {
+            hearsay.heard(None, Some(view));
+        }
+        self.go_on(&mut hearsay);
+        Ok(())
     }
 
-    /// All Sentinels are heard before one is believed: the first to answer may be behind the times, or wrong.
+    async fn first_view_of(&self, seed: &Endpoint) -> Result<(String, View), NoView> {
+        let (target, view) = (seed.target.to_string(), self.view_afresh(seed).await?);
+        if view.primaries.iter().all(|primary| primary.place.is_none() || primary.slots.is_empty()) {
+            return Err(NoView::Told(Error::unavailable(format!("{target} {NO_SLOTS}"))));
+        }
+        Ok((target, view))
+    }
+
+    /// The answers of all seeds that come within [`OTHERS`] of each other, and what the others say.
+    async fn first_answers<'a, T>(&'a self, ask: impl Fn(&'a Endpoint) -> Coming<'a, T>) -> (Vec<T>, Vec<Error>) {
+        let mut asking: FuturesUnordered<_> =
+            self.seeds.iter().map(|seed| self.answer_of(seed, || ask(seed))).collect();
+        let (mut answers, mut failed) = (Vec::new(), Vec::new());
+        while !asking.is_empty() {
+            let others = async { if answers.is_empty() { pending().await } else { self.host.sleep(OTHERS).await } };
+            match tokio::select! { biased; () = others => break, next = asking.next() => next } {
+                Some(Ok(answer)) => answers.push(answer),
+                Some(Err(error)) => failed.push(error),
+                None => break,
+            }
+        }
+        (answers, failed)
+    }
+
     async fn first_words(&self, sentinels: &Sentinels) -> Result<(), Error> {
         let until = self.now() + self.pattern.limits.connect;
         let mut pauses = Doubling::from(FIRST_PAUSE);
         loop {
-            let ask = |seed| self.answer_of(seed, || Box::pin(self.said_by(sentinels, seed)));
-            let mut asking: FuturesUnordered<_> = self.seeds.iter().map(ask).collect();
-            let (mut words, mut failed) = (Vec::new(), Vec::new());
-            while !asking.is_empty() {
-                let others = async { if words.is_empty() { pending().await } else { self.host.sleep(OTHERS).await } };
-                match tokio::select! { biased; () = others => break, next = asking.next() => next } {
-                    Some(Ok(said)) => words.push(said),
-                    Some(Err(error)) => failed.push(error),
-                    None => break,
-                }
-            }
+            let (words, mut failed) = self.first_answers(|seed| Box::pin(self.said_by(sentinels, seed))).await;
             let (mut may_change, mut refused) = (false, Vec::new());
             for said in sentinels.sort(self.now(), words) {
                 let primary = said.primary().clone();
@@ -211,51 +233,104 @@ impl Cluster {
         Ok(asking.await.and_then(|answers| read(&answers, host))?)
     }
 
-    /// Asks some servers side by side, others in each round, and takes in what each says as it comes.
+    /// Asks some servers side by side, others in each round, and takes in what is believed of their words as they come.
     pub(super) async fn look(self: Arc<Self>, round: usize) {
-        self.look_at(&self.sources(round)).await;
+        self.look_at(self.sources(round)).await;
     }
 
-    /// Asks these, and takes in what each says as it comes.
-    pub(super) async fn look_at(&self, sources: &[Source]) {
+    /// Asks this server, which says that another has the slots of this primary; and that, and others.
+    pub(super) async fn look_into(self: &Arc<Self>, said_by: Source, of: Shard, round: usize) {
+        self.look_at([vec![said_by, Source::Primary(of)], self.sources(round)].concat()).await;
+    }
+
+    /// Asks these, and takes in what is believed of their words as they come.
+    pub(super) async fn look_at(&self, sources: Vec<Source>) {
         // Each is asked by one round at a time, so one that is not there keeps none from those that are. Two connections
         // may have to be made.
         let limit = (self.pattern.limits.connect + self.pattern.limits.command) * 2;
-        let ask = async |source| (source, tokio::time::timeout(limit, self.view(source)).await.ok().flatten());
-        let mut asking: FuturesUnordered<_> = sources.iter().map(ask).collect();
+        let ask = async |source| {
+            let answer = tokio::time::timeout(limit, self.view(&source)).await.ok().flatten();
+            (source, answer)
+        };
+        let mut hearsay = Hearsay::default();
+        let mut asking = FuturesUnordered::new();
+        for source in sources {
+            hearsay.ask(source.primary());
+            asking.push(ask(source));
+        }
         while let Some((source, answer)) = asking.next().await {
-            match answer {
-                Some(Ok(view)) => {
-                    let changes = self.merge(view);
-                    self.have_changed(&changes);
-                }
-                Some(Err(error)) => {
-                    foreign::tell_debug(|| Event::Connection {
-                        node: self.address_of(source),
-                        error: match error {
-                            NoView::Failed(error) => words(&error).into(),
-                            NoView::Told(error) => error.to_string(),
-                        },
-                    });
-                }
-                None => {}
+            let view = self.view_in(&source, answer, &mut hearsay);
+            match view {
+                Some(view) if self.sentinels.is_some() => self.take_in(&view),
+                view => hearsay.heard(source.primary(), view.filter(|view| !self.is_settled(view))),
+            }
+            self.silent().into_iter().for_each(|primary| hearsay.is_silent(primary));
+            self.go_on(&mut hearsay);
+            for place in hearsay.gainers(&self.topology.read(), self.now()) {
+                hearsay.ask(None);
+                asking.push(ask(Source::Other(Box::new(self.endpoint(&place)))));
             }
         }
     }
 
-    fn merge(&self, view: View) -> Changes {
+    /// The view in an answer, if there is one.
+    fn view_in(&self, source: &Source, answer: Option<Result<View, NoView>>, hearsay: &mut Hearsay) -> Option<View> {
+        let error = match answer? {
+            Ok(view) => return Some(view),
+            Err(error) => error,
+        };
+        if let (Some(primary), NoView::Failed(error)) = (source.primary(), &error) {
+            if !is_answer(error) {
+                hearsay.is_silent(primary);
+            }
+        }
+        foreign::tell_debug(|| Event::Connection {
+            node: self.address_of(source),
+            error: match error {
+                NoView::Failed(error) => words(&error).into(),
+                NoView::Told(error) => error.to_string(),
+            },
+        });
+        None
+    }
+
+    /// The primaries that do not answer what was asked of them, or say that they do not serve.
+    fn silent(&self) -> Vec<Shard> {
+        let now = self.now();
+        let servers = self.servers.lock();
+        let silent = servers.iter().filter(|(_, server)| server.pulse.is_silent(now)).map(|(shard, _)| *shard);
+        silent.chain(self.topology.read().down()).collect()
+    }
+
+    /// Takes in what is believed by now.
+    fn go_on(&self, hearsay: &mut Hearsay) {
+        let next = |hearsay: &mut Hearsay| hearsay.believed(&self.topology.read(), self.now());
+        while let Some(view) = next(hearsay) {
+            self.take_in(&view);
+        }
+    }
+
+    fn take_in(&self, view: &View) {
+        let changes = self.merge(view);
+        self.have_changed(&changes);
+    }
+
+    /// Whether it brings nothing new.
+    fn is_settled(&self, view: &View) -> bool {
+        let (topology, settled) = (self.topology.read(), self.settled.lock());
+        settled.0 == *topology && settled.1.contains(view)
+    }
+
+    fn merge(&self, view: &View) -> Changes {
         let (mut topology, mut settled) = (self.topology.write(), self.settled.lock());
         let (of, views) = &mut *settled;
         let is_same = *of == *topology;
-        if is_same && views.contains(&view) {
-            return Changes::default();
-        }
-        let changes = topology.merge(&view, self.now());
+        let changes = topology.merge(view, self.now());
         if *of != *topology {
             (*of, *views) = (topology.clone(), Vec::new());
         } else if is_same && !topology.is_foreign() && views.len() < MOST_SETTLED {
             // A foreign view counts once all were such for a while.
-            views.push(view);
+            views.push(view.clone());
         }
         changes
     }

@@ -166,7 +166,7 @@ impl Cluster {
             replicas.into_iter().map(|place| Replica { id: name(&place), place, is_failing: false }).collect();
         let primaries = vec![Primary { id, place: Some(primary), epoch, slots, replicas }];
         let begins_anew = now.filter(|_| verdict == Verdict::BegunAnew).map(|now| (now, epoch_now));
-        Ok(View { primaries, known, begins_anew })
+        Ok(View { by: None, primaries, known, begins_anew })
     }
 
     /// Whether it says that it is one.

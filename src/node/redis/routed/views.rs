@@ -9,19 +9,24 @@ use std::{
 use fred::types::Value;
 use leasehold_protocol::topology::{Place, Primary, Replica, View};
 
-/// The view of a server on this host. Nothing if that is not what it has answered.
+/// The view of a server on this host. Nothing if that is not what it has answered, or its answers do not belong together.
 pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
     let Value::Array(entries) = slots else { return None };
     let nodes = nodes.as_str()?;
+    let out_of_reach: BTreeSet<&str> =
+        nodes.lines().filter(|line| flags(line).any(is_out_of_reach)).filter_map(id).collect();
     let mut primaries: BTreeMap<&str, Primary> = nodes.lines().filter_map(|line| primary(line, host)).collect();
     let mut places: BTreeMap<String, Place> = BTreeMap::new();
     for entry in entries {
         let Listed { slots, id, place, replicas } = entry_of(entry, host)?;
         places.extend(replicas);
-        // Of one that was no primary a moment ago, the epoch is not known.
         if let Some(primary) = primaries.get_mut(&*id) {
             primary.place = place;
             primary.slots.push(slots);
+        } else if !out_of_reach.contains(&*id) {
+            // It was no primary a moment ago: one answer is from before a failover, the other from after it. The slots
+            // would seem to be nobody's.
+            return None;
         }
     }
     for (of, mut replica) in nodes.lines().filter_map(|line| replica(line, host)) {
@@ -31,8 +36,9 @@ pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
             primary.replicas.push(replica);
         }
     }
-    let known: BTreeSet<Box<str>> = nodes.lines().filter_map(|line| Some(line.split_once(' ')?.0.into())).collect();
-    Some(View { primaries: primaries.into_values().collect(), known, begins_anew: None })
+    let known = nodes.lines().filter_map(id).map(Into::into).collect();
+    let by = nodes.lines().find(|line| flags(line).any(|flag| flag == "myself")).and_then(id).map(Into::into);
+    Some(View { by, primaries: primaries.into_values().collect(), known, begins_anew: None })
 }
 
 /// An entry of `CLUSTER SLOTS`.
@@ -62,13 +68,24 @@ fn server(value: &Value, host: &str) -> Option<(String, Option<Place>)> {
     Some((id.as_string()?, place))
 }
 
+fn id(line: &str) -> Option<&str> {
+    line.split_once(' ').map(|(id, _)| id)
+}
+
+fn flags(line: &str) -> impl Iterator<Item = &str> {
+    line.split(' ').nth(2).unwrap_or_default().split(',')
+}
+
+fn is_out_of_reach(flag: &str) -> bool {
+    matches!(flag, "handshake" | "noaddr")
+}
+
 /// The first words of a line of `CLUSTER NODES`, if it is about a server of this kind that can be reached.
 fn words_of<'a>(line: &'a str, kind: &str) -> Option<[&'a str; 7]> {
     let mut words = line.split(' ');
     let words = [(); 7].map(|()| words.next().unwrap_or_default());
-    let mut flags = words[2].split(',');
-    let is_of_kind = flags.clone().any(|flag| flag == kind);
-    (is_of_kind && !flags.any(|flag| matches!(flag, "handshake" | "noaddr"))).then_some(words)
+    let is_of_kind = flags(line).any(|flag| flag == kind);
+    (is_of_kind && !flags(line).any(is_out_of_reach)).then_some(words)
 }
 
 /// A line about a replica, and the name of its primary.
@@ -113,7 +130,8 @@ mod tests {
             array([101.into(), 101.into(), server(Some("127.0.0.1"), 7001, "aaa"), server(Some("?"), 7003, "ccc")]),
             array([100.into(), 100.into(), server(None, 7002, "bbb")]),
         ]);
-        let View { primaries, .. } = view(&slots, &NODES.into(), "asked").unwrap();
+        let View { by, primaries, known, .. } = view(&slots, &NODES.into(), "asked").unwrap();
+        assert_eq!(by.as_deref(), Some("aaa"));
         let of = |id: &str| primaries.iter().find(|primary| &*primary.id == id).unwrap();
         let place = |host: &str, port| Some(Place { host: host.into(), port });
         assert_eq!((of("aaa").epoch, &*of("aaa").slots), (3, &[0..=99, 101..=101][..]));
@@ -121,8 +139,9 @@ mod tests {
         assert_eq!((of("ddd").epoch, of("ddd").slots.len(), &of("ddd").place), (1, 0, &place("127.0.0.1", 7004)));
         assert_eq!(primaries.len(), 3);
         let stranger = array([array([0.into(), 99.into(), server(Some("h"), 7009, "zzz")])]);
-        let View { primaries, known, .. } = view(&stranger, &NODES.into(), "asked").unwrap();
-        assert!(primaries.iter().all(|primary| primary.slots.is_empty()), "it was no primary when it was asked");
+        assert_eq!(view(&stranger, &NODES.into(), "asked"), None, "it was no primary when it was asked");
+        let lost = array([array([0.into(), 99.into(), server(None, 0, "eee")])]);
+        assert!(view(&lost, &NODES.into(), "asked").unwrap().primaries.iter().all(|primary| primary.slots.is_empty()));
         assert_eq!(known.into_iter().collect::<Vec<_>>().concat(), "aaabbbcccdddeee");
         let first =
             array([array([0.into(), 99.into(), server(Some("h"), 7001, "aaa"), server(Some(""), 7003, "ccc")])]);

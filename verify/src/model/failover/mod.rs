@@ -79,7 +79,7 @@ impl Handover for Failover {
             let replica = Replica { id: id(other), place: place_of(other), is_failing: false };
             let (place, slots) = (Some(place_of(server)), vec![0..=SLOTS - 1]);
             let primary = Primary { id: id(server), place, epoch, slots, replicas: vec![replica] };
-            View { primaries: vec![primary], known: [id(0), id(1)].into(), begins_anew: None }
+            View { by: None, primaries: vec![primary], known: [id(0), id(1)].into(), begins_anew: None }
         };
         vec![view(1, 0, 1), view(2, 1, 0)]
     }

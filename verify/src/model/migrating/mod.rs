@@ -96,7 +96,7 @@ impl Handover for Move {
             slots,
             replicas: Vec::new(),
         };
-        let view = |primaries| View { primaries, known: ["0".into(), "1".into()].into(), begins_anew: None };
+        let view = |primaries| View { by: None, primaries, known: ["0".into(), "1".into()].into(), begins_anew: None };
         let rest = [0..=slot - 1, slot + 1..=SLOTS - 1];
         vec![
             view(vec![primary(0, 1, vec![0..=SLOTS - 1]), primary(1, 0, Vec::new())]),
