@@ -1,12 +1,19 @@
 //! A primary behind Sentinels: its urls, and its failovers.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use leasehold::{Builder, Error, Lease, Leases, LossReason, NodeState, Owner, Status};
 use support::{
     Cluster, HANGS, Lag, Proxy, SERVICE, Sentinels, Server, Value, Wire, eventually, eventually_async,
     eventually_but_for, within,
 };
+use tokio::task::JoinSet;
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
@@ -434,6 +441,53 @@ async fn f56_one_sentinel_with_a_wrong_address_moves_nobody() {
     }
     assert_eq!(stranger.wire().calls("set") + stranger.wire().calls("evalsha"), 0);
     held.release().await.unwrap().confirmed();
+}
+
+/// The others have replicas take over meanwhile. A lock that both replicas have is never held twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f56_one_sentinel_forgets_the_service_while_others_fail_over() {
+    let all = Sentinels::start();
+    let program = async || {
+        let builder = Leases::builder().url(all.url()).command_timeout(COMMAND).min_replicas(2);
+        within(HANGS, "build", builder.build()).await.unwrap()
+    };
+    let programs = [program().await, program().await];
+    all.sentinels()[0].wire().must(&["SENTINEL", "REMOVE", SERVICE]);
+    let is_over = Arc::<AtomicBool>::default();
+    let [believers, turns] = [(); 2].map(|()| Arc::<AtomicUsize>::default());
+    let mut crowd = JoinSet::new();
+    for leases in &programs {
+        for _ in 0..2 {
+            let lock = leases.lock("job").ttl(Duration::from_secs(3)).owner(Owner::anonymous());
+            let (is_over, believers, turns) = (is_over.clone(), believers.clone(), turns.clone());
+            crowd.spawn(async move {
+                while !is_over.load(Ordering::SeqCst) {
+                    // None is granted while too few replicas are there.
+                    let Ok(lease) = lock.acquire_within(LONG).await else { continue };
+                    assert_eq!(believers.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                    let work = tokio::time::sleep(Duration::from_millis(5));
+                    tokio::select! { biased; _ = lease.lost() => {} () = work => {} }
+                    believers.fetch_sub(1, Ordering::SeqCst);
+                    drop(lease.release().await);
+                    turns.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    }
+    let mut before = all.named_by(1).map(Server::port);
+    for _ in 0..2 {
+        let begins = || all.sentinels()[1].wire().cmd(&["SENTINEL", "FAILOVER", SERVICE]).error().is_none();
+        eventually_async(TAKEN_OVER, "the failover begins", begins).await;
+        let now = || all.named_by(1).map(Server::port);
+        eventually_async(TAKEN_OVER, "it names another", || now() != before).await;
+        before = now();
+        let done = turns.load(Ordering::SeqCst);
+        eventually_async(TAKEN_OVER, "turns go on", || turns.load(Ordering::SeqCst) > done + 10).await;
+    }
+    is_over.store(true, Ordering::SeqCst);
+    while let Some(one) = within(HANGS, "the crowd ends", crowd.join_next()).await {
+        one.unwrap();
+    }
 }
 
 /// A url of Sentinels names no primary: whoever reads an error can do nothing to it.

@@ -1,6 +1,7 @@
 //! A cluster: its urls, its servers, and what is wrong with it.
 
 mod announced;
+mod changing;
 mod failing;
 mod lying;
 mod moving;
