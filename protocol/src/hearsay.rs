@@ -5,8 +5,9 @@
 //!
 //! # Invariants
 //!
-//! 1. A view that changes what we know of a primary (its slots, its place, its epoch) counts once a second server says the
-//!    same, or that primary does; or it does not answer, and all others have been heard, with those that gain.
+//! 1. A view that changes what we know of a primary (its slots, its place, its epoch) counts once that primary or a second
+//!    server says the same. Of a primary that does not answer one word is enough, once all others have been heard, and those
+//!    that gain.
 //! 2. A primary alone does not give its slots to a server that we do not know: that one is asked too.
 //! 3. A server counts once, by however many addresses it was asked.
 
@@ -28,7 +29,7 @@ pub struct Hearsay {
     gainers: BTreeSet<Place>,
 }
 
-/// So many servers that gain are asked in a round.
+/// The most servers that gain and are asked in one round.
 const MOST_GAINERS: usize = 4;
 
 #[derive(Debug)]
@@ -133,7 +134,7 @@ pub fn sort<T>(mut views: Vec<T>, read: impl Fn(&T) -> &View) -> Result<Vec<T>, 
     }
 }
 
-/// Who has what.
+/// The slots of each primary that has some.
 fn owners(view: &View) -> BTreeSet<(&str, Vec<(u16, u16)>)> {
     let slots = |primary: &Primary| {
         let mut slots: Vec<_> = primary.slots.iter().map(|slots| (*slots.start(), *slots.end())).collect();

@@ -1,8 +1,12 @@
 //! The traps of the recipes: a crash, a lost reply or an outage in the middle of the work.
 
 use std::{
-    future::pending,
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    future::{Future, pending},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -13,7 +17,7 @@ use support::{
     two_workers, within,
 };
 
-use crate::common::{COMMAND, LONG, SHORT, program_with};
+use crate::common::{COMMAND, Confirmed as _, LONG, SHORT, program_with};
 
 /// Longer than any test here.
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -164,4 +168,95 @@ async fn money_moves_once_if_only_the_acquire_is_tried_again() {
     server.cont();
     within(HANGS, "the transfer", transfer.make()).await.unwrap();
     assert_eq!(transfer.moved.load(Relaxed), 1);
+}
+
+/// The rows of README's table that run or hold something: each tells whether it has done the work.
+const CALLS: [(&str, Call); 11] = [
+    ("run", |leases, work| {
+        Box::pin(async move { leases.lock("job").run(async |_| work.done().await).await.map(Some) })
+    }),
+    ("try_run", |leases, work| Box::pin(async move { leases.lock("job").try_run(async |_| work.done().await).await })),
+    ("run_within", |leases, work| {
+        Box::pin(async move { leases.lock("job").run_within(HANGS, async |_| work.done().await).await.map(Some) })
+    }),
+    ("grace", |leases, work| {
+        Box::pin(async move { leases.lock("job").grace(SHORT).run(async |_| work.done().await).await.map(Some) })
+    }),
+    ("try_acquire", |leases, work| {
+        Box::pin(async move {
+            let Some(lease) = leases.lock("job").try_acquire().await? else { return Ok(None) };
+            lease.check()?;
+            work.done().await?;
+            lease.release().await.map(|_| Some(()))
+        })
+    }),
+    ("fair", |leases, work| {
+        Box::pin(async move { leases.lock("job").fair(true).run(async |_| work.done().await).await.map(Some) })
+    }),
+    ("read", |leases, work| {
+        Box::pin(async move { leases.rw_lock("job").read().run(async |_| work.done().await).await.map(Some) })
+    }),
+    ("write", |leases, work| {
+        Box::pin(async move { leases.rw_lock("job").write().run(async |_| work.done().await).await.map(Some) })
+    }),
+    ("semaphore", |leases, work| {
+        Box::pin(async move { leases.semaphore("job", 1).run(async |_| work.done().await).await.map(Some) })
+    }),
+    ("multi_lock", |leases, work| {
+        Box::pin(async move {
+            let both = leases.multi_lock(["job", "other"].map(|name| leases.lock(name)));
+            both.run(async |_| work.done().await).await.map(Some)
+        })
+    }),
+    ("reentrant", |leases, work| {
+        Box::pin(async move {
+            let lock = leases.lock("job").reentrant(true);
+            lock.run(async |_| lock.run(async |_| work.done().await).await).await.map(Some)
+        })
+    }),
+];
+
+type Call = fn(Leases, Arc<Work>) -> Pin<Box<dyn Future<Output = Result<Option<()>, Error>> + Send>>;
+
+#[derive(Default)]
+struct Work(AtomicU32);
+
+impl Work {
+    async fn done(&self) -> Result<(), Error> {
+        tokio::task::yield_now().await;
+        self.0.fetch_add(1, Relaxed);
+        Ok(())
+    }
+}
+
+/// Whichever reply is lost: the work is done once where the call says so, never twice, no try is turned down by itself, and
+/// nothing is left for others to wait for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_call_does_its_work_twice_or_leaves_a_lock_for_a_lost_reply() {
+    let server = Server::start();
+    for (name, call) in CALLS {
+        for (action, nth) in [Action::CutAfter, Action::SwallowReply].into_iter().flat_map(|one| [(one, 1), (one, 2)]) {
+            let case = format!("{name}, {action:?} {nth}");
+            let proxy = Proxy::to(&server);
+            let leases = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+            let scripts =
+                Match::with(|args| args.first().is_some_and(|name| name.to_ascii_uppercase().starts_with(b"EVAL")));
+            let lost = proxy.on(scripts, nth, action);
+            let work = Arc::<Work>::default();
+            let outcome = within(HANGS, &case, call(leases.clone(), work.clone())).await;
+            let times = work.0.load(Relaxed);
+            match outcome {
+                Ok(Some(())) => assert_eq!(times, 1, "{case}"),
+                Ok(None) => panic!("{case}: nobody else has it"),
+                Err(error) => assert!(error.is_transient() && times <= 1, "{case}: {error}, done {times} times"),
+            }
+            assert_eq!(lost.hits(), 1, "{case}");
+            let others = Leases::builder().url(server.url()).ttl(LONG).build().await.unwrap();
+            for name in ["job", "other"] {
+                let lease = within(HANGS, &case, others.lock(name).acquire()).await.unwrap();
+                lease.release().await.unwrap().confirmed();
+            }
+            leases.close().await;
+        }
+    }
 }
