@@ -26,10 +26,11 @@ pub struct Hearsay {
     asked: Vec<Option<Shard>>,
     said: Vec<Said>,
     silent: BTreeSet<Shard>,
-    gainers: BTreeSet<Place>,
+    /// Those that were asked since they gain, and for whose view.
+    gainers: Vec<(Option<Box<str>>, Place)>,
 }
 
-/// The most servers that gain and are asked in one round.
+/// The most servers that are asked since they gain by one server's view.
 const MOST_GAINERS: usize = 4;
 
 #[derive(Debug)]
@@ -67,21 +68,42 @@ impl Hearsay {
         let next = |may_be_alone| {
             self.said.iter().position(|said| said.is_open && self.is_believed(said, topology, now, may_be_alone))
         };
-        let is_over = self.asked.iter().all(|asked| asked.is_some_and(|asked| self.silent.contains(&asked)));
-        let at = next(false).or_else(|| is_over.then(|| next(true))?)?;
+        let is_answered = || self.asked.iter().all(|asked| asked.is_some_and(|asked| self.silent.contains(&asked)));
+        let is_over = || is_answered() && self.to_ask(topology, now).is_empty();
+        let at = next(false).or_else(|| is_over().then(|| next(true))?)?;
         let said = self.said.get_mut(at)?;
         said.is_open = false;
         Some(said.view.clone())
     }
 
-    /// Where those are that gain by a view which is not believed, and were not asked yet: one that has taken over says so
-    /// itself.
-    pub fn gainers(&mut self, topology: &Topology, now: Time) -> Vec<Place> {
+    /// The primaries that would lose something by a view which is not believed. And where those are that would gain by it, and
+    /// were not told before: one that has taken over says so itself.
+    pub fn contested(&mut self, topology: &Topology, now: Time) -> (BTreeSet<Shard>, Vec<Place>) {
+        let losers = self.open_claims(topology, now).into_iter().filter_map(|(_, of, _)| of).collect();
+        let new = self.to_ask(topology, now);
+        let gainers = new.iter().map(|(_, place)| place.clone()).collect();
+        self.gainers.extend(new);
+        (losers, gainers)
+    }
+
+    /// The claims of views that are not believed yet, and by whom.
+    fn open_claims(&self, topology: &Topology, now: Time) -> Vec<(Option<Box<str>>, Option<Shard>, Claim)> {
         let open = self.said.iter().filter(|said| said.is_open);
-        let claims: Vec<_> = open.flat_map(|said| topology.claims(&said.view, now).into_values()).collect();
-        let places = claims.iter().flat_map(Claim::gainers);
-        let is_new = |place: &&Place| self.gainers.len() < MOST_GAINERS && self.gainers.insert(Place::clone(place));
-        places.filter(is_new).cloned().collect()
+        let claims = |said: &Said| topology.claims(&said.view, now).into_iter();
+        open.flat_map(|said| claims(said).map(|(of, claim)| (said.view.by.clone(), of, claim))).collect()
+    }
+
+    /// Those that gain and were not asked yet.
+    fn to_ask(&self, topology: &Topology, now: Time) -> Vec<(Option<Box<str>>, Place)> {
+        let mut all = self.gainers.clone();
+        for (by, _, claim) in self.open_claims(topology, now) {
+            for place in claim.gainers() {
+                if !is_asked(&all, place) && all.iter().filter(|(for_whom, _)| *for_whom == by).count() < MOST_GAINERS {
+                    all.push((by.clone(), place.clone()));
+                }
+            }
+        }
+        all.split_off(self.gainers.len())
     }
 
     /// One that is alone is believed of those that say nothing.
@@ -94,10 +116,14 @@ impl Hearsay {
                 |other: &&Said| topology.claims(&other.view, now).get(of).is_some_and(|others| others.has(claim));
             knows_nothing
                 || (of.is_none() || said.of == *of) && claim.is_among(topology)
-                || may_be_alone && is_silent && claim.gainers().all(|gainer| self.gainers.contains(gainer))
+                || may_be_alone && is_silent && claim.gainers().all(|gainer| is_asked(&self.gainers, gainer))
                 || others.iter().any(says_the_same)
         })
     }
+}
+
+fn is_asked(gainers: &[(Option<Box<str>>, Place)], place: &Place) -> bool {
+    gainers.iter().any(|(_, asked)| asked == place)
 }
 
 /// Sorts the views of a program that knows nothing yet: that of most servers comes first, and of two alike that with the
@@ -236,8 +262,8 @@ mod tests {
         let (first, second) = (topology.owner(0).unwrap(), topology.owner(10));
         says(&mut hearsay, second, after(2));
         go_on(&mut hearsay, &mut topology);
-        assert_eq!(hearsay.gainers(&topology, Time::ZERO), [place(4)]);
-        assert!(hearsay.gainers(&topology, Time::ZERO).is_empty(), "it is asked once");
+        assert_eq!(hearsay.contested(&topology, Time::ZERO), ([first].into(), vec![place(4)]));
+        assert_eq!(hearsay.contested(&topology, Time::ZERO), ([first].into(), vec![]), "it is asked once");
         says(&mut hearsay, Some(first), after(1));
         go_on(&mut hearsay, &mut topology);
         assert_eq!(owner(&topology, 0), Some(4));
@@ -252,13 +278,24 @@ mod tests {
         hearsay.is_silent(topology.owner(0).unwrap());
         go_on(&mut hearsay, &mut topology);
         assert_eq!(owner(&topology, 0), Some(1), "the other one is asked first");
-        assert_eq!(hearsay.gainers(&topology, Time::ZERO), [place(4)]);
+        assert_eq!(hearsay.contested(&topology, Time::ZERO).1, [place(4)]);
         hearsay.ask(None);
         go_on(&mut hearsay, &mut topology);
         assert_eq!(owner(&topology, 0), Some(1));
         hearsay.heard(None, None);
         go_on(&mut hearsay, &mut topology);
         assert_eq!(owner(&topology, 0), Some(4));
+    }
+
+    #[test]
+    fn a_view_with_many_that_gain_keeps_none_of_another_view_from_being_asked() {
+        let (topology, mut hearsay) = (topology(&three(1)), Hearsay::default());
+        let mut many: Vec<_> = (40..50).map(|port| primary(port, 9, &[port - 40..=port - 40], &[])).collect();
+        many.push(primary(3, 3, &[20..=29], &[]));
+        says(&mut hearsay, topology.owner(20), view(3, &many));
+        assert_eq!(hearsay.contested(&topology, Time::ZERO).1.len(), MOST_GAINERS);
+        says(&mut hearsay, topology.owner(10), after(2));
+        assert_eq!(hearsay.contested(&topology, Time::ZERO).1, [place(4)]);
     }
 
     /// The second to say it has heard of less.
@@ -341,7 +378,7 @@ mod tests {
                 while let Some((primary, view)) = round.pop_front() {
                     hearsay.heard(primary, view);
                     go_on(&mut hearsay, &mut topology);
-                    for gainer in hearsay.gainers(&topology, Time::ZERO) {
+                    for gainer in hearsay.contested(&topology, Time::ZERO).1 {
                         hearsay.ask(None);
                         let view = match gainer.port {
                             1 if is_over && is_silent => None,

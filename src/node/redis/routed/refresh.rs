@@ -203,7 +203,8 @@ impl Cluster {
                 let nodes = server.keeper.command("CLUSTER", vec!["NODES".into()], limit);
                 let slots = server.keeper.command("CLUSTER", vec!["SLOTS".into()], limit);
                 let host = self.topology.read().place(*shard).map(|place| place.host.clone())?;
-                Some(tokio::try_join!(nodes, slots).and_then(|answers| read(&answers, &host)).map_err(NoView::from))
+                let answers = tokio::try_join!(nodes, slots).map_err(NoView::from);
+                Some(answers.and_then(|answers| read(&answers, &server.address, &host)))
             }
             Source::Other(endpoint) => {
                 let _asking = self.ask_once(endpoint.target.to_string())?;
@@ -230,21 +231,17 @@ impl Cluster {
             let slots = link.command("CLUSTER", vec!["SLOTS".into()], limit);
             tokio::try_join!(nodes, slots)
         }));
-        Ok(asking.await.and_then(|answers| read(&answers, host))?)
+        read(&asking.await?, &server.target.to_string(), host)
     }
 
-    /// Asks some servers side by side, others in each round, and takes in what is believed of their words as they come.
+    /// Asks some servers side by side, others in each round.
     pub(super) async fn look(self: Arc<Self>, round: usize) {
-        self.look_at(self.sources(round)).await;
+        self.look_at(self.sources(round), round).await;
     }
 
-    /// Asks this server, which says that another has the slots of this primary; and that, and others.
-    pub(super) async fn look_into(self: &Arc<Self>, said_by: Source, of: Shard, round: usize) {
-        self.look_at([vec![said_by, Source::Primary(of)], self.sources(round)].concat()).await;
-    }
-
-    /// Asks these, and takes in what is believed of their words as they come.
-    pub(super) async fn look_at(&self, sources: Vec<Source>) {
+    /// Asks these, and takes in what is believed of their words as they come. Where one alone says that a primary has lost
+    /// something, that is asked too, and others are.
+    pub(super) async fn look_at(&self, sources: Vec<Source>, round: usize) {
         // Each is asked by one round at a time, so one that is not there keeps none from those that are. Two connections
         // may have to be made.
         let limit = (self.pattern.limits.connect + self.pattern.limits.command) * 2;
@@ -252,23 +249,25 @@ impl Cluster {
             let answer = tokio::time::timeout(limit, self.view(&source)).await.ok().flatten();
             (source, answer)
         };
-        let mut hearsay = Hearsay::default();
-        let mut asking = FuturesUnordered::new();
-        for source in sources {
-            hearsay.ask(source.primary());
-            asking.push(ask(source));
-        }
-        while let Some((source, answer)) = asking.next().await {
-            let view = self.view_in(&source, answer, &mut hearsay);
-            match view {
+        let (mut hearsay, mut asking, mut more) = (Hearsay::default(), FuturesUnordered::new(), sources);
+        let mut has_asked_others = false;
+        loop {
+            for source in more.drain(..) {
+                hearsay.ask(source.primary());
+                asking.push(ask(source));
+            }
+            let Some((source, answer)) = asking.next().await else { return };
+            match self.view_in(&source, answer, &mut hearsay) {
                 Some(view) if self.sentinels.is_some() => self.take_in(&view),
                 view => hearsay.heard(source.primary(), view.filter(|view| !self.is_settled(view))),
             }
             self.silent().into_iter().for_each(|primary| hearsay.is_silent(primary));
             self.go_on(&mut hearsay);
-            for place in hearsay.gainers(&self.topology.read(), self.now()) {
-                hearsay.ask(None);
-                asking.push(ask(Source::Other(Box::new(self.endpoint(&place)))));
+            let (losers, gainers) = hearsay.contested(&self.topology.read(), self.now());
+            more.extend(gainers.iter().map(|place| Source::Other(Box::new(self.endpoint(place)))));
+            if !losers.is_empty() && !has_asked_others {
+                has_asked_others = true;
+                more.extend(losers.into_iter().map(Source::Primary).chain(self.sources(round)));
             }
         }
     }
@@ -422,9 +421,9 @@ impl Cluster {
     }
 }
 
-fn read((nodes, slots): &(Value, Value), host: &str) -> Result<View, FredError> {
-    let unreadable = || FredError::new(FredKind::Protocol, "what it says of its cluster cannot be read");
-    views::view(slots, nodes, host).ok_or_else(unreadable)
+fn read((nodes, slots): &(Value, Value), server: &str, host: &str) -> Result<View, NoView> {
+    let text = || format!("{server}: its CLUSTER NODES and CLUSTER SLOTS cannot be read, or do not belong together");
+    views::view(slots, nodes, host).ok_or_else(|| NoView::Told(Error::unavailable(text())))
 }
 
 /// Why no seed is of use: what each has said, and once what all have. Only if all of them turn us down is trying again

@@ -147,7 +147,7 @@ impl Cluster {
         while let Some(primary) = asking.next().await {
             if primary.is_some() && primary != place {
                 let sources: Vec<Source> = all.iter().map(|one| Source::Other(Box::new(one.clone()))).collect();
-                return self.look_at(sources).await;
+                return self.look_at(sources, round).await;
             }
         }
     }
@@ -189,13 +189,13 @@ impl Cluster {
         match answer {
             Err(error) => match Redirection::read(error.details(), &asked) {
                 Some(Redirection::Moved { to, .. }) if to.is_some() && to == place => return,
-                Some(_) => self.look_into(source, shard, round).await,
+                Some(_) => self.look_at(vec![source], round).await,
                 // It may not be asked that, but perhaps for its view.
-                None if is_answer(&error) => return self.look_into(source, shard, round).await,
+                None if is_answer(&error) => return self.look_at(vec![source], round).await,
                 None => {}
             },
             // It has the key itself: it has taken over.
-            Ok(_) => self.look_into(source, shard, round).await,
+            Ok(_) => self.look_at(vec![source], round).await,
         }
         // Others are asked too, and again in a moment.
         self.doubt();
