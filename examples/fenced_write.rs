@@ -11,7 +11,7 @@
 
 use std::{env, error::Error, fs, path::Path, sync::Barrier, thread, time::Duration};
 
-use leasehold::{Fence, Keeper, Lease, Leases};
+use leasehold::{Fence, Lease, Leases};
 use rusqlite::Connection;
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
@@ -59,7 +59,7 @@ async fn paused_writer(path: &Path, holds: &Barrier) -> Result<()> {
     let (leases, lease) = acquire("paused").await?;
     holds.wait();
 
-    // Blocks the only thread of this runtime, renewals included: nothing of this "process" runs.
+    // Its lease is not renewed meanwhile, as if all of the process stood still.
     println!("paused: stands still for {:?}", 3 * TTL);
     thread::sleep(3 * TTL);
 
@@ -85,9 +85,8 @@ async fn prompt_writer(path: &Path, first_holds: &Barrier) -> Result<()> {
 
 async fn acquire(who: &'static str) -> Result<(Leases, Lease)> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://fenced-write".into());
-    // Without a thread of its own the keeper stands still with the program: the worst case. With one it would renew,
-    // and only a pause of the whole process could do this.
-    let leases = Leases::builder().url(url).ttl(TTL).label(who).keeper(Keeper::CurrentRuntime).build().await?;
+    // The keeper would renew it for as long as the process runs: a limit ends it as a pause of the process does.
+    let leases = Leases::builder().url(url).ttl(TTL).max_hold(TTL).label(who).build().await?;
     let lock = leases.lock("examples:fenced_write").on_wait(move |holder| println!("{who}: waits for {holder}"));
     let lease = lock.acquire().await?;
     println!("{who}: acquired, fence {}", lease.fence());

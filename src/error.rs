@@ -100,10 +100,9 @@ struct ErrorText {
     retry_after: Option<Duration>,
 }
 
-/// With [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime), and after a fork.
-const KEEPER_ENDED: &str = "the runtime that kept the leases of this Leases has ended, or is in the process from which \
-                            this one was forked: build a new Leases, on a runtime that outlives its leases or with the \
-                            default, Keeper::Thread";
+/// After a fork.
+const KEEPER_ENDED: &str =
+    "the keeper of this Leases is in the process from which this one was forked: build a new Leases";
 
 /// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as it takes urls.
 impl From<Infallible> for Error {

@@ -8,6 +8,7 @@ use tracing::{Instrument as _, Span};
 
 pub use self::handle::LeaseHandle;
 use self::handle::view;
+pub(crate) use self::on_lost::on_lost;
 use crate::{
     client::Client,
     error::Error,
@@ -21,6 +22,7 @@ use crate::{
 };
 
 mod handle;
+mod on_lost;
 
 /// A held lock: from the acquire until [`release`](Self::release), loss or drop.
 ///

@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     foreign::{Relay, relayed},
     guarded::Guarded,
-    keeper::{Host, Keeper},
+    keeper::Host,
     lock::Lock,
     metrics,
     multi_lock::MultiLock,
@@ -91,7 +91,7 @@ impl Leases {
     #[allow(clippy::expect_used, reason = "as std::thread::spawn; `connect(\"memory://\")` gives an error instead")]
     pub fn in_memory() -> Self {
         let (options, clock) = Self::builder().in_memory();
-        let (host, stop) = Host::start(Keeper::default(), &clock).expect("the keeper's thread starts");
+        let (host, stop) = Host::start(&clock).expect("the keeper's thread starts");
         metrics::describe();
         let quorum =
             Quorum::of_one(memory::node(Memory::private(&clock), &host), &clock, &host, options.command_timeout);

@@ -22,7 +22,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
-pub mod blocking;
+mod block_on;
 mod capabilities;
 mod client;
 mod clock;
@@ -89,6 +89,7 @@ pub use leasehold_protocol::{
 };
 
 pub use crate::{
+    block_on::block_on,
     capabilities::{Capabilities, Notifications},
     clock::SystemClock,
     credentials::Credentials,
@@ -96,7 +97,6 @@ pub use crate::{
     election::{Election, Leaders},
     error::{Details, Error},
     guarded::Guarded,
-    keeper::Keeper,
     lease::{Lease, LeaseHandle},
     leases::{Builder, Leases},
     lock::Lock,

@@ -98,10 +98,8 @@ impl Lock {
     /// # Errors
     ///
     /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Refused`] (a wrong password, a
-    /// missing right), [`Error::Closed`]; [`Error::Unavailable`] once the runtime of a
-    /// [`Keeper::CurrentRuntime`](crate::Keeper::CurrentRuntime) has ended. A lock that is held is no error, whoever
-    /// holds it, this task included. Neither is an outage: the acquire goes on when the server is back, so no retry is
-    /// needed around it.
+    /// missing right), [`Error::Closed`]. A lock that is held is no error, whoever holds it, this task included. Neither is
+    /// an outage: the acquire goes on when the server is back, so no retry is needed around it.
     ///
     /// # Cancel safety
     ///

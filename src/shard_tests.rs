@@ -28,7 +28,7 @@ use crate::{
     capabilities::Capabilities,
     client::{Client, Options},
     clock::{Clock, SystemClock},
-    keeper::{Host, Keeper, Stop},
+    keeper::{Host, Stop},
     lease::Lease,
     lock::Lock,
     node::{Answer, Node, NodeListener, ShardInfo, memory::Memory},
@@ -161,7 +161,7 @@ struct Scene {
 impl Scene {
     fn new(ttl: Duration, command_timeout: Duration) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let (host, stop) = Host::start(Keeper::Thread, &clock).unwrap();
+        let (host, stop) = Host::start(&clock).unwrap();
         let halves = Arc::new(Halves {
             warm: Memory::private(&clock),
             cold: Memory::private(&clock),
@@ -179,7 +179,7 @@ impl Scene {
     fn other(&self) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let options = &self.client.options;
-        let host = Host::start(Keeper::Thread, &clock).unwrap();
+        let host = Host::start(&clock).unwrap();
         Self::of(self.halves.clone(), options.lock.ttl, options.command_timeout, host)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
-use leasehold::{Builder, Keeper, Leases, Server, Tls};
+use leasehold::{Builder, Leases, Server, Tls};
 
 use crate::{
     exit::{Ended, Exit},
@@ -71,10 +71,10 @@ impl Servers {
     }
 
     pub(crate) fn builder(&self) -> Builder {
-        // The tool has one thread, which never blocks: a second one would be a second connection.
-        let builder = Leases::builder().keeper(Keeper::CurrentRuntime);
-        let builder =
-            builder.connect_timeout(self.connect_timeout).prefix(&self.prefix).min_replicas(self.min_replicas);
+        let builder = Leases::builder()
+            .connect_timeout(self.connect_timeout)
+            .prefix(&self.prefix)
+            .min_replicas(self.min_replicas);
         let map = self.map.iter().map(|(from, to)| (from, to));
         let builder = if self.map.is_empty() { builder } else { builder.address_map(map) };
         let builder = match self.restart_delay {

@@ -65,11 +65,8 @@ pub enum LossReason {
     ///
     /// [`Leases::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
     Closed,
-    /// The keeper that renewed it has ended: with [`Keeper::CurrentRuntime`] the runtime that the [`Leases`] was built
-    /// on; or it has failed, which is a bug of this library. Nobody renews its key, which expires.
-    ///
-    /// [`Keeper::CurrentRuntime`]: https://docs.rs/leasehold/latest/leasehold/enum.Keeper.html#variant.CurrentRuntime
-    /// [`Leases`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html
+    /// The keeper has failed, which is a bug of this library, or of a clock of the program's own. Nobody renews its key,
+    /// which expires.
     KeeperEnded,
 }
 

@@ -120,7 +120,6 @@ impl Client {
             quorum.listen(listener.node, Arc::downgrade(listener) as Weak<dyn NodeListener>);
         }
         host.spawn_until_stopped(watchdog.clone().run());
-        host.spawn_until_stopped(watchdog.ends_with_its_runtime());
         let first = |(places, config)| FirstConnection::new(quorum.clone(), places, config, closed.clone());
         let first_connection = to_connect.map(first);
         let ended = host.over().child_token();
@@ -202,7 +201,7 @@ impl Client {
         self.observed.notify(key.lock(), now);
     }
 
-    /// An error once `close` was called, or the keeper's runtime has ended.
+    /// An error once `close` was called, or in a process that was forked.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.closed.is_cancelled() || self.host.over().is_cancelled() { Err(self.end()) } else { Ok(()) }
     }

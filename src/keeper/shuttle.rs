@@ -14,17 +14,6 @@ use crate::{
     sync::shuttle::time::{Sleep, sleep},
 };
 
-/// See `src/keeper.rs`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Keeper {
-    /// A task.
-    #[default]
-    Thread,
-    /// The same.
-    CurrentRuntime,
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
     tasks: TaskTracker,
@@ -43,7 +32,7 @@ impl Drop for Stop {
 
 impl Host {
     #[allow(clippy::unnecessary_wraps, reason = "as the real one")]
-    pub(crate) fn start(_: Keeper, _: &Arc<dyn Clock>) -> io::Result<(Self, Stop)> {
+    pub(crate) fn start(_: &Arc<dyn Clock>) -> io::Result<(Self, Stop)> {
         let host = Self { tasks: TaskTracker::new(), stop: CancellationToken::new(), over: CancellationToken::new() };
         let stop = Stop(host.stop.clone());
         Ok((host, stop))
@@ -62,16 +51,8 @@ impl Host {
         &self.over
     }
 
-    pub(crate) fn ends(&self) {
-        self.over.cancel();
-    }
-
     pub(crate) async fn stopped(&self) {
         self.stop.cancelled().await;
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stop.is_cancelled()
     }
 
     pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(&self, task: F) {

@@ -27,9 +27,6 @@ const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
 impl Host {
     /// The runtime for connections of the keeper, on a thread of its own that is not blocked.
     pub(crate) async fn transport(&self) -> io::Result<Handle> {
-        if !self.own_thread {
-            return Ok(self.runtime.clone());
-        }
         let threads = self.transport.threads.lock().clone();
         let (tell, mut answers) = mpsc::unbounded_channel();
         for thread in &threads {

@@ -5,6 +5,7 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route, mode::Mode, time::Time};
 use tokio_util::sync::CancellationToken;
 
+use super::on_lost;
 use crate::{
     client::Client,
     error::Error,
@@ -125,6 +126,30 @@ macro_rules! view {
             pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
                 let signal = self.view().signal();
                 async move { relayed!(Relay::of_signals(), signal.lost()) }
+            }
+
+            /// Calls `tell` once when the lease is lost, or its holder is asked to stop ([`Lost::is_over`] tells which);
+            /// never when it is released, dropped or handed over. If that was before, it is called all the same.
+            ///
+            /// It is for work that cannot await, such as that of a thread. It is called on a thread of its own, where it
+            /// may block: no other lease waits for it. It must not take its time nevertheless, for the lease may be another
+            /// holder's already. A panic in it ends there.
+            ///
+            /// ```
+            /// # use std::sync::{Arc, atomic::{AtomicBool, Ordering}};
+            /// # fn main() -> Result<(), leasehold::Error> {
+            /// # let leases = leasehold::Leases::in_memory();
+            /// let lease = leasehold::block_on(leases.lock("reports:nightly").acquire())?;
+            /// let stop = Arc::new(AtomicBool::new(false));
+            /// let stops = stop.clone();
+            /// lease.on_lost(move |lost| {
+            ///     eprintln!("{lost}");
+            ///     stops.store(true, Ordering::Relaxed); // or kill the child process that does the work
+            /// });
+            /// # assert!(!stop.load(Ordering::Relaxed)); Ok(()) }
+            /// ```
+            pub fn on_lost(&self, tell: impl FnOnce(Lost) + Send + 'static) {
+                on_lost(self.lost(), tell);
             }
 
             /// Whether it is held alone or shared.

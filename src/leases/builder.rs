@@ -15,7 +15,7 @@ use crate::{
     clock::{Clock, SystemClock},
     error::Error,
     foreign::{Relay, relayed},
-    keeper::{Host, Keeper},
+    keeper::Host,
     metrics,
     node::{
         NodeAddress,
@@ -66,7 +66,6 @@ pub struct Builder {
     address_map: Result<AddressMap, Error>,
     min_replicas: u8,
     undeclared_keys: bool,
-    keeper: Keeper,
     clock: Arc<dyn Clock>,
 }
 
@@ -94,7 +93,6 @@ impl Builder {
             address_map: Ok(AddressMap::default()),
             min_replicas: 0,
             undeclared_keys: true,
-            keeper: Keeper::default(),
             clock: Arc::new(SystemClock),
         }
     }
@@ -305,14 +303,6 @@ impl Builder {
         self
     }
 
-    /// Where leases are kept alive. Default: a thread of its own ([`Keeper::Thread`]).
-    ///
-    /// With either keeper the first `build` of a process starts three more threads, one for events and two for wakers.
-    pub fn keeper(mut self, keeper: Keeper) -> Self {
-        self.keeper = keeper;
-        self
-    }
-
     /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
     /// machine is suspended.
     #[cfg(feature = "testing")]
@@ -354,9 +344,9 @@ impl Builder {
     pub fn build_lazy(self) -> Result<Leases, Error> {
         let places = self.check()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
-        let Self { mut options, connect_timeout, address_map, min_replicas, undeclared_keys, keeper, clock, .. } = self;
+        let Self { mut options, connect_timeout, address_map, min_replicas, undeclared_keys, clock, .. } = self;
         options.in_slots = places.iter().any(NodeAddress::is_cluster);
-        let (host, stop) = Host::start(keeper, &clock).map_err(|error| no_keeper(&error))?;
+        let (host, stop) = Host::start(&clock).map_err(|error| no_keeper(&error))?;
         let limits =
             Limits { connect: connect_timeout, command: options.command_timeout, min_replicas, undeclared_keys };
         let votes = quorum::votes(places.len(), restart_delay).then_some(restart_delay);
@@ -454,7 +444,6 @@ impl fmt::Debug for Builder {
         f.debug_struct("Builder")
             .field("options", &self.options)
             .field("connect_timeout", &self.connect_timeout)
-            .field("keeper", &self.keeper)
             .finish_non_exhaustive()
     }
 }

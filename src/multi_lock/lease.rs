@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::{Details, Error},
     foreign::{self, Relay, relayed},
-    lease::{Lease, LeaseHandle},
+    lease::{Lease, LeaseHandle, on_lost},
     lost::Lost,
     released::Released,
     sync::OnceLock,
@@ -214,6 +214,11 @@ macro_rules! view {
             pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
                 let lost = first(self.view().leases().iter().map(LeaseHandle::lost_here).collect());
                 async move { relayed!(Relay::of_signals(), lost) }
+            }
+
+            /// Calls `tell` once, with the first of them that is lost. As [`Lease::on_lost`].
+            pub fn on_lost(&self, tell: impl FnOnce(Lost) + Send + 'static) {
+                on_lost(self.lost(), tell);
             }
 
             /// Whether all of the leases hold right now. It reads the clock, as [`Lease::check`].

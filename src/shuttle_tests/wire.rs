@@ -29,7 +29,7 @@ use crate::{
     capabilities::Capabilities,
     client::{Client, Options},
     clock::{Clock, SystemClock},
-    keeper::{Host, Keeper},
+    keeper::Host,
     lock::Lock,
     node::{Answer, Node, NodeListener, memory::Memory},
     options::LockOptions,
@@ -242,7 +242,7 @@ pub(super) const TTL: Duration = Duration::from_secs(3);
 impl Scene {
     pub(super) fn new() -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let (host, stop) = Host::start(Keeper::Thread, &clock).unwrap();
+        let (host, stop) = Host::start(&clock).unwrap();
         let options = Options {
             lock: LockOptions { ttl: TTL, ..LockOptions::default() },
             prefix: "".into(),

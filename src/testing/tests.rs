@@ -6,7 +6,7 @@ use std::{future::Future, time::Duration};
 use tokio::time::timeout;
 
 use super::*;
-use crate::{Keeper, Owner, Released, Status};
+use crate::{Owner, Released, Status};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -104,19 +104,6 @@ async fn a_lock_is_taken_over_before_all_who_stand_in_line() {
         let released = soon("its turn", waiter).await.unwrap().unwrap().release().await;
         assert_eq!(released, Ok(Released::Confirmed));
     }
-}
-
-#[tokio::test]
-async fn a_keeper_without_a_thread_goes_by_the_clock_too() {
-    let clock = ManualClock::new();
-    let builder = Leases::builder().url("memory://").keeper(Keeper::CurrentRuntime).clock(clock.clone());
-    let leases = builder.ttl(TTL).build().await.unwrap();
-    let lease = leases.lock("job").acquire().await.unwrap();
-    soon("an hour", clock.pass(HOUR, &leases)).await;
-    assert!(lease.is_held());
-    let lost = tokio::spawn(lease.lost());
-    clock.advance(HOUR);
-    assert_eq!(soon("the signal", lost).await.unwrap().reason(), LossReason::Expired);
 }
 
 #[tokio::test]

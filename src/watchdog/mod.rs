@@ -4,7 +4,7 @@
 //! anything is held (rule 3: timers do not count suspend). Then it lets every due core decide, and sends what falls due
 //! together in one batch. Answers are fed back from tasks of their own.
 
-use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     holder::Holder, key::Key, loss::LossReason, message::Route, slot::Keys, time::Time, token::Token,
@@ -60,27 +60,6 @@ pub(crate) struct Watchdog {
     forgotten: Notify,
     #[cfg(feature = "testing")]
     settling: settling::Settling,
-}
-
-/// Ends every hold when it is dropped while somebody still needs the keeper.
-struct EndsHolds(Arc<Watchdog>);
-
-impl Drop for EndsHolds {
-    fn drop(&mut self) {
-        let watchdog = &self.0;
-        if watchdog.host.is_stopped() {
-            return;
-        }
-        // First this: an acquire that is won meanwhile adds its hold and then looks whether the keeper has ended.
-        watchdog.host.ends();
-        let now = watchdog.now();
-        for hold in watchdog.holds() {
-            // Nobody carries out orders any more.
-            if let Some(news) = hold.finish(now, LossReason::KeeperEnded).news {
-                news.tell();
-            }
-        }
-    }
 }
 
 impl Watchdog {
@@ -279,16 +258,6 @@ impl Watchdog {
     /// Ends a lease that cannot be looked after any more.
     fn give_up(self: &Arc<Self>, hold: &Arc<Hold>, now: Time) {
         let _given_up = catching_panics(|| self.execute(hold, hold.finish(now, LossReason::KeeperEnded)));
-    }
-
-    /// Runs until the keeper stops, and ends every hold if the keeper's runtime ends before: nobody would renew them.
-    pub(crate) fn ends_with_its_runtime(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
-        // Made here, it is there even if the runtime drops this before its first poll.
-        let guard = EndsHolds(self.clone());
-        async move {
-            let _guard = guard;
-            std::future::pending::<()>().await;
-        }
     }
 
     /// Looks at the holds whose time has come, and renews those that want it: as many as one batch takes.

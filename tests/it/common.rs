@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status};
-use support::{HANGS, Lag, Match, Wire, eventually_async, seen, within};
+use leasehold::{Builder, Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status};
+use support::{HANGS, Lag, Match, Wire, eventually_async, on_no_runtime, seen, within};
 
 pub(crate) const NAME: &str = "job";
 pub(crate) const FENCE: &str = "{job}:lh:fence";
@@ -45,6 +45,12 @@ pub(crate) const COMMAND: Duration = Duration::from_millis(300);
 /// A client like a program's own, with all options as they are by default.
 pub(crate) async fn program(url: impl Into<String>) -> Leases {
     Leases::connect(url).await.expect("the server is there")
+}
+
+/// A program that is built outside of every runtime, as one of threads is: all that it asks of a server is on one connection.
+pub(crate) async fn on_one_connection(builder: Builder) -> Leases {
+    let build = move || std::thread::spawn(move || on_no_runtime("build", builder.build())).join();
+    tokio::task::spawn_blocking(build).await.unwrap().unwrap().expect("the server is there")
 }
 
 /// The same with leases of this TTL.

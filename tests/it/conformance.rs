@@ -13,7 +13,7 @@ use std::{
 };
 
 use leasehold::{
-    Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status,
+    Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status, block_on,
 };
 use support::{HANGS, Lag, eventually_async, two_workers, within};
 use tokio::{
@@ -141,7 +141,7 @@ macro_rules! every {
             closing_ends_waiters_and_leases
             nothing_works_after_closing
             what_the_server_can_do_is_told
-            a_thread_has_the_same_calls_without_async
+            a_thread_waits_for_the_calls
         ] [
             a_try_that_finds_the_lock_held_tells_by_whom
             a_wait_that_ends_says_who_holds_it
@@ -181,7 +181,7 @@ macro_rules! connection {
                 what_the_server_can_do_is_told
                 a_guarded_value_refuses_the_past
                 closing_ends_waiters_and_leases
-                a_thread_has_the_same_calls_without_async
+                a_thread_waits_for_the_calls
         }
     };
 }
@@ -1697,30 +1697,24 @@ async fn what_the_server_can_do_is_told(place: Place) {
     assert!(matches!(leases.capabilities().await.unwrap_err(), Error::Closed));
 }
 
-async fn a_thread_has_the_same_calls_without_async(place: Place) {
-    use leasehold::blocking;
-
-    let program = |label: &str| blocking::Builder::from(place.builder()).label(label);
-    let (one, two) = (program("one"), program("two"));
+async fn a_thread_waits_for_the_calls(place: Place) {
+    let (one, two) = (place.builder().label("one"), place.builder().label("two"));
     let calls = move || -> Result<(), Error> {
-        let (one, two) = (one.build()?, two.build_lazy()?);
-        let lease = one.lock("job").acquire()?;
+        let (one, two) = (block_on(one.build())??, two.build_lazy()?);
+        let lease = block_on(one.lock("job").acquire())??;
         lease.check()?;
-        lease.renew()?;
-        assert!(two.lock("job").try_acquire()?.is_none());
-        let late = two.lock("job").acquire_within(Duration::from_millis(50)).unwrap_err();
+        block_on(lease.renew())??;
+        assert!(block_on(two.lock("job").try_acquire())??.is_none());
+        let late = block_on(two.lock("job").acquire_within(Duration::from_millis(50)))?.unwrap_err();
         assert_eq!(late.timed_out().and_then(Holder::label), Some("one"), "{late}");
-        assert_eq!(two.lock("job").holder()?.as_ref().and_then(Holder::label), Some("one"));
-        let waits = std::thread::spawn(move || two.lock("job").run(|lease| Ok::<_, Error>(lease.fence())));
+        let waits =
+            std::thread::spawn(move || block_on(two.lock("job").run(async |lease| Ok::<_, Error>(lease.fence())))?);
         let before = lease.fence();
-        lease.release()?.confirmed();
+        block_on(lease.release())??.confirmed();
         assert!(waits.join().unwrap()? > before);
-        let term = one.election("scheduler").lead(|term| term.fence())?;
-        assert_eq!(one.election("scheduler").leader()?, None, "{term}");
-        one.health()?;
-        let lease = one.lock("job").acquire()?;
-        one.close()?;
-        assert_eq!(ending(lease.release()).reason(), LossReason::Closed);
+        let lease = block_on(one.lock("job").acquire())??;
+        block_on(one.close())?;
+        assert_eq!(ending(block_on(lease.release())?).reason(), LossReason::Closed);
         Ok(())
     };
     let thread = std::thread::spawn(calls);

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Keeper, Leaders, Leadership, Leases};
+use leasehold::{Error, Leaders, Leadership, Leases};
 use support::{
     Action, Child, Cluster, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, one_thread, scripts::HOLDER,
     within,
 };
 
-use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, OTHER_TYPES, program_with, replace};
+use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, OTHER_TYPES, on_one_connection, program_with, replace};
 
 const TTL: Duration = Duration::from_millis(900);
 const UUID: &str = "00000000-0000-4000-8000-000000000000";
@@ -235,8 +235,8 @@ async fn work_that_panics_resigns() {
 async fn a_change_is_told_at_once_where_servers_notify() {
     let server = Server::start();
     // All that this one asks is on one connection, and of changes by that the server does not notify it.
-    let candidate = Leases::builder().url(server.url()).ttl(LONG).keeper(Keeper::CurrentRuntime);
-    let (candidate, observer) = (candidate.build().await.unwrap(), observer(&server.url()).await);
+    let candidate = on_one_connection(Leases::builder().url(server.url()).ttl(LONG)).await;
+    let observer = observer(&server.url()).await;
     // In a program of its own, and in that of the leader.
     let mut observing = [&observer, &candidate].map(|leases| leases.election("job").observe().unwrap());
     for leaders in &mut observing {

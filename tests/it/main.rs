@@ -7,7 +7,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
 mod auto_traits;
-mod blocking;
 mod cluster;
 mod combined;
 mod common;
@@ -39,5 +38,6 @@ mod set_back;
 mod settings;
 mod sharing;
 mod stopping;
+mod threads;
 mod tls;
 mod waiting;

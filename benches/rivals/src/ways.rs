@@ -1,4 +1,4 @@
-//! Other ways to hold a lock, each beside what it is made of: adoptions, observers, several locks at once, blocking calls.
+//! Other ways to hold a lock, each beside what it is made of: adoptions, observers, several locks at once, calls that a thread waits for.
 
 use std::{
     sync::{
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leaders, Leases, blocking};
+use leasehold::{Leaders, Leases, block_on};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::mpsc,
@@ -50,9 +50,14 @@ pub fn main() -> Result<()> {
         row("an acquire", &acquires, acquire),
         row("an adoption", &adoptions, acquire),
         row("a cycle on a current-thread runtime", &blocked.0, cycle),
-        row("a cycle by `leasehold::blocking`", &blocked.1, cycle),
+        row("a cycle by `leasehold::block_on`", &blocked.1, cycle),
     ];
-    section.table("Adoptions, and blocking calls", place, &["microseconds", "median", "99 %", "to the one"], &rows);
+    section.table(
+        "Adoptions, and calls that a thread waits for",
+        place,
+        &["microseconds", "median", "99 %", "to the one"],
+        &rows,
+    );
 
     let mut rows = Vec::new();
     for observers in [1, 1_000] {
@@ -114,7 +119,7 @@ async fn adopt(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
 fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
     let runtime: Runtime = Builder::new_current_thread().enable_all().build()?;
     let here = runtime.block_on(Leases::connect(server.url()))?.lock("ways:async");
-    let blocking = blocking::Leases::connect(server.url())?.lock("ways:blocking");
+    let waiting = block_on(Leases::connect(server.url()))??.lock("ways:block_on");
     let (mut polled, mut blocked) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let turn = runtime.block_on(async {
@@ -129,7 +134,7 @@ fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
         let mut other = Vec::new();
         for _ in 0..CYCLES {
             let started = Instant::now();
-            blocking.acquire()?.release()?;
+            block_on(block_on(waiting.acquire())??.release())??;
             other.push(micros(started));
         }
         if round > 0 {

@@ -12,7 +12,7 @@ use support::{
     two_workers, within,
 };
 
-use super::{Crowd, MANY, Rig, know_the_scripts, names};
+use super::{Crowd, MANY, Rig, names};
 use crate::common::{Confirmed as _, LONG};
 
 /// Where a release waits for its turn, a vote waits behind it.
@@ -249,20 +249,6 @@ fn callers_on_another_runtime_go_alone_by_the_keepers_connection() {
     }
     assert_eq!((rig.proxy.count(Match::script(RELEASE)), rig.batches()), (MANY, vec![]));
     home.block_on(rig.go_on(fillers));
-    assert_eq!(rig.server.wire().keys("job:*"), [""; 0]);
-}
-
-/// Where the keeper is on the program's runtime, there is one connection, and requests on it travel together.
-#[tokio::test]
-async fn requests_travel_together_where_the_keeper_is_on_the_programs_runtime() {
-    let server = Server::start();
-    know_the_scripts(&server);
-    let rig = Rig::with(server, |builder| builder.keeper(leasehold::Keeper::CurrentRuntime)).await;
-    let leases = rig.hold(MANY).await;
-    for outcome in rig.release(leases).await {
-        outcome.expect("it was ours").confirmed();
-    }
-    assert_eq!(rig.batches(), [MANY, MANY]);
     assert_eq!(rig.server.wire().keys("job:*"), [""; 0]);
 }
 

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, Keeper, Lease, LeaseHandle, Leases, Lock, LossReason, Owner, Status, StatusChanges};
+use leasehold::{Error, Lease, LeaseHandle, Leases, Lock, LossReason, Owner, Status, StatusChanges};
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, SIGNAL, Server, Stamped, eventually, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
@@ -19,7 +19,9 @@ use support::{
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, NAME, SHORT, assert_says_lost, requests, unconfirmed};
+use crate::common::{
+    COMMAND, Confirmed as _, LONG, MEDIUM, NAME, SHORT, assert_says_lost, on_one_connection, requests, unconfirmed,
+};
 
 /// How exact the end of a bounded wait is, besides the control timer.
 const EXACT: Duration = Duration::from_millis(20);
@@ -803,9 +805,8 @@ async fn f9_acquire_that_a_stopped_server_executes_when_it_goes_on() {
     /// Long before the key would expire.
     const TAKEN_BACK: Duration = Duration::from_millis(500);
     let rig = Rig::start().await;
-    // One connection: on another one the undo would be in the server's socket as well.
-    let builder = Leases::builder().url(rig.proxy.url()).command_timeout(COMMAND).keeper(Keeper::CurrentRuntime);
-    let leases = builder.build().await.expect("the server is there");
+    // On another connection the undo would be in the server's socket as well.
+    let leases = on_one_connection(Leases::builder().url(rig.proxy.url()).command_timeout(COMMAND)).await;
     rig.server.stop();
     let outcome = within(HANGS, "the try ends", leases.lock(NAME).ttl(TTL).try_acquire()).await;
     assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");

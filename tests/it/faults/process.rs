@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, Fence, Keeper, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock, testing::Clock};
+use leasehold::{Error, Fence, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock, testing::Clock};
 use support::{
     Child, ClockShim, Dropped, HANGS, Lag, Nodes, Part, Polls, Server, Wire, eventually, eventually_async, one_thread,
     seen, two_workers, within,
@@ -101,43 +101,31 @@ fn f1_holder_killed() {
 #[test]
 fn f2_holder_stopped_and_continued() {
     const TTL: Duration = Duration::from_millis(500);
-    // With the keeper on the blocked runtime nobody but `check` itself can find out.
-    const NAMES: [&str; 2] = ["keeper:thread", "keeper:here"];
     if let Some(part) = Part::mine() {
         return one_thread().block_on(async {
             let leases = program_with(&*part.url, TTL).await;
-            let here = Leases::builder().url(&part.url).ttl(TTL).keeper(Keeper::CurrentRuntime).build().await.unwrap();
-            let held = [
-                leases.lock(NAMES[0]).acquire().await.unwrap(),
-                here.lock(NAMES[1]).acquire().await.unwrap(), //
-            ];
-            part.say(format!("held {} {}", held[0].fence(), held[1].fence()));
+            let held = leases.lock("job").acquire().await.unwrap();
+            part.say(format!("held {}", held.fence()));
             // Blocks the thread: the look below is the first thing after it.
             part.hear();
-            let first_look = held.each_ref().map(Lease::check);
-            for (lease, look) in held.iter().zip(first_look) {
-                assert_eq!(ending(look).reason(), LossReason::Expired, "{lease:?}");
-                let lost = within(HANGS, "the signal", lease.lost()).await;
-                assert_eq!(lost.reason(), LossReason::Expired);
-                let outcome = leases.guarded("result").set("from the past", lease.fence()).await;
-                assert!(matches!(outcome, Err(Error::Stale { .. })), "{outcome:?}");
-            }
+            assert_eq!(ending(held.check()).reason(), LossReason::Expired);
+            let lost = within(HANGS, "the signal", held.lost()).await;
+            assert_eq!(lost.reason(), LossReason::Expired);
+            let outcome = leases.guarded("result").set("from the past", held.fence()).await;
+            assert!(matches!(outcome, Err(Error::Stale { .. })), "{outcome:?}");
             part.say("refused");
         });
     }
     let server = Server::start();
     let mut holder = Child::start(f2_holder_stopped_and_continued, "hold", &server.url());
-    let held = holder.says("held");
-    let old: Vec<Fence> = held.split(' ').map(fence).collect();
+    let old = fence(&holder.says("held"));
     holder.stop();
     let stopped = Instant::now();
     two_workers().block_on(async {
         let leases = program_with(server.url(), TTL).await;
-        for (name, old) in NAMES.iter().zip(old) {
-            let next = within(HANGS, "the next holder", leases.lock(name).acquire()).await.unwrap();
-            assert!(next.fence() > old);
-            leases.guarded("result").set("from the next holder", next.fence()).await.unwrap();
-        }
+        let next = within(HANGS, "the next holder", leases.lock("job").acquire()).await.unwrap();
+        assert!(next.fence() > old);
+        leases.guarded("result").set("from the next holder", next.fence()).await.unwrap();
         // The length of the stop is the fault.
         tokio::time::sleep((2 * TTL).saturating_sub(stopped.elapsed())).await;
         holder.tell("look");

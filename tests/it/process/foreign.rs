@@ -1,5 +1,4 @@
-//! The program's own subscriber, exporter, callbacks and wakers block or panic: the rows F91 and F92 of the fault
-//! table.
+//! The program's own subscriber, exporter, callbacks and wakers block or panic: the row F91 of the fault table.
 //!
 //! "For 20 s" is until the test's end, if that comes before.
 
@@ -17,8 +16,8 @@ use std::{
     time::Duration,
 };
 
-use self::scene::{COMMAND, Fault, Foreign, HANGS, RUNTIME, Scene, Servers, TRAP, TTL, poll_once, subscribe};
-use leasehold::{Credentials, Keeper, Leases, LossReason, Owner, SystemClock, testing::Clock};
+use self::scene::{COMMAND, Fault, Foreign, HANGS, Scene, Servers, TRAP, TTL, poll_once, subscribe};
+use leasehold::{Credentials, Leases, LossReason, Owner, SystemClock, testing::Clock};
 use support::{
     Cluster, Lag, Match, Nodes, Proxy, SIGNAL, Server, alone, eventually_async,
     scripts::{ACQUIRE, COMBINED},
@@ -165,20 +164,20 @@ async fn cause(event: &str, scene: &Scene) {
     }
 }
 
-async fn scene(event: &str, keeper: Keeper) -> Scene {
+async fn scene(event: &str) -> Scene {
     match event {
-        "repair" | "node" => Scene::on(Servers::Quorum(Nodes::seasoned(3)), keeper).await,
-        "topology" => Scene::on(Servers::Cluster(Cluster::start(3, 0)), keeper).await,
-        "primary" => Scene::on(Servers::Cluster(Cluster::start(3, 1)), keeper).await,
+        "repair" | "node" => Scene::on(Servers::Quorum(Nodes::seasoned(3))).await,
+        "topology" => Scene::on(Servers::Cluster(Cluster::start(3, 0))).await,
+        "primary" => Scene::on(Servers::Cluster(Cluster::start(3, 1))).await,
         "replicas" => {
             let cluster = Cluster::start(1, 1);
             let builder = Leases::builder().url(cluster.url()).min_replicas(1);
-            Scene::with(Servers::Cluster(cluster), None, builder, keeper).await
+            Scene::with(Servers::Cluster(cluster), None, builder).await
         }
         "crowded" => {
             let server = Server::start();
             server.wire().must(&["CONFIG", "SET", "tracking-table-max-keys", "4"]);
-            Scene::on(Servers::One(server), keeper).await
+            Scene::on(Servers::One(server)).await
         }
         "credentials" => {
             const PASSWORD: &str = "sesame";
@@ -189,7 +188,7 @@ async fn scene(event: &str, keeper: Keeper) -> Scene {
                 let fails = PROVIDER_FAILS.load(Ordering::SeqCst);
                 if fails { Err("it is meant to") } else { Ok(Credentials::new("worker", PASSWORD)) }
             });
-            Scene::with(Servers::One(server), None, Leases::builder().server(place), keeper).await
+            Scene::with(Servers::One(server), None, Leases::builder().server(place)).await
         }
         "same_server" => {
             let nodes = Nodes::seasoned(3);
@@ -197,15 +196,15 @@ async fn scene(event: &str, keeper: Keeper) -> Scene {
             proxy.refuse(true);
             let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
             let builder = Leases::builder().quorum(urls).restart_delay(Duration::ZERO);
-            Scene::with(Servers::Quorum(nodes), Some(proxy), builder, keeper).await
+            Scene::with(Servers::Quorum(nodes), Some(proxy), builder).await
         }
-        _ => Scene::of_one(keeper).await,
+        _ => Scene::of_one().await,
     }
 }
 
-async fn nobody_notices(event: &str, fault: Fault, keeper: Keeper) {
+async fn nobody_notices(event: &str, fault: Fault) {
     subscribe();
-    let scene = scene(event, keeper).await;
+    let scene = scene(event).await;
     TRAP.arm(event, fault);
     cause(event, &scene).await;
     scene.others_do_not_notice().await;
@@ -219,12 +218,12 @@ macro_rules! events {
         $(
             #[test]
             fn $blocks() {
-                alone(|| two_workers().block_on(nobody_notices(stringify!($event), Fault::Blocks, Keeper::Thread)));
+                alone(|| two_workers().block_on(nobody_notices(stringify!($event), Fault::Blocks)));
             }
 
             #[test]
             fn $panics() {
-                alone(|| two_workers().block_on(nobody_notices(stringify!($event), Fault::Panics, Keeper::Thread)));
+                alone(|| two_workers().block_on(nobody_notices(stringify!($event), Fault::Panics)));
             }
         )*
     };
@@ -271,7 +270,7 @@ fn f91_every_keeper_event_is_tested_and_documented() {
 
 /// The lease's own waiters, polled by a foreign executor, and what it does when its lease is lost.
 async fn a_waker_is_called(fault: Fault) {
-    let scene = Scene::of_one(Keeper::Thread).await;
+    let scene = Scene::of_one().await;
     let victim = scene.acquire("victim").await;
     let busy = scene.acquire("busy").await;
     let token = victim.cancellation_token();
@@ -337,14 +336,14 @@ impl Clock for Standing {
 }
 
 /// Of many callers who travel together some have wakers that go wrong. The others are answered in time.
-async fn a_waker_of_a_batch_is_called(fault: Fault, keeper: Keeper) {
+async fn a_waker_of_a_batch_is_called(fault: Fault) {
     const TOGETHER: usize = 64;
     /// So many go alone before others wait.
     const ALONE: usize = 2;
     let (server, clock) = (Server::start(), Standing::default());
     let proxy = Proxy::to(&server);
     let builder = Leases::builder().url(proxy.url()).clock(clock.clone());
-    let scene = Scene::with(Servers::One(server), Some(proxy), builder, keeper).await;
+    let scene = Scene::with(Servers::One(server), Some(proxy), builder).await;
     let goes_wrong = |number: usize| number % 8 == 5;
     TRAP.arm("told", fault);
     let mut asked: Vec<_> =
@@ -383,22 +382,17 @@ async fn a_waker_of_a_batch_is_called(fault: Fault, keeper: Keeper) {
 
 #[test]
 fn f91_wakers_of_a_batch_block() {
-    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::Thread)));
+    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks)));
 }
 
 #[test]
 fn f91_wakers_of_a_batch_panic() {
-    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Panics, Keeper::Thread)));
-}
-
-#[test]
-fn f92_wakers_of_a_batch_block() {
-    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks, Keeper::CurrentRuntime)));
+    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Panics)));
 }
 
 /// An acquire that is won leaves late answers to the keeper, which are the first to drop the caller's waker.
 async fn a_waker_is_dropped(fault: Fault) {
-    let scene = Scene::on(Servers::Quorum(Nodes::seasoned(3)), Keeper::Thread).await;
+    let scene = Scene::on(Servers::Quorum(Nodes::seasoned(3))).await;
     TRAP.arm("dropped", fault);
     scene.servers.all()[2].stop();
     let lock = scene.leases.lock("victim");
@@ -443,7 +437,7 @@ where
 }
 
 async fn on_wait_goes_wrong(fault: Fault) {
-    let scene = Scene::of_one(Keeper::Thread).await;
+    let scene = Scene::of_one().await;
     let busy = scene.acquire("busy").await;
     TRAP.arm("on_wait", fault);
     let lock = scene.leases.lock("busy").on_wait(|_| TRAP.meet_anywhere("on_wait"));
@@ -511,33 +505,6 @@ fn f91_a_keeper_panic_ends_every_lease_and_later_ones_are_renewed() {
     });
 }
 
-macro_rules! on_the_programs_runtime {
-    ($($name:ident: $event:literal, $fault:ident;)*) => {
-        $(
-            #[test]
-            fn $name() {
-                alone(|| {
-                let runtime = tokio::runtime::Builder::new_multi_thread()
-                    .worker_threads(3)
-                    .thread_name(RUNTIME)
-                    .enable_all()
-                    .build()
-                    .unwrap();
-                runtime.block_on(nobody_notices($event, Fault::$fault, Keeper::CurrentRuntime));
-                });
-            }
-        )*
-    };
-}
-
-on_the_programs_runtime! {
-    f92_the_subscriber_blocks_at_lost: "lost", Blocks;
-    f92_the_subscriber_blocks_at_at_risk: "at_risk", Blocks;
-    f92_the_subscriber_blocks_at_renew: "renew", Blocks;
-    f92_the_subscriber_panics_at_crowded: "crowded", Panics;
-    f92_the_subscriber_panics_at_renew: "renew", Panics;
-}
-
 mod exporter {
     use std::sync::{Arc, OnceLock};
 
@@ -601,7 +568,7 @@ mod exporter {
         ONCE.get_or_init(|| metrics::set_global_recorder(Exporter).map_err(|_| ()).expect("there is no other"));
         // By the end of a lease, and by a renewal.
         for (name, event) in [("leasehold_losses_total", "lost"), ("leasehold_renewal_seconds", "renew")] {
-            let scene = scene(event, Keeper::Thread).await;
+            let scene = scene(event).await;
             TRAP.arm(name, fault);
             let victim = scene.acquire("victim").await;
             if event == "lost" {

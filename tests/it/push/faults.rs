@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Keeper, Leases, LossReason, Owner};
+use leasehold::{Leases, LossReason, Owner};
 use support::{
     Action, Lag, Match, Messages, Proxy, SIGNAL, Server, Wire, eventually_async, seen, start_anew, timed,
     waiter_is_tracked, within,
@@ -373,13 +373,12 @@ async fn f36_there_are_never_two_holders() {
     assert!(taken >= TURNS, "{taken}");
 }
 
-/// Where the keeper has no thread of its own, nothing else ends what it has begun.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiving_connection_that_was_being_made_ends_with_its_leases() {
     let server = Server::start();
     let (proxy, mut wire) = (Proxy::to(&server), server.wire());
     let ours = |wire: &mut Wire| wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1;
-    let leases = Leases::builder().url(proxy.url()).keeper(Keeper::CurrentRuntime).build().await.unwrap();
+    let leases = Leases::builder().url(proxy.url()).build().await.unwrap();
     take(&mut wire, "job");
     // The handshake begins with it.
     let handshake = proxy.on(Match::command("PING"), 1, Action::Hold);

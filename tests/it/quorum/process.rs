@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, Keeper, Lease, Leases, LossReason, Owner, Status};
+use leasehold::{Error, Lease, Leases, LossReason, Owner, Status};
 use support::{
     Child, ClockShim, Dropped, Lag, Part, Polls, SIGNAL, Server, eventually_async, one_thread, seen, two_workers,
     within,
@@ -63,8 +63,7 @@ async fn resource(url: &str) -> Leases {
 async fn look_when_continued(part: &Part, ttl: Duration) {
     let urls = urls_of(part);
     let resource = resource(&urls[0]).await;
-    // With the keeper on the blocked runtime nobody but `check` itself can find out.
-    let leases = built(builder(urls).ttl(ttl).keeper(Keeper::CurrentRuntime)).await;
+    let leases = built(builder(urls).ttl(ttl)).await;
     let lease = leases.lock(NAME).acquire().await.expect("it is free");
     part.say(format!("held {}", lease.fence()));
     // Blocks the thread: the look below is the first thing after it.

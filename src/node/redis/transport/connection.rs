@@ -570,7 +570,7 @@ mod tests {
     use super::*;
     use crate::{
         clock::SystemClock,
-        keeper::{Host, Keeper, Stop},
+        keeper::{Host, Stop},
         node::redis::transport::{Limits, Target},
         options::Names,
     };
@@ -609,7 +609,7 @@ mod tests {
         );
         let names = Names { prefix: "".into(), label: "test".into() };
         let endpoint = Endpoint::new(target, limits, Arc::new(SystemClock), names);
-        let (host, stop) = Host::start(Keeper::CurrentRuntime, &endpoint.clock).unwrap();
+        let (host, stop) = Host::here(&endpoint.clock);
         let here = Side::Here(tokio::runtime::Handle::current(), host);
         (Connection::open(here, &endpoint, &Mutex::default()).await.unwrap(), stop)
     }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Keeper, Lease, LeaseHandle, Leases, LossReason, Lost, Status};
+use leasehold::{Builder, Error, Lease, LeaseHandle, Leases, LossReason, Lost, Status};
 use tokio::sync::oneshot;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -18,8 +18,6 @@ pub(super) const COMMAND: Duration = Duration::from_millis(200);
 pub(super) const HANGS: Duration = Duration::from_secs(20);
 /// The longest that foreign code blocks here: to its test it is for ever.
 const BLOCKS: Duration = Duration::from_secs(20);
-/// The threads of a runtime on which foreign code is the keeper's.
-pub(super) const RUNTIME: &str = "test-runtime";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -65,7 +63,7 @@ impl Trap {
     /// Foreign code of this name runs here. The test's own threads pass.
     pub(super) fn meet(&self, name: &str) {
         let thread = thread::current().name().unwrap_or_default().to_owned();
-        if !thread.starts_with("leasehold") && thread != RUNTIME {
+        if !thread.starts_with("leasehold") {
             return;
         }
         self.spring(name, &thread);
@@ -221,22 +219,22 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    pub(super) async fn of_one(keeper: Keeper) -> Self {
-        Self::on(Servers::One(Server::start()), keeper).await
+    pub(super) async fn of_one() -> Self {
+        Self::on(Servers::One(Server::start())).await
     }
 
-    pub(super) async fn on(servers: Servers, keeper: Keeper) -> Self {
+    pub(super) async fn on(servers: Servers) -> Self {
         let urls: Vec<_> = servers.all().into_iter().map(Server::url).collect();
         let builder = match &servers {
             Servers::One(_) => Leases::builder().url(&*urls[0]),
             Servers::Quorum(_) => Leases::builder().quorum(urls).restart_delay(Duration::ZERO),
             Servers::Cluster(cluster) => Leases::builder().url(cluster.url()),
         };
-        Self::with(servers, None, builder, keeper).await
+        Self::with(servers, None, builder).await
     }
 
-    pub(super) async fn with(servers: Servers, proxy: Option<Proxy>, builder: Builder, keeper: Keeper) -> Self {
-        let builder = builder.ttl(TTL).command_timeout(COMMAND).keeper(keeper);
+    pub(super) async fn with(servers: Servers, proxy: Option<Proxy>, builder: Builder) -> Self {
+        let builder = builder.ttl(TTL).command_timeout(COMMAND);
         let leases = within(HANGS, "build", builder.build()).await.expect("the servers are there");
         let others = Others::hold(&leases).await;
         Self { others, leases, proxy, servers, lag: Lag::start() }

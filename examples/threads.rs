@@ -1,13 +1,13 @@
-//! Threads without async: `leasehold::blocking` has the same calls, and each of them waits.
+//! Threads without async: `block_on` waits for any call.
 //!
 //! The trap: nothing can stop a thread from outside. `run` says at its end that the lease was lost, and the work has
 //! gone on until then, beside another holder's. So it asks `check()` before each step, and a step is well below the
 //! TTL. A thread that waits for a lock cannot be stopped either: give it a limit. (In an async program move a lease
-//! into `spawn_blocking`, as `blocking::Lease::from(lease)`.)
+//! into `spawn_blocking`, and wait for it there.)
 //!
 //! ```text
-//! cargo run --example blocking
-//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example blocking
+//! cargo run --example threads
+//! REDIS_URL=redis://127.0.0.1:6379 cargo run --example threads
 //! ```
 
 use std::{
@@ -18,10 +18,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{
-    Error, LossReason, Lost,
-    blocking::{LeaseHandle, Leases},
-};
+use leasehold::{Error, LeaseHandle, Leases, LossReason, Lost, block_on};
 
 const STEP: Duration = Duration::from_millis(5);
 
@@ -45,19 +42,20 @@ fn compress_all(lease: &LeaseHandle, begun: &Sender<()>) -> Result<u32, Error> {
 
 fn main() -> Result<(), Error> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = Leases::connect(url)?;
-    let lock = leases.lock("examples:blocking");
+    let leases = block_on(Leases::connect(url))??;
+    let lock = leases.lock("examples:threads");
 
     // Four threads take turns.
     let steps: Result<u32, Error> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..4).map(|_| scope.spawn(|| lock.run(|lease| compress(&lease, 5)))).collect();
+        let turn = || block_on(lock.run(async |lease| compress(&lease, 5)))?;
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(turn)).collect();
         workers.into_iter().map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic))).sum()
     });
     println!("{} steps, of one thread at a time", steps?);
 
     // Somebody else has the lock: a thread gives up after a while.
-    let lease = lock.acquire()?;
-    let waited = lock.acquire_within(Duration::from_millis(50));
+    let lease = block_on(lock.acquire())??;
+    let waited = block_on(lock.acquire_within(Duration::from_millis(50)))?;
     println!("gave up: {waited:?}");
     assert!(matches!(waited, Err(Error::TimedOut { .. })));
 
@@ -65,12 +63,12 @@ fn main() -> Result<(), Error> {
     lease.on_lost(|lost| println!("told at once, on a thread of the library: {lost}"));
     let (begun, steps) = channel();
     let job = thread::scope(|scope| {
-        let worker = scope.spawn(move || lease.run(|lease| compress_all(&lease, &begun)));
+        let worker = scope.spawn(move || block_on(lease.run(async |lease| compress_all(&lease, &begun)))?);
         let _begun = steps.recv();
-        lock.force_release_because("somebody needs it")?;
+        block_on(lock.force_release_because("somebody needs it"))??;
         worker.join().unwrap_or_else(|panic| resume_unwind(panic))
     });
     println!("stopped: {job:?}");
     assert_eq!(job.as_ref().err().and_then(Error::lost).map(Lost::reason), Some(LossReason::Forced));
-    leases.close()
+    block_on(leases.close())
 }

@@ -17,7 +17,7 @@ use crate::{
 
 /// Calls `tell` with the loss, on a thread of its own, for it may block, and there are only so many waking threads.
 /// Never if the end is none.
-pub(super) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: impl FnOnce(Lost) + Send + 'static) {
+pub(crate) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: impl FnOnce(Lost) + Send + 'static) {
     let waiting: Waiting = (Box::pin(lost), Box::new(tell));
     let telling = Arc::new(Telling(Mutex::new(Some(waiting))));
     hand_over(Job::Step(Box::new(move || telling.wake())));

@@ -1,8 +1,7 @@
-//! The API without async, on threads: the row F79 of the fault table, and what only it has.
-//!
-//! `conformance.rs` has what it shares with the async API, on every kind of node.
+//! Threads without async, which wait with `block_on`: the row F79 of the fault table.
 
 use std::{
+    future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Barrier,
@@ -13,10 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{
-    Error, Leadership, LossReason, Status,
-    blocking::{Lease, LeaseHandle, Leases, Lock},
-};
+use leasehold::{Error, Lease, Leases, Lock, LossReason, block_on};
 use support::{HANGS, Lag, Match, Proxy, SIGNAL, Server, eventually, one_thread, seen, two_workers};
 use tokio::task::{block_in_place, spawn_blocking};
 
@@ -25,72 +21,40 @@ use crate::common::{COMMAND, Confirmed as _, LONG, NAME, SHORT, assert_says_lost
 /// A name that nobody has sent.
 const UNASKED: &str = "unasked";
 
+/// On a thread that may wait.
+#[track_caller]
+fn wait<F: Future>(call: F) -> F::Output {
+    block_on(call).expect("this thread may wait")
+}
+
 fn program(url: String) -> Leases {
-    Leases::builder().url(url).command_timeout(COMMAND).build().unwrap()
+    wait(Leases::builder().url(url).command_timeout(COMMAND).build()).unwrap()
 }
 
 #[track_caller]
-fn assert_refused<T: std::fmt::Debug>(outcome: Result<T, Error>) {
-    let refused = outcome.expect_err("it must not wait here");
+fn assert_refused<F: Future>(call: F) {
+    let Err(refused) = block_on(call) else { panic!("it must not wait here") };
     assert!(matches!(refused, Error::Config(_)), "{refused:?}");
     assert_eq!(
         refused.to_string(),
-        "leasehold::blocking waits, and this thread runs a Tokio runtime: use leasehold::Leases"
+        "leasehold::block_on waits, and this thread runs a Tokio runtime: await the call instead"
     );
 }
 
-/// Each call that can wait; the lease is left to the drop.
-fn each_is_refused(url: &str, leases: &Leases, lease: Lease, mut leaders: leasehold::blocking::Leaders) {
-    let (lock, election, guarded) = (leases.lock(UNASKED), leases.election(UNASKED), leases.guarded(UNASKED));
-    let second = Duration::from_secs(1);
-    let starts = || -> Result<(), Error> { panic!("no work begins") };
+/// The lease is left to the drop.
+fn each_is_refused(url: &str, leases: &Leases, lease: Lease) {
+    let lock = leases.lock(UNASKED);
     assert_refused(Leases::connect(url));
     assert_refused(lock.acquire());
-    assert_refused(lock.acquire_within(second));
-    assert_refused(lock.try_acquire());
-    assert_refused(lock.run(|_| starts()));
-    assert_refused(lock.run_within(second, |_| starts()));
-    assert_refused(lock.try_run(|_| starts()));
-    assert_refused(lock.adopt(lease.ticket()));
-    let both = leases.multi_lock([lock.clone()]);
-    assert_refused(both.acquire());
-    assert_refused(both.acquire_within(second));
-    assert_refused(both.try_acquire());
-    assert_refused(both.run(|_| starts()));
-    assert_refused(both.run_within(second, |_| starts()));
-    assert_refused(both.try_run(|_| starts()));
-    assert_refused(lock.holder());
-    assert_refused(lock.waiters());
-    assert_refused(lock.force_release());
-    assert_refused(lock.force_release_because("it is in the way"));
-    assert_refused(election.campaign());
-    assert_refused(election.lead(|_| starts()));
-    assert_refused(election.leader());
-    assert_refused(leaders.next().expect("it has not ended"));
-    assert_refused(leaders.next_within(Duration::ZERO));
-    assert_refused(guarded.set("x", lease.fence()));
-    assert_refused(guarded.get());
-    assert_refused(leases.list("*"));
-    assert_refused(leases.scope().list("*"));
-    assert_refused(leases.list_reachable("*"));
-    assert_refused(leases.capabilities());
-    assert_refused(leases.capabilities_of_each());
-    assert_refused(leases.replicas());
-    assert_refused(leases.health());
-    assert_refused(leases.shutdown(Duration::ZERO));
+    assert_refused(lock.run(async |_| -> Result<(), Error> { panic!("no work begins") }));
     assert_refused(leases.close());
     assert_refused(lease.renew());
-    assert_refused(lease.handle().renew());
-    assert_refused(lease.wait_lost(Duration::ZERO));
+    assert_refused(lease.lost());
     // Calls that do not wait are allowed.
     lease.check().unwrap();
-    assert_eq!((lease.status(), lease.hold_count()), (Status::Held, 1));
     lease.on_lost(|_| {});
-    let shared = lease.handle().share().unwrap();
-    assert_refused(shared.release());
-    let shared = lease.handle().share().unwrap();
-    assert_refused(shared.run(|_| starts()));
-    assert_refused(lease.release_keeping(second));
+    assert_refused(lease.handle().share().unwrap().release());
+    assert_refused(lease.release());
 }
 
 #[test]
@@ -101,21 +65,20 @@ fn f79_a_call_on_a_runtimes_thread_is_refused_and_sends_nothing() {
     for runtime in [one_thread(), two_workers()] {
         for in_a_task in [false, true] {
             let leases = program(proxy.url());
-            let lease = leases.lock(NAME).ttl(LONG).acquire().unwrap();
-            let leaders = leases.election("elsewhere").observe().unwrap();
+            let lease = wait(leases.lock(NAME).ttl(LONG).acquire()).unwrap();
             let url = proxy.url();
             proxy.forget();
             let asks = async move {
-                each_is_refused(&url, &leases, lease, leaders);
+                each_is_refused(&url, &leases, lease);
                 leases
             };
             let leases =
                 runtime.block_on(async { if in_a_task { tokio::spawn(asks).await.unwrap() } else { asks.await } });
             // The refused release has dropped the lease.
-            other.lock(NAME).acquire_within(HANGS).unwrap().release().unwrap().confirmed();
+            wait(wait(other.lock(NAME).acquire_within(HANGS)).unwrap().release()).unwrap().confirmed();
             assert_eq!(proxy.count(Match::containing(UNASKED)), 0);
-            assert!(leases.lock(UNASKED).try_acquire().unwrap().is_some(), "it was not closed either");
-            leases.close().unwrap();
+            assert!(wait(leases.lock(UNASKED).try_acquire()).unwrap().is_some(), "it was not closed either");
+            wait(leases.close());
         }
     }
 }
@@ -123,7 +86,7 @@ fn f79_a_call_on_a_runtimes_thread_is_refused_and_sends_nothing() {
 #[test]
 fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
     fn cycle(leases: &Leases) {
-        leases.lock(NAME).acquire().unwrap().release().unwrap().confirmed();
+        wait(wait(leases.lock(NAME).acquire()).unwrap().release()).unwrap().confirmed();
     }
     let server = Server::start();
     for runtime in [one_thread(), two_workers()] {
@@ -136,12 +99,11 @@ fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
             })
             .await
             .unwrap();
-            // From the async API, whose connection is on this runtime.
-            let own = leasehold::Leases::connect(server.url()).await.unwrap();
-            spawn_blocking(move || cycle(&own.into())).await.unwrap();
+            // Its connection is on this runtime.
+            let own = Leases::connect(server.url()).await.unwrap();
+            spawn_blocking(move || cycle(&own)).await.unwrap();
             spawn_blocking(move || cycle(&leases)).await.unwrap();
             // And back.
-            let other = leasehold::Leases::from(other);
             other.lock(NAME).acquire().await.unwrap().release().await.unwrap().confirmed();
         });
         let leases = program(server.url());
@@ -166,29 +128,29 @@ fn f79_a_lease_that_a_panic_drops_is_released() {
         let mut waits = None;
         // The work: another program waits for its lock.
         let begin = || {
-            waits = Some(thread::spawn(move || other.acquire_within(HANGS)));
+            waits = Some(thread::spawn(move || wait(other.acquire_within(HANGS))));
             has_begun.recv_timeout(HANGS).unwrap();
         };
         let panicked = catch_unwind(AssertUnwindSafe(|| match way {
-            0 => lock.run(|_| {
+            0 => wait(lock.run(async |_| {
                 begin();
                 panics()
-            }),
+            })),
             1 => {
-                let _lease = lock.acquire()?;
+                let _lease = wait(lock.acquire())?;
                 begin();
                 panics()
             }
             _ => {
                 let mut begin = Some(begin);
-                leases.election(NAME).ttl(LONG).lead(|_| {
+                wait(leases.election(NAME).ttl(LONG).lead(|_| {
                     begin.take().unwrap()();
-                    panics().unwrap();
-                })
+                    async { panics().unwrap() }
+                }))
             }
         }));
         assert!(panicked.is_err(), "{panicked:?}");
-        waits.unwrap().join().unwrap().unwrap().release().unwrap().confirmed();
+        wait(waits.unwrap().join().unwrap().unwrap().release()).unwrap().confirmed();
     }
 }
 
@@ -199,7 +161,7 @@ fn f79_work_that_blocks_while_its_lease_is_lost_is_told_so_at_the_end() {
     let proxy = Proxy::to(&server);
     let (leases, other, lag) = (program(proxy.url()), program(server.url()), Lag::start());
     let (tell, told) = mpsc::channel();
-    let outcome = leases.lock(NAME).ttl(SHORT).run(|lease| {
+    let outcome = wait(leases.lock(NAME).ttl(SHORT).run(async |lease| {
         lease.on_lost(move |lost| tell.send((lost, Instant::now())).unwrap());
         proxy.black_hole(true);
         let cut = Instant::now();
@@ -209,28 +171,26 @@ fn f79_work_that_blocks_while_its_lease_is_lost_is_told_so_at_the_end() {
         assert!(heard - cut <= SHORT + SIGNAL + lag.worst(), "{:?}", heard - cut);
         assert_eq!(ending(lease.check()).reason(), LossReason::Expired);
         // It finishes what it was about, and another holder is at work.
-        drop(other.lock(NAME).acquire_within(HANGS)?);
+        drop(wait(other.lock(NAME).acquire_within(HANGS))?);
         Ok("42 rows")
-    });
+    }));
     assert_eq!(ending(outcome).reason(), LossReason::Expired);
     proxy.black_hole(false);
 
     // The same of a key that is gone, by hand.
-    let (lease, mut wire) = (other.lock("by hand").acquire().unwrap(), server.wire());
+    let (lease, mut wire) = (wait(other.lock("by hand").acquire()).unwrap(), server.wire());
     assert!(wire.del("by hand"));
-    let lost = lease.wait_lost(HANGS).unwrap().expect("it is told");
-    assert_eq!(lost.reason(), LossReason::Deleted);
-    assert_says_lost(lease.release(), LossReason::Deleted);
+    assert_eq!(wait(lease.lost()).reason(), LossReason::Deleted);
+    assert_says_lost(wait(lease.release()), LossReason::Deleted);
     // Its own error says more than the loss.
-    let failed = other.lock("by hand").run(|lease| {
+    let failed = wait(other.lock("by hand").run(async |lease| {
         assert!(wire.del("by hand"));
-        assert!(lease.wait_lost(HANGS)?.is_some());
+        wait(lease.lost());
         Err::<(), _>(Box::<dyn std::error::Error>::from("the disk is full"))
-    });
+    }));
     assert_eq!(failed.unwrap_err().to_string(), "the disk is full");
 }
 
-/// The outcome of `run`, or an error of the lock.
 struct Alone(AtomicBool);
 
 impl Alone {
@@ -251,10 +211,10 @@ fn turns_of_a_hundred_threads(lock: &Lock, what: &str) {
             let mut longest = Duration::ZERO;
             for _ in 0..TURNS {
                 let began = Instant::now();
-                let lease = lock.acquire_within(HANGS).expect("its turn comes");
+                let lease = wait(lock.acquire_within(HANGS)).expect("its turn comes");
                 longest = longest.max(began.elapsed());
                 alone.works();
-                lease.release().unwrap().confirmed();
+                wait(lease.release()).unwrap().confirmed();
             }
             longest
         };
@@ -270,7 +230,7 @@ fn f79_of_a_hundred_threads_none_starves() {
     let leases = program(server.url());
     turns_of_a_hundred_threads(&leases.lock(NAME), "the longest wait of 100 threads");
     turns_of_a_hundred_threads(&leases.lock(NAME).fair(true), "the longest wait of 100 threads, a fair lock");
-    assert_eq!(leases.lock(NAME).waiters(), Ok(vec![]));
+    assert_eq!(wait(leases.lock(NAME).waiters()), Ok(vec![]));
 }
 
 #[test]
@@ -280,7 +240,7 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
     let server = Server::start();
     // Two programs of ten threads; a floor would stay.
     let programs: Vec<Leases> = (0..2)
-        .map(|_| Leases::builder().url(server.url()).fence_memory(Duration::ZERO).ttl(LONG).build().unwrap())
+        .map(|_| wait(Leases::builder().url(server.url()).fence_memory(Duration::ZERO).ttl(LONG).build()).unwrap())
         .collect();
     let (names, done) = (["account:1", "account:2"], AtomicU32::new(0));
     let alone = names.map(|_| Alone(AtomicBool::new(false)));
@@ -289,16 +249,16 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
             let (leases, names, alone, done) = (&programs[thread as usize % 2], &names, &alone, &done);
             scope.spawn(move || {
                 for cycle in 0..CYCLES {
-                    let lease = |name: usize| leases.lock(names[name]).acquire_within(HANGS).unwrap();
+                    let lease = |name: usize| wait(leases.lock(names[name]).acquire_within(HANGS)).unwrap();
                     match (thread + cycle) % 6 {
                         // Both, named in either order.
                         0 => {
                             let order = if thread % 4 < 2 { [0, 1] } else { [1, 0] };
                             let both = leases.multi_lock(order.map(|name| leases.lock(names[name])));
-                            let worked = both.run_within(HANGS, |held| {
+                            let worked = wait(both.run_within(HANGS, async |held| {
                                 alone.iter().for_each(Alone::works);
                                 held.check()
-                            });
+                            }));
                             worked.unwrap();
                         }
                         // Both by hand, in the order of their names. One is dropped.
@@ -306,18 +266,18 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
                             let (first, second) = (lease(0), lease(1));
                             alone[1].works();
                             alone[0].works();
-                            second.release().unwrap().confirmed();
+                            wait(second.release()).unwrap().confirmed();
                             drop(first);
                         }
-                        2 => drop(leases.lock(names[1]).run(|_| {
+                        2 => drop(wait(leases.lock(names[1]).run(async |_| {
                             alone[1].works();
                             Ok::<_, Error>(())
-                        })),
-                        3 => drop(leases.lock(names[0]).try_acquire().unwrap().inspect(|_| alone[0].works())),
+                        }))),
+                        3 => drop(wait(leases.lock(names[0]).try_acquire()).unwrap().inspect(|_| alone[0].works())),
                         _ => {
                             let lease = lease(0);
                             alone[0].works();
-                            lease.release().unwrap().confirmed();
+                            wait(lease.release()).unwrap().confirmed();
                         }
                     }
                     done.fetch_add(1, Ordering::Relaxed);
@@ -327,7 +287,7 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
     });
     assert_eq!(done.load(Ordering::Relaxed), THREADS * CYCLES);
     for leases in &programs {
-        leases.close().unwrap();
+        wait(leases.close());
     }
     let mut wire = server.wire();
     eventually(HANGS, "no key is left", || wire.keys("*").is_empty());
@@ -343,39 +303,37 @@ fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
     };
     let lock = leases.lock(NAME);
     for is_dropped in [false, true] {
-        let lease = lock.acquire().unwrap();
+        let lease = wait(lock.acquire()).unwrap();
         lease.on_lost(tells("released"));
         lease.handle().on_lost(tells("released"));
         if is_dropped {
             drop(lease);
         } else {
-            lease.release().unwrap().confirmed();
+            wait(lease.release()).unwrap().confirmed();
         }
     }
-    let lease = lock.acquire().unwrap();
+    let lease = wait(lock.acquire()).unwrap();
     lease.on_lost(tells("handed over"));
-    drop(lock.adopt(lease.into_ticket().unwrap()).unwrap());
-    let lease = lock.acquire().unwrap();
+    drop(wait(lock.adopt(lease.into_ticket().unwrap())).unwrap());
+    let lease = wait(lock.acquire()).unwrap();
     lease.on_lost(|_| panic!("a callback that panics, as it is meant to"));
     lease.on_lost(tells("before"));
-    assert_eq!(lease.wait_lost(Duration::ZERO), Ok(None));
-    assert_eq!(lease.wait_lost(Duration::from_millis(1)), Ok(None));
-    lock.force_release().unwrap();
+    wait(lock.force_release()).unwrap();
     assert_eq!(told.recv_timeout(HANGS), Ok(("before", LossReason::Forced)));
     lease.on_lost(tells("after"));
     assert_eq!(told.recv_timeout(HANGS), Ok(("after", LossReason::Forced)));
     let handle = lease.handle();
-    assert_says_lost(lease.release(), LossReason::Forced);
-    assert_eq!(handle.wait_lost(Duration::ZERO).unwrap().unwrap().reason(), LossReason::Forced);
+    assert_says_lost(wait(lease.release()), LossReason::Forced);
+    assert_eq!(wait(handle.lost()).reason(), LossReason::Forced);
 
     // A shutdown asks, and the lease is held: its own end is none that is told.
-    let lease = leases.lock("another job").acquire().unwrap();
+    let lease = wait(leases.lock("another job").acquire()).unwrap();
     lease.on_lost(tells("asked"));
-    let shuts_down = thread::spawn(move || leases.shutdown(HANGS));
+    let shuts_down = thread::spawn(move || wait(leases.shutdown(HANGS)));
     assert_eq!(told.recv_timeout(HANGS), Ok(("asked", LossReason::Closing)));
     lease.check().unwrap();
-    lease.release().unwrap().confirmed();
-    assert_eq!(shuts_down.join().unwrap(), Ok(0));
+    wait(lease.release()).unwrap().confirmed();
+    assert_eq!(shuts_down.join().unwrap(), 0);
     drop(tell);
     let late: Vec<_> = told.iter().collect();
     assert!(late.is_empty(), "{late:?}");
@@ -405,10 +363,10 @@ fn a_call_in_a_destructor_of_an_ending_thread_is_refused_or_works_and_never_pani
         let leases = leases.clone();
         thread::spawn(move || {
             LAST.with(|_| ());
-            let lease = leases.lock(NAME).acquire().unwrap();
+            let lease = wait(leases.lock(NAME).acquire()).unwrap();
             let last = move || {
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    let refused = leases.lock(UNASKED).try_acquire().map(|lease| lease.is_some());
+                    let refused = block_on(leases.lock(UNASKED).try_acquire()).map(drop);
                     lease.check().unwrap();
                     drop(lease);
                     refused
@@ -421,7 +379,7 @@ fn a_call_in_a_destructor_of_an_ending_thread_is_refused_or_works_and_never_pani
     ends.join().unwrap();
     let refused = told.recv_timeout(HANGS).unwrap().expect("it does not panic");
     assert!(matches!(&refused, Err(Error::Config(_))), "{refused:?}");
-    leases.lock(NAME).acquire_within(HANGS).unwrap().release().unwrap().confirmed();
+    wait(wait(leases.lock(NAME).acquire_within(HANGS)).unwrap().release()).unwrap().confirmed();
 }
 
 /// More than there are waking threads.
@@ -431,14 +389,14 @@ fn callbacks_that_block_keep_no_other_lease_waiting_however_many_they_are() {
     let leases = Leases::in_memory();
     let ((begins, begun), (release, released)) = (mpsc::channel(), mpsc::channel::<()>());
     let released = Arc::new(std::sync::Mutex::new(released));
-    let all: Vec<_> = (0..MANY).map(|number| leases.lock(number.to_string()).acquire().unwrap()).collect();
+    let all: Vec<_> = (0..MANY).map(|number| wait(leases.lock(number.to_string()).acquire()).unwrap()).collect();
     for lease in &all {
         let (begins, released) = (begins.clone(), released.clone());
         lease.on_lost(move |_| {
             begins.send(()).unwrap();
             let _over = released.lock().unwrap().recv();
         });
-        assert!(leases.lock(lease.name()).force_release().unwrap());
+        assert!(wait(leases.lock(lease.name()).force_release()).unwrap());
     }
     for number in 0..MANY {
         assert_eq!(begun.recv_timeout(HANGS), Ok(()), "{number} were told");
@@ -449,79 +407,35 @@ fn callbacks_that_block_keep_no_other_lease_waiting_however_many_they_are() {
 #[test]
 fn the_first_of_several_leases_that_is_lost_is_told() {
     let leases = Leases::in_memory();
-    let names = ["one", "two"];
-    let both = leases.multi_lock(names.map(|name| leases.lock(name)));
+    let both = leases.multi_lock(["one", "two"].map(|name| leases.lock(name)));
     let (tell, told) = mpsc::channel();
-    let held = both.acquire().unwrap();
-    let fences: Vec<_> = names.iter().map(|name| held.fence(name)).collect();
-    assert_eq!(held.leases().iter().map(|lease| Some(lease.fence())).collect::<Vec<_>>(), fences);
-    let handle = held.handle();
-    handle.on_lost(move |lost| tell.send(lost).unwrap());
-    assert_eq!(held.wait_lost(Duration::ZERO), Ok(None));
-    assert!(leases.lock("two").try_acquire().unwrap().is_none());
-    leases.lock("two").force_release().unwrap();
-    let lost = held.wait_lost(HANGS).unwrap().expect("it is told");
+    let held = wait(both.acquire()).unwrap();
+    held.handle().on_lost(move |lost| tell.send(lost).unwrap());
+    wait(leases.lock("two").force_release()).unwrap();
+    let lost = wait(held.lost());
     assert_eq!((lost.name(), lost.reason()), ("two", LossReason::Forced));
-    assert_eq!((told.recv_timeout(HANGS), ending(handle.check())), (Ok(lost.clone()), lost));
-    assert_says_lost(held.release(), LossReason::Forced);
-    for lease in both.acquire().unwrap().into_leases() {
-        lease.release().unwrap().confirmed();
-    }
+    assert_eq!(told.recv_timeout(HANGS), Ok(lost));
+    assert_says_lost(wait(held.release()), LossReason::Forced);
 }
 
 #[test]
 fn a_close_on_another_thread_ends_the_waits() {
     let leases = Leases::in_memory();
-    let lease = leases.lock(NAME).acquire().unwrap();
+    let lease = wait(leases.lock(NAME).acquire()).unwrap();
     let mut leaders = leases.election(NAME).observe().unwrap();
     let (waits, waiting) = mpsc::channel();
     let lock = leases.lock(NAME).on_wait(move |_| waits.send(()).unwrap());
-    let acquires = thread::spawn(move || lock.acquire());
+    let acquires = thread::spawn(move || wait(lock.acquire()));
     waiting.recv_timeout(HANGS).unwrap();
     let loses = thread::spawn({
         let handle = lease.handle();
-        move || handle.wait_lost(HANGS)
+        move || wait(handle.lost())
     });
-    leases.close().unwrap();
+    wait(leases.close());
     assert_eq!(acquires.join().unwrap().unwrap_err(), Error::Closed);
-    assert_eq!(loses.join().unwrap().unwrap().unwrap().reason(), LossReason::Closed);
-    assert_says_lost(lease.release(), LossReason::Closed);
-    for now in leaders.by_ref() {
-        now.unwrap();
-    }
-    assert_eq!(leaders.next_within(HANGS), Err(Error::Closed));
-}
-
-#[test]
-fn who_leads_is_heard_by_a_thread() {
-    let server = Server::start();
-    let (candidate, router) = (program(server.url()), program(server.url()));
-    let election = candidate.election(NAME).candidate("host:1");
-    let mut leaders = router.election(NAME).observe().unwrap();
-    let until = |leaders: &mut leasehold::blocking::Leaders, is: &dyn Fn(&Leadership) -> bool| {
-        leaders.map(Result::unwrap).find(|now| is(now)).expect("it is open")
-    };
-    until(&mut leaders, &|now| *now == Leadership::Vacant);
-    assert_eq!(leaders.next_within(Duration::ZERO), Ok(None));
-    let mut terms = Vec::new();
-    let done = election.lead(|term: LeaseHandle| {
-        let is_term = |now: &Leadership| now.leader().is_some_and(|leader| leader.fence() == Some(term.fence()));
-        let now = until(&mut leaders, &is_term);
-        assert_eq!(now.leader().unwrap().label(), Some("host:1"));
-        assert!(is_term(&leaders.now()), "{leaders:?}");
-        terms.push(term.fence());
-        if terms.len() < 3 {
-            // Its term is lost, and it returns: it leads again.
-            router.lock(NAME).force_release().unwrap();
-            assert!(term.wait_lost(HANGS).unwrap().is_some());
-        }
-        terms.len()
-    });
-    assert_eq!(done, Ok(3));
-    assert!(terms.is_sorted() && terms.len() == 3, "{terms:?}");
-    assert_eq!(election.leader(), Ok(None));
-    let next = leaders.next_within(HANGS).unwrap();
-    assert!(next.is_some_and(|now| now.leader().is_none()), "it has resigned");
+    assert_eq!(loses.join().unwrap().reason(), LossReason::Closed);
+    assert_says_lost(wait(lease.release()), LossReason::Closed);
+    while wait(leaders.next()).is_some() {}
 }
 
 /// Work on a thread may use all of the API, its own lock included.
@@ -531,18 +445,18 @@ fn waits_may_nest() {
     let leases = program(server.url());
     let (outer, inner) = (leases.lock("outer"), leases.lock("inner"));
     let woken = Arc::new(AtomicU32::new(0));
-    let sum = outer.run(|first| {
-        first.renew()?;
+    let sum = wait(outer.run(async |first| {
+        wait(first.renew())?;
         let asks = leases.lock("outer").on_wait({
             let (inner, woken) = (inner.clone(), woken.clone());
             move |_| {
-                drop(inner.acquire().unwrap());
+                drop(wait(inner.acquire()).unwrap());
                 woken.fetch_add(1, Ordering::Relaxed);
             }
         });
-        assert!(asks.try_acquire()?.is_none());
-        let second = inner.run(|second| Ok::<_, Error>(second.hold_count()))?;
+        assert!(wait(asks.try_acquire())?.is_none());
+        let second = wait(inner.run(async |second| Ok::<_, Error>(second.hold_count())))?;
         Ok::<_, Error>(first.hold_count() + second)
-    });
+    }));
     assert_eq!((sum, woken.load(Ordering::Relaxed)), (Ok(2), 1));
 }

@@ -1,21 +1,67 @@
-//! Waiting for the async API on a thread of the program.
+//! A thread of the program that waits for a call.
 
 use std::{
     future::Future,
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use tokio::{runtime::Handle, task::coop};
 
-use crate::{error::Error, keeper::Host, sync::parker};
+use crate::{error::Error, sync::parker};
 
-const ENDS: &str = "leasehold::blocking waits, and this thread is ending: what a wait needs of it is gone";
+const ENDS: &str = "leasehold::block_on waits, and this thread is ending: what a wait needs of it is gone";
 
-const REFUSED: &str = "leasehold::blocking waits, and this thread runs a Tokio runtime: use leasehold::Leases";
+const REFUSED: &str = "leasehold::block_on waits, and this thread runs a Tokio runtime: await the call instead";
 
-/// Waits for a call. Where that must not be it is dropped, unpolled, so nothing was sent.
-pub(super) fn wait<F: Future>(call: F) -> Result<F::Output, Error> {
+/// Waits for a call on this thread, and returns its answer: for programs without async, for threads that compute, and inside
+/// `spawn_blocking`.
+///
+/// ```
+/// use leasehold::{Error, Leases, block_on};
+///
+/// # fn compress(_part: u32) {}
+/// fn main() -> Result<(), Error> {
+///     let leases = Leases::in_memory(); // or `block_on(Leases::connect("redis://127.0.0.1:6379"))??`
+///     let lock = leases.lock("reports:nightly");
+///     block_on(lock.run(async |lease| {
+///         for part in 0..100 {
+///             lease.check()?; // the next part only while the lease holds
+///             compress(part);
+///         }
+///         Ok::<_, Error>(())
+///     }))?
+/// }
+/// ```
+///
+/// The thread polls the call, and is parked in between. The keeper has all timers, so no runtime is needed. Waits
+/// may nest.
+///
+/// # What a thread cannot do
+///
+/// - **Nothing stops its work from outside.** A loss is found by whoever looks: [`Lease::check`](crate::Lease::check)
+///   between two steps, [`Lease::on_lost`](crate::Lease::on_lost), or a
+///   [token](crate::Lease::cancellation_token). A [`run`](crate::Lock::run) whose work does not await says at its end
+///   that the lease was lost, and a [`grace`](crate::Lock::grace) is of no use to it.
+/// - **A wait ends by itself only**, since a thread cannot be dropped as a future can. Bound the wait for a lock with
+///   [`acquire_within`](crate::Lock::acquire_within). [`close`](crate::Leases::close) and
+///   [`shutdown`](crate::Leases::shutdown) on another thread end all waits for locks with [`Error::Closed`].
+/// - **A lease that is dropped, by a panic too, never waits.** It is released in the background. A program that exits
+///   right after that may leave the key for a TTL: [`release`](crate::Lease::release) waits, and so does `close`.
+///
+/// The default [`Owner`](crate::Owner) of an acquire is the thread.
+///
+/// # Errors
+///
+/// [`Error::Config`] where this thread must not wait: the call is dropped unpolled, so nothing was sent. A call's own errors
+/// are in its answer.
+///
+/// - *It runs the tasks of a Tokio runtime*: they would stand still, and perhaps the one that is waited for. That is so in
+///   every `async` block, Tokio's `block_on` included; and not inside of `spawn_blocking` and `block_in_place`, nor on a
+///   thread that has only [entered](tokio::runtime::Handle::enter) a runtime. Inside of
+///   [`unconstrained`](tokio::task::unconstrained) Tokio does not tell the two apart, and a call waits. Executors of others
+///   than Tokio are not noticed either.
+/// - *It ends*: in a destructor of a `thread_local!` there may be nothing left to wait with.
+pub fn block_on<F: Future>(call: F) -> Result<F::Output, Error> {
     if is_ending() {
         Err(Error::config(ENDS))
     } else if runs_a_runtime() {
@@ -23,22 +69,6 @@ pub(super) fn wait<F: Future>(call: F) -> Result<F::Output, Error> {
     } else {
         Ok(parker::wait(call))
     }
-}
-
-/// The same for at most this long: `None` if the call has not ended by then.
-pub(super) fn wait_within<F: Future>(host: &Host, limit: Duration, call: F) -> Result<Option<F::Output>, Error> {
-    wait(async {
-        let over = async {
-            if !limit.is_zero() {
-                host.sleep(limit).await;
-            }
-        };
-        tokio::select! {
-            biased;
-            done = call => Some(done),
-            () = over => None,
-        }
-    })
 }
 
 /// Whether this is a destructor of the thread's own values, after that of Tokio's. Any poll would panic.
