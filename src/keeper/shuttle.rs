@@ -38,6 +38,10 @@ impl Host {
         Ok((host, stop))
     }
 
+    pub(crate) fn here(clock: &Arc<dyn Clock>) -> (Self, Stop) {
+        Self::start(clock).expect("it always starts")
+    }
+
     pub(crate) fn runtime(&self) -> &Handle {
         unimplemented!("only a connection over the network needs a runtime")
     }
@@ -45,6 +49,11 @@ impl Host {
     #[allow(clippy::unused_async, reason = "as the real one")]
     pub(crate) async fn transport(&self) -> io::Result<Handle> {
         unimplemented!("only a connection over the network needs a runtime")
+    }
+
+    #[allow(clippy::unused_self, reason = "as the real one")]
+    pub(crate) fn is_forked(&self) -> bool {
+        false
     }
 
     pub(crate) fn over(&self) -> &CancellationToken {
