@@ -1,8 +1,9 @@
 //! From the command line to the servers.
 
-use std::{future::Future, time::Duration};
+use std::{convert::identity, future::Future, time::Duration};
 
-use leasehold::{Builder, Leases, Server, Tls};
+use leasehold::{Builder, Error, Leases, Server, Tls};
+use tokio::sync::oneshot;
 
 use crate::{
     exit::{Ended, Exit},
@@ -31,6 +32,17 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Resul
     outcome
 }
 
+/// Builds it on a thread outside of every runtime: all that is asked of a server goes through one connection then.
+pub(crate) async fn build(builder: Builder) -> Result<Leases, Error> {
+    let (tell, told) = oneshot::channel();
+    let outside = builder.clone();
+    let build = move || drop(tell.send(leasehold::block_on(outside.build()).and_then(identity)));
+    match std::thread::Builder::new().name("build".into()).spawn(build) {
+        Ok(_started) => told.await.unwrap_or_else(|_ended| builder.build_lazy()),
+        Err(_none) => builder.build().await,
+    }
+}
+
 /// Does something with a connection.
 pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
     servers: &Servers,
@@ -38,7 +50,7 @@ pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
 ) -> Result<T, Ended> {
     servers.tell_a_guess();
     block_on(async {
-        let leases = servers.builder().build().await?;
+        let leases = build(servers.builder()).await?;
         let outcome = act(leases.clone()).await;
         leases.close().await;
         outcome

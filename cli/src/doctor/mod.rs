@@ -14,7 +14,7 @@ use self::{
 };
 use crate::{
     args::Doctor,
-    connect::block_on,
+    connect::{block_on, build},
     exit::{Ended, Exit},
     say::{print, shown},
     servers::Servers,
@@ -152,7 +152,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     if !is_quorum && !is_any_there {
         return Ok((sections, false));
     }
-    let findings = match servers.builder().build().await {
+    let findings = match build(servers.builder()).await {
         Ok(leases) => {
             let findings = try_out(&leases, &options.name, is_quorum).await;
             leases.close().await;
@@ -181,7 +181,7 @@ struct Seen {
 }
 
 async fn look(servers: &Servers, name: Option<&str>) -> Result<Seen, Error> {
-    let leases = servers.builder().build().await?;
+    let leases = build(servers.builder()).await?;
     let (told, replicas) = (leases.capabilities_of_each().await, leases.replicas().await);
     let vote = match name {
         Some(name) => vote(&leases, name).await,

@@ -22,7 +22,7 @@ use self::{
 };
 use crate::{
     args::{LockArgs, Run},
-    connect::block_on,
+    connect::{block_on, build},
     duration::{A_DAY, written},
     exit::{Ended, Exit},
     own,
@@ -202,8 +202,8 @@ async fn under_a_lease<T>(
             yield_now().await;
             meanwhile()
         };
-        let build = async { builder.build().await.map_err(Ended::from) };
-        tokio::try_join!(build, meanwhile).map(|(leases, ())| leases)
+        let building = async { build(builder).await.map_err(Ended::from) };
+        tokio::try_join!(building, meanwhile).map(|(leases, ())| leases)
     };
     let built = tokio::select! {
         ended = &mut gives_up => return Err(ended),
