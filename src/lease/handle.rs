@@ -139,7 +139,7 @@ macro_rules! view {
             /// # use std::sync::{Arc, atomic::{AtomicBool, Ordering}};
             /// # fn main() -> Result<(), leasehold::Error> {
             /// # let leases = leasehold::Leases::in_memory();
-            /// let lease = leasehold::block_on(leases.lock("reports:nightly").acquire())?;
+            /// let lease = leasehold::block_on(leases.lock("reports:nightly").acquire())??;
             /// let stop = Arc::new(AtomicBool::new(false));
             /// let stops = stop.clone();
             /// lease.on_lost(move |lost| {
