@@ -32,13 +32,15 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Resul
     outcome
 }
 
-/// Builds it on a thread outside of every runtime: all that is asked of a server goes through one connection then.
+/// Builds it on a thread outside of every runtime: all that is asked of a server goes through one connection then. Where no
+/// thread can be started there are two.
 pub(crate) async fn build(builder: Builder) -> Result<Leases, Error> {
     let (tell, told) = oneshot::channel();
     let outside = builder.clone();
     let build = move || drop(tell.send(leasehold::block_on(outside.build()).and_then(identity)));
-    match std::thread::Builder::new().name("build".into()).spawn(build) {
-        Ok(_started) => told.await.unwrap_or_else(|_ended| builder.build_lazy()),
+    let _thread = std::thread::Builder::new().name("build".into()).spawn(build);
+    match told.await {
+        Ok(built) => built,
         Err(_none) => builder.build().await,
     }
 }

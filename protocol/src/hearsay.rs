@@ -11,7 +11,10 @@
 //! 2. A primary alone does not give its slots to a server that we do not know: that one is asked too.
 //! 3. A server counts once, by however many addresses it was asked.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use crate::{
     message::Shard,
@@ -29,6 +32,9 @@ pub struct Hearsay {
     /// Those that were asked since they gain, and for whose view.
     gainers: Vec<(Option<Box<str>>, Place)>,
 }
+
+/// The changes that a view would make: to each primary, and to what nobody has.
+type Claims = BTreeMap<Option<Shard>, Claim>;
 
 /// The most servers that are asked since they gain by one server's view.
 const MOST_GAINERS: usize = 4;
@@ -65,12 +71,7 @@ impl Hearsay {
 
     /// The next view to merge.
     pub fn believed(&mut self, topology: &Topology, now: Time) -> Option<View> {
-        let next = |may_be_alone| {
-            self.said.iter().position(|said| said.is_open && self.is_believed(said, topology, now, may_be_alone))
-        };
-        let is_answered = || self.asked.iter().all(|asked| asked.is_some_and(|asked| self.silent.contains(&asked)));
-        let is_over = || is_answered() && self.to_ask(topology, now).is_empty();
-        let at = next(false).or_else(|| is_over().then(|| next(true))?)?;
+        let at = self.next(topology, now)?;
         let said = self.said.get_mut(at)?;
         said.is_open = false;
         Some(said.view.clone())
@@ -79,46 +80,51 @@ impl Hearsay {
     /// The primaries that would lose something by a view which is not believed. And where those are that would gain by it, and
     /// were not told before: one that has taken over says so itself.
     pub fn contested(&mut self, topology: &Topology, now: Time) -> (BTreeSet<Shard>, Vec<Place>) {
-        let losers = self.open_claims(topology, now).into_iter().filter_map(|(_, of, _)| of).collect();
-        let new = self.to_ask(topology, now);
+        let claims = self.claims(topology, now);
+        let open = claims.iter().filter(|(said, _)| said.is_open);
+        let losers = open.flat_map(|(_, claims)| claims.keys().copied().flatten()).collect();
+        let new = self.to_ask(&claims);
         let gainers = new.iter().map(|(_, place)| place.clone()).collect();
         self.gainers.extend(new);
         (losers, gainers)
     }
 
-    /// The claims of views that are not believed yet, and by whom.
-    fn open_claims(&self, topology: &Topology, now: Time) -> Vec<(Option<Box<str>>, Option<Shard>, Claim)> {
-        let open = self.said.iter().filter(|said| said.is_open);
-        let claims = |said: &Said| topology.claims(&said.view, now).into_iter();
-        open.flat_map(|said| claims(said).map(|(of, claim)| (said.view.by.clone(), of, claim))).collect()
+    /// Each view with its claims.
+    fn claims(&self, topology: &Topology, now: Time) -> Vec<(&Said, Claims)> {
+        self.said.iter().map(|said| (said, topology.claims(&said.view, now))).collect()
+    }
+
+    fn next(&self, topology: &Topology, now: Time) -> Option<usize> {
+        let (all, knows_nothing) = (self.claims(topology, now), topology.servers().is_empty());
+        let counts = |said: &Said, of: Option<Shard>, claim: &Claim, may_be_alone: bool| {
+            let is_silent = of.is_none_or(|of| self.silent.contains(&of));
+            let mut others = all.iter().filter(|(other, _)| other.view.by != said.view.by);
+            knows_nothing
+                || (of.is_none() || said.of == of) && claim.is_among(topology)
+                || may_be_alone && is_silent && claim.gainers().all(|gainer| is_asked(&self.gainers, gainer))
+                || others.any(|(_, claims)| claims.get(&of).is_some_and(|theirs| theirs.has(claim)))
+        };
+        let first = |may_be_alone| {
+            all.iter().position(|(said, claims)| {
+                said.is_open && claims.iter().all(|(of, claim)| counts(said, *of, claim, may_be_alone))
+            })
+        };
+        let is_answered = || self.asked.iter().all(|asked| asked.is_some_and(|asked| self.silent.contains(&asked)));
+        // One that is alone is believed of those that say nothing, once nobody else has anything to say.
+        first(false).or_else(|| (is_answered() && self.to_ask(&all).is_empty()).then(|| first(true))?)
     }
 
     /// Those that gain and were not asked yet.
-    fn to_ask(&self, topology: &Topology, now: Time) -> Vec<(Option<Box<str>>, Place)> {
+    fn to_ask(&self, claims: &[(&Said, Claims)]) -> Vec<(Option<Box<str>>, Place)> {
         let mut all = self.gainers.clone();
-        for (by, _, claim) in self.open_claims(topology, now) {
-            for place in claim.gainers() {
-                if !is_asked(&all, place) && all.iter().filter(|(for_whom, _)| *for_whom == by).count() < MOST_GAINERS {
+        for (Said { view: View { by, .. }, .. }, claims) in claims.iter().filter(|(said, _)| said.is_open) {
+            for place in claims.values().flat_map(Claim::gainers) {
+                if !is_asked(&all, place) && all.iter().filter(|(for_whom, _)| for_whom == by).count() < MOST_GAINERS {
                     all.push((by.clone(), place.clone()));
                 }
             }
         }
         all.split_off(self.gainers.len())
-    }
-
-    /// One that is alone is believed of those that say nothing.
-    fn is_believed(&self, said: &Said, topology: &Topology, now: Time, may_be_alone: bool) -> bool {
-        let knows_nothing = topology.servers().is_empty();
-        let others: Vec<_> = self.said.iter().filter(|other| other.view.by != said.view.by).collect();
-        topology.claims(&said.view, now).iter().all(|(of, claim)| {
-            let is_silent = of.is_none_or(|of| self.silent.contains(&of));
-            let says_the_same =
-                |other: &&Said| topology.claims(&other.view, now).get(of).is_some_and(|others| others.has(claim));
-            knows_nothing
-                || (of.is_none() || said.of == *of) && claim.is_among(topology)
-                || may_be_alone && is_silent && claim.gainers().all(|gainer| is_asked(&self.gainers, gainer))
-                || others.iter().any(says_the_same)
-        })
     }
 }
 
@@ -245,7 +251,7 @@ mod tests {
             let (mut topology, mut hearsay) = (topology(&three(1)), Hearsay::default());
             let first = topology.owner(0).unwrap();
             for by in ["id-2", "id-2", "id-3"] {
-                // The same server at another address; and one that says what we know.
+                // The second is the same server at another address. The third says what we know.
                 let view = if by == "id-2" { lie.clone() } else { three(3) };
                 says(&mut hearsay, None, View { by: Some(by.into()), ..view });
                 go_on(&mut hearsay, &mut topology);

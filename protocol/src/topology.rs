@@ -154,7 +154,7 @@ pub struct TakenOver {
 /// A change that a view would make to a primary that we know, or to the slots that nobody has.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// The slots that would be another's, by who would have them: its name, epoch and place.
+    /// The slots that change hands, by the name, epoch and place of the new owner.
     slots: BTreeMap<Option<Owner>, SlotSet>,
     place: Option<Place>,
     epoch: Option<u64>,

@@ -12,8 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status};
-use support::{HANGS, Lag, Match, Wire, eventually_async, on_no_runtime, seen, within};
+use leasehold::{
+    Builder, Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status, block_on,
+};
+use support::{HANGS, Lag, Match, Wire, eventually_async, seen, within};
 
 pub(crate) const NAME: &str = "job";
 pub(crate) const FENCE: &str = "{job}:lh:fence";
@@ -47,9 +49,15 @@ pub(crate) async fn program(url: impl Into<String>) -> Leases {
     Leases::connect(url).await.expect("the server is there")
 }
 
+/// Waits for a call on a thread that may wait.
+#[track_caller]
+pub(crate) fn wait<F: Future>(call: F) -> F::Output {
+    block_on(call).expect("this thread may wait")
+}
+
 /// A program that is built outside of every runtime, as one of threads is: all that it asks of a server is on one connection.
 pub(crate) async fn on_one_connection(builder: Builder) -> Leases {
-    let build = move || std::thread::spawn(move || on_no_runtime("build", builder.build())).join();
+    let build = move || thread::spawn(move || wait(builder.build())).join();
     tokio::task::spawn_blocking(build).await.unwrap().unwrap().expect("the server is there")
 }
 

@@ -453,19 +453,20 @@ async fn f56_one_sentinel_forgets_the_service_while_others_fail_over() {
     };
     let programs = [program().await, program().await];
     all.sentinels()[0].wire().must(&["SENTINEL", "REMOVE", SERVICE]);
-    let is_over = Arc::<AtomicBool>::default();
-    let [believers, turns] = [(); 2].map(|()| Arc::<AtomicUsize>::default());
+    let (is_over, turns) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let mut crowd = JoinSet::new();
-    for leases in &programs {
-        for _ in 0..2 {
-            let lock = leases.lock("job").ttl(Duration::from_secs(3)).owner(Owner::anonymous());
+    for name in 0..16 {
+        let believers = Arc::<AtomicUsize>::default();
+        for leases in &programs {
+            let lock = leases.lock(format!("job-{name}")).ttl(Duration::from_secs(3)).owner(Owner::anonymous());
             let (is_over, believers, turns) = (is_over.clone(), believers.clone(), turns.clone());
             crowd.spawn(async move {
                 while !is_over.load(Ordering::SeqCst) {
                     // None is granted while too few replicas are there.
                     let Ok(lease) = lock.acquire_within(LONG).await else { continue };
                     assert_eq!(believers.fetch_add(1, Ordering::SeqCst), 0, "two holders");
-                    let work = tokio::time::sleep(Duration::from_millis(5));
+                    // Long enough that the next one is granted, should the key be lost.
+                    let work = tokio::time::sleep(Duration::from_millis(300));
                     tokio::select! { biased; _ = lease.lost() => {} () = work => {} }
                     believers.fetch_sub(1, Ordering::SeqCst);
                     drop(lease.release().await);
@@ -482,7 +483,7 @@ async fn f56_one_sentinel_forgets_the_service_while_others_fail_over() {
         eventually_async(TAKEN_OVER, "it names another", || now() != before).await;
         before = now();
         let done = turns.load(Ordering::SeqCst);
-        eventually_async(TAKEN_OVER, "turns go on", || turns.load(Ordering::SeqCst) > done + 10).await;
+        eventually_async(TAKEN_OVER, "turns go on", || turns.load(Ordering::SeqCst) > done + 32).await;
     }
     is_over.store(true, Ordering::SeqCst);
     while let Some(one) = within(HANGS, "the crowd ends", crowd.join_next()).await {

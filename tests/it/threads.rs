@@ -16,16 +16,10 @@ use leasehold::{Error, Lease, Leases, Lock, LossReason, block_on};
 use support::{HANGS, Lag, Match, Proxy, SIGNAL, Server, eventually, one_thread, seen, two_workers};
 use tokio::task::{block_in_place, spawn_blocking};
 
-use crate::common::{COMMAND, Confirmed as _, LONG, NAME, SHORT, assert_says_lost, ending};
+use crate::common::{COMMAND, Confirmed as _, LONG, NAME, SHORT, assert_says_lost, ending, wait};
 
 /// A name that nobody has sent.
 const UNASKED: &str = "unasked";
-
-/// On a thread that may wait.
-#[track_caller]
-fn wait<F: Future>(call: F) -> F::Output {
-    block_on(call).expect("this thread may wait")
-}
 
 fn program(url: String) -> Leases {
     wait(Leases::builder().url(url).command_timeout(COMMAND).build()).unwrap()

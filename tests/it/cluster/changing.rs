@@ -1,5 +1,4 @@
-//! What operators do to a cluster while locks are held: it grows and shrinks, a password is wrong on one of its servers, its
-//! bus is cut.
+//! Changes to a cluster while locks are held: it grows and shrinks, one server has a wrong password, its bus is cut.
 
 use std::{
     sync::{

@@ -11,9 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Leases, Released, block_on};
+use leasehold::{Error, Leases, Released};
 use support::{Child, HANGS, Part, Server, alone, eventually, on_no_runtime, one_thread};
 use tokio::runtime::Builder;
+
+use crate::common::wait;
 
 /// Counts the panics of this process from now on, those that somebody catches too.
 fn panics() -> Arc<AtomicUsize> {
@@ -98,10 +100,6 @@ fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
         eventually(HANGS, "every task to end", || tasks() == 0);
         assert_eq!(panics.load(Ordering::SeqCst), 0);
     });
-}
-
-fn wait<F: Future>(call: F) -> F::Output {
-    block_on(call).expect("this thread may wait")
 }
 
 /// As one that becomes a daemon does. The threads of the keeper are not in the child.

@@ -18,8 +18,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const NAP: Duration = Duration::from_millis(2);
 
-/// At least so many threads hand a request on, besides the one that makes it: the client's, the proxy's and the server's, and
-/// as many on the way back.
+/// The fewest threads that hand a request on: the client's, the proxy's and the server's, each of them there and back.
 const FEWEST_HANDS: usize = 6;
 /// On a machine with more cores than this, some are not looked at.
 const MOST_CORES: usize = 8;
