@@ -14,7 +14,7 @@ use crate::{
     acquire::{Acquire, Patience, Wanted},
     client::Client,
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     held::{Heir, Hold},
     lease::Lease,
     options::{Access, Names},
@@ -72,7 +72,7 @@ impl Lease {
         let mut left_behind = LeftBehind { client: &client, hold: &hold, is_there: true };
         let mut acquire = Acquire::new(client.clone(), wanted, Patience::Within(left));
         let sharing = acquire.downgrade(&hold, self.owner_slot()).instrument(name);
-        let lease = relayed!(Relay::of_answers(), sharing)?;
+        let lease = relayed!(sharing)?;
         left_behind.is_there = false;
         if let Some(span) = span {
             span.ends("downgraded");

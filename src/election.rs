@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use crate::{
     client::Client,
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     lease::{Lease, LeaseHandle},
     lock::Lock,
     observers::Told,
@@ -276,7 +276,7 @@ impl Stream for Leaders {
             let waiting_for = || {
                 let mut told = told.clone();
                 let changed = async move { told.changed().await.ok().map(|()| told) };
-                Box::pin(async move { relayed!(Relay::of_signals(), changed) }) as Pin<Box<_>>
+                Box::pin(async move { relayed!(changed) }) as Pin<Box<_>>
             };
             // Taken out while it is polled: after a panic of a waker the next call begins anew.
             let mut wait = waiting.take().unwrap_or_else(waiting_for);

@@ -1,37 +1,28 @@
 //! Foreign code: code of the program, which may block for minutes or panic at any call.
 //!
-//! Foreign are `tracing` subscribers (and loggers behind `tracing-log`), `metrics` recorders, the wakers of the
-//! program's executors, the wakers behind a [`CancellationToken`](crate::CancellationToken), the drops of wakers, and
-//! [providers](crate::Server::credentials) of credentials.
+//! Foreign are `tracing` subscribers (and loggers behind `tracing-log`), `metrics` recorders, and
+//! [providers](crate::Server::credentials) of credentials. The wakers of the program's executors may panic. They do not
+//! block: [`Waker::wake`](std::task::Waker::wake) is called by whichever thread has an answer.
 //!
 //! # Invariants
 //!
-//! 1. Foreign code never runs on the keeper's thread. That thread renews every lease of the process, and reports its
+//! 1. Code that may block never runs on the keeper's thread. That thread renews every lease of the process, and reports its
 //!    loss.
 //! 2. An event of the keeper goes through a bounded queue to one thread, in order. When the queue is full the event is
-//!    dropped and counted, and the count is told later. A change of a counter or gauge is never dropped.
-//! 3. A foreign waker is called and dropped on a waking thread, or on a thread of the program. A waker that blocks
-//!    delays nobody else by more than a few milliseconds. No wake-up is dropped.
-//! 4. The end of a lease (`lost()`, `StatusChanges`) wakes foreign wakers on a waking thread only, whichever thread
-//!    finds it. A thread of the program that finds it has other waiters to notify.
-//! 5. A panic of foreign code ends at the call.
-//! 6. On other threads the library calls foreign code directly, so that spans and subscribers of a caller's thread
-//!    work. Before the call it has changed its own state, started every task that must run, and released every lock.
+//!    dropped and counted, and the count is told later. A change of a counter or gauge, and what is said of a span, is never
+//!    dropped.
+//! 3. A panic of foreign code ends at the call.
+//! 4. On other threads the library calls foreign code directly, so that spans and subscribers of a caller's thread
+//!    work. Before the call it has changed its own state, started every task that must run, and released every lock. A waker
+//!    is called so on the keeper's thread too.
 //!
-//! A [`Clock`](crate::clock::Clock) of the program's own is not foreign: every thread asks it. Two callees are out of
-//! reach:
-//!
-//! - A `LocalSet` that a foreign executor polls. The wakers of its tasks are tokio's, and pass the wake-up on to the
-//!   executor's.
-//! - A logger of the `log` crate that is no bridge to `tracing`. fred logs each request at level TRACE on the thread
-//!   that makes it, and a warning if the link has ended at that moment. All else it logs on the transport's thread,
-//!   which may block.
+//! A [`Clock`](crate::clock::Clock) of the program's own is not foreign: every thread asks it. One callee is out of reach:
+//! a logger of the `log` crate that is no bridge to `tracing`. fred logs each request at level TRACE on the thread that makes
+//! it, and a warning if the link has ended at that moment. All else it logs on the transport's thread, which may block.
 
 use std::{
     cell::{Cell, RefCell},
-    future::{Future, poll_fn},
     io,
-    pin::pin,
 };
 
 use parking_lot::Mutex;
@@ -46,7 +37,6 @@ mod events;
 mod relay;
 mod span;
 mod teller;
-mod wakes;
 mod worker;
 
 #[cfg(feature = "metrics")]
@@ -56,7 +46,6 @@ pub(crate) use self::{
     relay::{Relay, relayed},
     span::LeaseSpan,
     teller::Numbers,
-    wakes::{Job, hand_over, on_its_own_thread},
     worker::Worker,
 };
 
@@ -65,20 +54,19 @@ thread_local! {
     static MUTED: RefCell<Option<DefaultGuard>> = const { RefCell::new(None) };
 }
 
-/// Starts the threads that foreign code runs on: one set for the process, with the numbers of the first call. After a
-/// failure the next call tries again.
+/// Starts the thread for events: one for the process, with the numbers of the first call. After a failure the next call
+/// tries again.
 pub(crate) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
     static STARTED: Mutex<bool> = Mutex::new(false);
     let mut started = STARTED.lock();
     if !*started {
         teller::start(numbers)?;
-        wakes::start()?;
         *started = true;
     }
     Ok(())
 }
 
-/// Whether this is the keeper's thread, or a task of the keeper that another thread polls.
+/// Whether this is the keeper's thread.
 pub(crate) fn on_keeper() -> bool {
     // A thread that is ending runs no keeper.
     IS_KEEPER.try_with(Cell::get).unwrap_or_default()
@@ -102,26 +90,10 @@ pub(crate) fn mute() {
     }
 }
 
-/// A task of the keeper for a thread that is not the keeper's own.
-pub(crate) async fn as_keeper<F: Future>(task: F) -> F::Output {
-    struct Marked(bool);
-    impl Drop for Marked {
-        fn drop(&mut self) {
-            IS_KEEPER.set(self.0);
-        }
-    }
-    let mut task = pin!(task);
-    poll_fn(|context| {
-        let _marked = Marked(IS_KEEPER.replace(true));
-        task.as_mut().poll(context)
-    })
-    .await
-}
-
-/// Runs a step of foreign code: on a waking thread if this is the keeper's, otherwise here.
+/// Runs a step of foreign code: on the thread for events if this is the keeper's, otherwise here.
 pub(crate) fn off_the_keeper(step: impl FnOnce() + Send + 'static) {
     if on_keeper() {
-        hand_over(Job::Step(Box::new(step)));
+        teller::step(Box::new(step));
     } else {
         let _taken = catching_panics(step);
     }
@@ -145,31 +117,24 @@ pub(crate) fn start_without_numbers() {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{sync::mpsc, thread};
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_task_of_the_keeper_knows_it_while_it_is_polled() {
-        assert!(!on_keeper());
-        as_keeper(async {
-            assert!(on_keeper());
-            as_keeper(async { assert!(on_keeper()) }).await;
-            assert!(on_keeper());
-        })
-        .await;
-        assert!(!on_keeper());
-    }
-
-    #[tokio::test]
-    async fn a_step_of_the_keeper_is_taken_on_another_thread_and_others_where_they_are() {
+    #[test]
+    fn a_step_of_the_keeper_is_taken_on_another_thread_and_others_where_they_are() {
         start_without_numbers();
         let (said, heard) = mpsc::channel();
-        let name = move || said.send(std::thread::current().name().map(ToOwned::to_owned)).unwrap();
+        let name = move || said.send(thread::current().name().map(ToOwned::to_owned)).unwrap();
         let step = name.clone();
-        as_keeper(async { off_the_keeper(step) }).await;
-        assert_eq!(heard.recv().unwrap().as_deref(), Some("leasehold-wakes"));
+        let keeper = thread::spawn(|| {
+            this_thread_is_the_keepers();
+            off_the_keeper(|| panic!("a step that panics, as it is meant to"));
+            off_the_keeper(step);
+        });
+        assert_eq!(heard.recv().unwrap().as_deref(), Some("leasehold-events"));
+        keeper.join().unwrap();
         off_the_keeper(name);
-        assert_eq!(heard.recv().unwrap().as_deref(), std::thread::current().name());
+        assert_eq!(heard.recv().unwrap().as_deref(), thread::current().name());
     }
 }

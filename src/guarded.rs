@@ -8,11 +8,7 @@ use leasehold_protocol::{
     message::{Guarding, Request},
 };
 
-use crate::{
-    error::Error,
-    foreign::{Relay, relayed},
-    scope::Scope,
-};
+use crate::{error::Error, foreign::relayed, scope::Scope};
 
 /// A value in Redis that refuses writers from the past.
 ///
@@ -69,7 +65,7 @@ impl Guarded {
         let client = &self.scope.client;
         let (member, limit) = (client.sole()?, client.options.command_timeout);
         let request = Request::GuardedSet { key: key.clone(), value: value.as_ref().into(), fence };
-        match relayed!(Relay::of_answers(), member.ask(client.quorum.route(), request, limit)) {
+        match relayed!(member.ask(client.quorum.route(), request, limit)) {
             Ok(Guarding::Written) => Ok(()),
             Ok(Guarding::Stale { seen }) => Err(Error::Stale { key: key.lock().to_owned(), fence, seen }),
             Err(failure) => Err(Error::of(failure)),
@@ -90,7 +86,7 @@ impl Guarded {
         let client = &self.scope.client;
         let (member, limit) = (client.sole()?, client.options.command_timeout);
         let asking = member.ask(client.quorum.route(), Request::GuardedGet(key), limit);
-        relayed!(Relay::of_answers(), asking).map_err(Error::of)
+        relayed!(asking).map_err(Error::of)
     }
 }
 

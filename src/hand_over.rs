@@ -8,7 +8,7 @@ use tracing::Instrument as _;
 use crate::{
     acquire::{Acquire, Patience},
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     held::Heir,
     lease::{Lease, LeaseHandle},
     lock::Lock,
@@ -124,7 +124,7 @@ impl Lock {
             ))),
             Ok(wanted) => {
                 let mut acquire = Acquire::new(client.clone(), wanted, Patience::Within(ttl));
-                relayed!(Relay::of_answers(), acquire.adopt(&ticket).instrument(span))
+                relayed!(acquire.adopt(&ticket).instrument(span))
             }
             Err(refused) => Err(refused),
         };

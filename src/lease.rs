@@ -12,7 +12,7 @@ pub(crate) use self::on_lost::on_lost;
 use crate::{
     client::Client,
     error::Error,
-    foreign::{LeaseSpan, Relay, relayed},
+    foreign::{LeaseSpan, relayed},
     held::{AfterLast, Hold},
     lost::Lost,
     options::check_keep,
@@ -141,7 +141,7 @@ impl Lease {
     /// than one TTL.
     #[doc(alias = "unlock")]
     pub async fn release(self) -> Result<Released, Error> {
-        relayed!(Relay::of_answers(), self.let_go(Duration::ZERO))
+        relayed!(self.let_go(Duration::ZERO))
     }
 
     /// As [`release`](Self::release), but the key stays for `keep`, so that nobody acquires the lock before that: 1 ms
@@ -162,7 +162,7 @@ impl Lease {
     /// As [`release`](Self::release). The key is left in Redis for `keep`.
     pub async fn release_keeping(self, keep: Duration) -> Result<Released, Error> {
         self.may_keep(keep)?;
-        relayed!(Relay::of_answers(), self.let_go(keep))
+        relayed!(self.let_go(keep))
     }
 
     /// Whether its key may be kept for so long.
@@ -264,7 +264,7 @@ impl Lease {
         E: From<Error>,
     {
         let stop = self.stop();
-        self.run_until(work, async move { relayed!(Relay::of_signals(), stop) }).await
+        self.run_until(work, async move { relayed!(stop) }).await
     }
 
     async fn run_until<F, Fut, T, E>(self, work: F, stop: impl Future<Output = Lost>) -> Result<T, E>

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use leasehold_protocol::node_status::NodeStatus;
+use leasehold_protocol::{glob, node_status::NodeStatus};
 
 use crate::{
     capabilities::Capabilities,
@@ -10,13 +10,14 @@ use crate::{
     deployment::ReplicaFacts,
     election::Election,
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     guarded::Guarded,
     keeper::Host,
     lock::Lock,
     metrics,
     multi_lock::MultiLock,
     node::memory::{self, Memory},
+    options::Access,
     quorum::Quorum,
     rw_lock::RwLock,
     scope::Scope,
@@ -46,7 +47,7 @@ pub use self::builder::Builder;
 #[doc(alias = "redisson")]
 #[derive(Clone)]
 pub struct Leases {
-    pub(crate) client: Arc<Client>,
+    pub(crate) scope: Scope,
 }
 
 impl Leases {
@@ -95,7 +96,11 @@ impl Leases {
         metrics::describe();
         let quorum =
             Quorum::of_one(memory::node(Memory::private(&clock), &host), &clock, &host, options.command_timeout);
-        Self { client: Client::new(options, clock, host, stop, quorum, None) }
+        Self::of(Client::new(options, clock, host, stop, quorum, None))
+    }
+
+    pub(crate) fn of(client: Arc<Client>) -> Self {
+        Self { scope: Scope::new(client) }
     }
 
     /// Everything that can be set.
@@ -107,12 +112,12 @@ impl Leases {
     ///
     /// Its key is exactly the builder's prefix and this name: what other libraries with the same key lock, this locks.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
-        Lock::new(self.scope(), name.as_ref())
+        Lock::new(self.scope.clone(), name.as_ref())
     }
 
     /// The name that many may read and one may write. Nothing is sent yet. See [`RwLock`].
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
-        self.scope().rw_lock(name)
+        RwLock::new(self.lock(name))
     }
 
     /// The name that so many may hold at a time, 1 to 1,000,000: each with a lease like any other. Nothing is sent yet.
@@ -137,34 +142,64 @@ impl Leases {
     /// stopped, give each permit a name of its own. It works on one server, on a cluster and behind Sentinels; over a
     /// quorum the acquire ends with [`Error::Config`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
-        self.scope().semaphore(name, permits)
+        self.lock(name).with_access(Access::Permit(permits))
     }
 
     /// The election of this name, which is the lock of this name. Nothing is sent yet.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
-        self.scope().election(name)
+        Election::new(self.lock(name))
     }
 
     /// These locks, acquired together: all of them or none. Nothing is sent yet.
     ///
-    /// They may come from a [`Scope`], and each has its own options. See [`MultiLock`].
+    /// They may have different [prefixes](Self::prefix), and each has its own options. See [`MultiLock`].
     pub fn multi_lock(&self, locks: impl IntoIterator<Item = Lock>) -> MultiLock {
-        MultiLock::new(&self.client, locks)
+        MultiLock::new(&self.scope.client, locks)
     }
 
     /// A value that refuses writers from the past, by their fence.
     #[must_use]
     pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
-        Guarded::new(self.scope(), key.as_ref())
+        Guarded::new(self.scope.clone(), key.as_ref())
     }
 
-    /// A view with a further prefix and another label, for a tenant or a request: see [`Scope`].
-    pub fn scope(&self) -> Scope {
-        Scope::new(self.client.clone())
+    /// The same connections and keeper with a further prefix, behind those that are there: for a tenant, or a part of the
+    /// program. Together they have at most 256 bytes. Cheap: it is no client of its own, and to close it closes all.
+    ///
+    /// A bad value makes what is done with it end with [`Error::Config`], before anything is sent.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let leases = leasehold::Leases::in_memory();
+    /// let tenant = leases.prefix("tenant7:").label("req-91");
+    /// let lease = tenant.lock("invoice:12").acquire().await?; // the key tenant7:invoice:12
+    /// let held = tenant.list("*").await?;
+    /// assert_eq!((held.len(), held[0].name(), lease.label()), (1, "invoice:12", "req-91"));
+    /// # lease.release().await?; Ok(()) }
+    /// ```
+    #[must_use = "it is there for its locks"]
+    pub fn prefix(&self, prefix: impl AsRef<str>) -> Self {
+        Self { scope: self.scope.clone().prefix(prefix.as_ref()) }
+    }
+
+    /// The same with a label for its locks: how others see who holds them, 1 to 128 bytes without control characters; the
+    /// builder's unless set. A bad value is told as that of a [prefix](Self::prefix).
+    #[must_use = "it is there for its locks"]
+    pub fn label(&self, label: impl Into<String>) -> Self {
+        Self { scope: self.scope.clone().label(label.into()) }
+    }
+
+    /// The same, which counts its locks in a group of this name, unless the lock [says otherwise](Lock::metrics_group).
+    #[cfg(feature = "metrics")]
+    #[must_use = "it is there for its locks"]
+    pub fn metrics_group(&self, name: impl AsRef<str>) -> Self {
+        let mut scope = self.scope.clone();
+        scope.options.metrics_group = metrics::Group::named(name.as_ref());
+        Self { scope }
     }
 
     /// The locks that anybody holds now with this library, by their names. `pattern` is one of Redis' own kind (`*`,
-    /// `?`, `[a-z]`, `\` before what stands for itself), for names without the builder's [prefix](Builder::prefix). For
+    /// `?`, `[a-z]`, `\` before what stands for itself), for names without the [prefix](Self::prefix). For
     /// the inspection of a deployment: it goes through all keys of the server, in steps that nobody else notices.
     ///
     /// A lock that is acquired or released meanwhile may be missing. Over a quorum the list has the locks of every node
@@ -178,7 +213,10 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
-        self.scope().list(pattern).await
+        match self.list_reachable(pattern).await? {
+            (locks, None) => Ok(locks),
+            (_some, Some(missing)) => Err(missing),
+        }
     }
 
     /// The same for people who look at a cluster while some of its primaries are away: the locks of the others, and an
@@ -192,7 +230,16 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn list_reachable(&self, pattern: impl AsRef<str>) -> Result<(Vec<Lock>, Option<Error>), Error> {
-        self.scope().list_reachable(pattern).await
+        let Scope { client, .. } = &self.scope;
+        self.scope.check()?;
+        client.ready().await?;
+        let prefix = self.scope.whole_prefix();
+        let pattern = glob::literally(prefix) + pattern.as_ref();
+        let held = relayed!(client.quorum.held(&pattern, client.options.command_timeout)).map_err(Error::of)?;
+        // Somebody may have copied a token of ours to where no lock can be.
+        let is_lock = |name: &&str| self.scope.key(name).is_ok();
+        let names = held.locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
+        Ok((names.map(|name| self.lock(name)).collect(), held.missing.map(Error::of)))
     }
 
     /// The capabilities of the server, and facts about it; over a quorum those that the answering nodes have in common.
@@ -208,9 +255,9 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
-        self.client.ready().await?;
-        let asking = self.client.quorum.capabilities(self.client.options.command_timeout);
-        relayed!(Relay::of_answers(), asking).map_err(Error::of)
+        self.scope.client.ready().await?;
+        let asking = self.scope.client.quorum.capabilities(self.scope.client.options.command_timeout);
+        relayed!(asking).map_err(Error::of)
     }
 
     /// The capabilities of each server by itself, or why it does not tell them: of one server, of those of a quorum, of
@@ -236,9 +283,9 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn capabilities_of_each(&self) -> Result<Vec<(NodeStatus, Result<Capabilities, Error>)>, Error> {
-        self.client.ready().await?;
-        let asking = self.client.quorum.capabilities_of_each(self.client.options.command_timeout);
-        let told = relayed!(Relay::of_answers(), asking);
+        self.scope.client.ready().await?;
+        let asking = self.scope.client.quorum.capabilities_of_each(self.scope.client.options.command_timeout);
+        let told = relayed!(asking);
         Ok(told.into_iter().map(|(node, told)| (node, told.map_err(Error::of))).collect())
     }
 
@@ -266,9 +313,9 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn replicas(&self) -> Result<Vec<ReplicaFacts>, Error> {
-        self.client.ready().await?;
-        let asking = self.client.quorum.replicas(self.client.options.command_timeout);
-        Ok(relayed!(Relay::of_answers(), asking))
+        self.scope.client.ready().await?;
+        let asking = self.scope.client.quorum.replicas(self.scope.client.options.command_timeout);
+        Ok(relayed!(asking))
     }
 
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a
@@ -300,11 +347,11 @@ impl Leases {
     ///
     /// It writes nothing.
     pub async fn health(&self) -> Result<(), Error> {
-        self.client.check_acquires()?;
-        self.client.ready().await?;
-        let Options { prefix, command_timeout, .. } = &self.client.options;
-        let rehearsal = self.client.quorum.health(prefix, *command_timeout);
-        relayed!(Relay::of_answers(), rehearsal).map_err(Error::of)
+        self.scope.client.check_acquires()?;
+        self.scope.client.ready().await?;
+        let Options { prefix, command_timeout, .. } = &self.scope.client.options;
+        let rehearsal = self.scope.client.quorum.health(prefix, *command_timeout);
+        relayed!(rehearsal).map_err(Error::of)
     }
 
     /// The state of the nodes, in the order in which the builder was given them, as far as answers have shown it. Of a
@@ -320,7 +367,7 @@ impl Leases {
     /// ```
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeStatus> {
-        self.client.quorum.status()
+        self.scope.client.quorum.status()
     }
 
     /// Waits for everybody who has a lease, for at most `limit`, and then closes this and its clones. For a program
@@ -354,7 +401,7 @@ impl Leases {
     /// Acquires end and holders are asked from the first poll on. Dropped after that, it closes nothing; call it, or
     /// [`close`](Self::close), again.
     pub async fn shutdown(&self, limit: Duration) -> usize {
-        relayed!(Relay::of_answers(), self.client.shut_down(limit))
+        relayed!(self.scope.client.shut_down(limit))
     }
 
     /// Ends everything **now** that came from this and its clones. A job that still runs is not protected any more:
@@ -372,16 +419,16 @@ impl Leases {
     ///
     /// New work is refused and leases are signalled from the first poll on; the releases go on in the background.
     pub async fn close(&self) {
-        let _cut_short = relayed!(Relay::of_answers(), self.client.close());
+        let _cut_short = relayed!(self.scope.client.close());
     }
 }
 
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leases")
-            .field("nodes", &self.client.quorum.members().map(|(_, member)| member.address()).collect::<Vec<_>>())
-            .field("prefix", &self.client.options.prefix)
-            .field("closed", &self.client.closed.is_cancelled())
+            .field("nodes", &self.scope.client.quorum.members().map(|(_, member)| member.address()).collect::<Vec<_>>())
+            .field("prefix", &self.scope.whole_prefix())
+            .field("closed", &self.scope.client.closed.is_cancelled())
             .finish_non_exhaustive()
     }
 }

@@ -105,7 +105,6 @@ pub use crate::{
     owner::Owner,
     released::Released,
     rw_lock::RwLock,
-    scope::Scope,
     server::Server,
     status::{Status, StatusChanges},
     tls::Tls,

@@ -18,7 +18,7 @@ use tracing::Instrument as _;
 use crate::{
     acquire::{Acquire, OnWait, Patience, Wanted},
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     lease::Lease,
     metrics::Acquiring,
     options::{Access, check_grace, check_keep, check_once_per},
@@ -179,7 +179,7 @@ impl Lock {
     }
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<Lease, Error> {
-        relayed!(Relay::of_answers(), self.acquire_here(patience, false))
+        relayed!(self.acquire_here(patience, false))
     }
 
     /// The same as a part of a future that is relayed. On trial nobody works under the lease yet: until [`begin`](Self::begin)

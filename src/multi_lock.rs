@@ -10,14 +10,7 @@ use leasehold_protocol::{
 };
 
 pub use self::lease::{MultiLease, MultiLeaseHandle};
-use crate::{
-    acquire::Patience,
-    client::Client,
-    error::Error,
-    foreign::{Relay, relayed},
-    lease::Lease,
-    lock::Lock,
-};
+use crate::{acquire::Patience, client::Client, error::Error, foreign::relayed, lease::Lease, lock::Lock};
 
 mod lease;
 
@@ -29,7 +22,7 @@ const JUST_NOW: u64 = 1_000_000;
 /// Others may want the same locks in another order, and nobody ever waits in a circle. All locks are tried at the same time,
 /// so free ones take one round trip. If some are held, it keeps those that come before the first held one in the order of
 /// their keys, gives the rest back, and waits for that one. One that is lost meanwhile is acquired again. All processes have
-/// the same order, whatever prefixes and [scopes](crate::Scope) they use. Only what you hold *beside* it can still make a
+/// the same order, whatever [prefixes](crate::Leases::prefix) they have. Only what you hold *beside* it can still make a
 /// circle, so acquire together what you hold together.
 ///
 /// Each lock has its own options: `ttl`, `fair`, `max_hold`, `grace`, `owner`, `reentrant`, `lock_delay`, `label`.
@@ -208,7 +201,7 @@ impl MultiLock {
             lock.clone().wanted()?;
         }
         let acquiring = Acquiring::new(&self.client, &locks, patience);
-        let leases = relayed!(Relay::of_answers(), Box::pin(acquiring.run()))?;
+        let leases = relayed!(Box::pin(acquiring.run()))?;
         for (lock, lease) in locks.iter().zip(&leases) {
             lock.begin(lease);
         }

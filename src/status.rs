@@ -14,7 +14,7 @@ use leasehold_protocol::loss::LossReason;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    foreign::{self, Relay, relayed},
+    foreign::relayed,
     lost::Lost,
     sync::{Mutex, Notify, OnceLock, catching_panics},
 };
@@ -128,7 +128,7 @@ impl Board {
         }
     }
 
-    /// Wakes every waiter after a change. Runs no foreign code: the waiters' wakers are trusted, or relays.
+    /// Wakes every waiter after a change. Runs foreign code.
     pub(crate) fn wake(&self) {
         let _woken = catching_panics(|| self.changed.notify_waiters());
     }
@@ -170,18 +170,13 @@ impl Signal {
         self.cancel();
     }
 
-    /// Cancels the token after the end, or when the holder is to stop. Runs foreign code: never on the keeper's thread,
-    /// and a panic of it ends here.
+    /// Cancels the token after the end, or when the holder is to stop. Runs foreign code, whose panic ends here.
     pub(crate) fn cancel(&self) {
-        if self.cancel.get().is_none() || self.state.lock().lost.is_none() {
+        let Some(cancel) = self.cancel.get() else { return };
+        if self.state.lock().lost.is_none() {
             return;
         }
-        let signal = self.clone();
-        foreign::off_the_keeper(move || {
-            if let Some(cancel) = signal.cancel.get() {
-                cancel.cancel();
-            }
-        });
+        let _cancelled = catching_panics(|| cancel.cancel());
     }
 
     /// The lease has ended: notes it, wakes and cancels.
@@ -216,15 +211,6 @@ impl Signal {
                 }
             }
             changed.await;
-        }
-    }
-}
-
-/// A drop of the token takes its lock, which a thread that cancels it may hold.
-impl Drop for Board {
-    fn drop(&mut self) {
-        if let Some(cancel) = self.cancel.take().filter(|_| foreign::on_keeper()) {
-            foreign::off_the_keeper(move || drop(cancel));
         }
     }
 }
@@ -287,7 +273,7 @@ impl Stream for StatusChanges {
         let Self { signal, seen, waiting } = &mut *self;
         let waiting_for = || {
             let changed = signal.clone().changed(*seen);
-            Box::pin(async move { relayed!(Relay::of_signals(), changed) }) as Pin<Box<_>>
+            Box::pin(async move { relayed!(changed) }) as Pin<Box<_>>
         };
         // Taken out while it is polled: after a panic of a waker the next call begins anew.
         let mut wait = waiting.take().unwrap_or_else(waiting_for);
@@ -372,7 +358,6 @@ mod tests {
 
     #[test]
     fn a_dropped_wait_for_a_change_loses_none_and_the_next_one_is_woken() {
-        foreign::start_without_numbers();
         let signal = Signal::More(Arc::new(Board::new()));
         let mut changes = StatusChanges::new(signal.clone());
         assert!(pin!(changes.next()).poll(&mut Context::from_waker(Waker::noop())).is_pending());

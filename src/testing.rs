@@ -12,7 +12,7 @@ use crate::{
     client::Client,
     clock::{self, SystemClock, wall},
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     leases::Leases,
     lock::Lock,
     lost::Lost,
@@ -60,11 +60,11 @@ impl ManualClock {
     ///
     /// Dropped, it leaves the clock where it is.
     pub async fn pass(&self, span: Duration, leases: &Leases) {
-        relayed!(Relay::of_answers(), self.step_through(span, leases));
+        relayed!(self.step_through(span, leases));
     }
 
     async fn step_through(&self, span: Duration, leases: &Leases) {
-        let (client, end) = (&leases.client, clock::now(self) + span);
+        let (client, end) = (&leases.scope.client, clock::now(self) + span);
         loop {
             let is_silent = gates(client).into_iter().flatten().any(Gate::is_closed);
             client.watchdog.settled(is_silent).await;
@@ -117,8 +117,8 @@ pub struct Silence(Arc<Client>);
 ///
 /// A node is not in memory.
 pub fn silence(leases: &Leases) -> Result<Silence, Error> {
-    gates(&leases.client)?.into_iter().for_each(Gate::close);
-    Ok(Silence(leases.client.clone()))
+    gates(&leases.scope.client)?.into_iter().for_each(Gate::close);
+    Ok(Silence(leases.scope.client.clone()))
 }
 
 impl Drop for Silence {

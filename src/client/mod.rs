@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     clock::{self, Clock},
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     held::Hold,
     keeper::{Host, Stop},
     node::{NodeAddress, NodeListener},
@@ -223,7 +223,7 @@ impl Client {
     pub(crate) async fn ready(&self) -> Result<(), Error> {
         self.check_open()?;
         if !self.is_connected() {
-            relayed!(Relay::of_answers(), Box::pin(self.connect()))?;
+            relayed!(Box::pin(self.connect()))?;
         }
         Ok(())
     }

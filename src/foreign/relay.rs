@@ -1,147 +1,135 @@
-//! The relay between a foreign waker and the keeper.
-//!
-//! A public future is polled with the caller's waker if that is trusted: one of a tokio task, of tokio's `block_on`, or
-//! of our own parker. These only put something in a queue and unpark a thread. For any other waker the future is polled
-//! with a relay, which calls and drops the foreign waker where that may be done.
+//! A waker that panics. It ends no more than its own call, whichever thread has called it.
 
 use std::{
     future::Future,
-    io,
     pin::Pin,
-    ptr,
-    sync::{Arc, OnceLock},
-    task::{Context, Poll, RawWakerVTable, Wake, Waker},
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
 };
 
-use parking_lot::Mutex;
-
-use super::{Job, hand_over, on_keeper};
-use crate::sync::parker;
+use crate::sync::catching_panics;
 
 /// Awaits a future of the library on behalf of a caller whose executor may be a foreign one.
 macro_rules! relayed {
-    ($relay:expr, $future:expr) => {{
-        let (mut future, mut relay) = (::std::pin::pin!($future), $relay);
+    ($future:expr) => {{
+        let (mut future, mut relay) = (::std::pin::pin!($future), $crate::foreign::Relay::default());
         ::std::future::poll_fn(move |context| relay.poll(future.as_mut(), context)).await
     }};
 }
 pub(crate) use relayed;
 
-/// The wakers that are trusted: of tokio's tasks, of both kinds of `block_on`, and of a parked thread.
-static TRUSTED: OnceLock<[&'static RawWakerVTable; 4]> = OnceLock::new();
-
-/// Learns tokio's wakers from a runtime that is thrown away. Not to be called inside of a runtime.
-pub(super) fn learn() -> io::Result<()> {
-    async fn look() -> &'static RawWakerVTable {
-        std::future::poll_fn(|context| Poll::Ready(context.waker().vtable())).await
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let blocking = runtime.block_on(look());
-    let task = runtime.block_on(async { runtime.spawn(look()).await });
-    let on_handle = runtime.handle().block_on(look());
-    if let Ok(task) = task {
-        let _learnt_already = TRUSTED.set([task, blocking, on_handle, parker::waker().vtable()]);
-    }
-    Ok(())
-}
-
-fn is_trusted(waker: &Waker) -> bool {
-    // Schedules are explored without foreign executors, and with wakers that no other thread may call.
-    if cfg!(all(test, leasehold_shuttle)) {
-        return true;
-    }
-    let (Some(trusted), vtable) = (TRUSTED.get(), waker.vtable()) else { return false };
-    // A compiler may keep copies of a table; what calls the same functions is as good.
-    trusted.iter().any(|known| ptr::eq(*known, vtable)) || trusted.contains(&vtable)
-}
-
-/// The caller's side: one for each public future.
-pub(crate) struct Relay {
-    /// Only if the future was polled with a foreign waker.
-    link: Option<Arc<WakerLink>>,
-    wakes_here: bool,
-}
-
-/// The side that the library may wake and drop wherever it likes.
-struct WakerLink {
-    /// Gone once it was woken, until the next poll.
-    foreign: Mutex<Option<Waker>>,
-    wakes_here: bool,
-}
+/// One for each public future. It has a waker only where the future is polled outside of Tokio's tasks, whose wakers do not
+/// panic.
+#[derive(Default)]
+pub(crate) struct Relay(Option<Arc<Caught>>);
 
 impl Relay {
-    /// For futures that wait for an answer or a turn: they are mostly woken by threads of the program.
-    pub(crate) fn of_answers() -> Self {
-        Self { link: None, wakes_here: true }
-    }
-
-    /// For futures that wait for the end of a lease (invariant 4 of `crate::foreign`).
-    pub(crate) fn of_signals() -> Self {
-        Self { link: None, wakes_here: false }
-    }
-
     pub(crate) fn poll<F: Future>(&mut self, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
-        if is_trusted(context.waker()) {
-            self.detach();
+        // Schedules are explored without foreign executors.
+        if tokio::task::try_id().is_some() || cfg!(all(test, leasehold_shuttle)) {
             return future.poll(context);
         }
-        let wakes_here = self.wakes_here;
-        let link = self.link.get_or_insert_with(|| Arc::new(WakerLink { foreign: Mutex::new(None), wakes_here }));
-        // Before the poll: a wake-up during it leads to another poll.
-        link.attach(context.waker());
-        let relay = Waker::from(link.clone());
-        future.poll(&mut Context::from_waker(&relay))
-    }
-
-    /// Nobody is to be woken any more. The waker is dropped by the caller's own thread.
-    fn detach(&mut self) {
-        if let Some(link) = self.link.take() {
-            let waker = link.foreign.lock().take();
-            drop(waker);
-        }
+        let known = self.0.take().filter(|known| known.is(context.waker()));
+        let caught = known.unwrap_or_else(|| Arc::new(Caught(Some(context.waker().clone()))));
+        let waker = Waker::from(caught.clone());
+        self.0 = Some(caught);
+        future.poll(&mut Context::from_waker(&waker))
     }
 }
 
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.detach();
+/// A foreign waker, which is there until this is dropped.
+struct Caught(Option<Waker>);
+
+impl Caught {
+    fn is(&self, waker: &Waker) -> bool {
+        self.0.as_ref().is_some_and(|known| known.will_wake(waker))
     }
 }
 
-impl WakerLink {
-    /// Clones and drops foreign wakers, on the caller's thread and without the lock.
-    fn attach(&self, waker: &Waker) {
-        if self.foreign.lock().as_ref().is_some_and(|known| known.will_wake(waker)) {
-            return;
-        }
-        let fresh = waker.clone();
-        let before = self.foreign.lock().replace(fresh);
-        drop(before);
-    }
-}
-
-impl Wake for WakerLink {
+impl Wake for Caught {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let waker = self.foreign.lock().take();
-        // A caller that was woken since its last poll polls again.
-        let Some(waker) = waker else { return };
-        let job = Job::Wake(waker);
-        if self.wakes_here && !on_keeper() { job.run() } else { hand_over(job) }
+        let _woken = catching_panics(|| self.0.as_ref().map(Waker::wake_by_ref));
     }
 }
 
-impl Drop for WakerLink {
+impl Drop for Caught {
     fn drop(&mut self) {
-        if let Some(waker) = self.foreign.get_mut().take() {
-            let job = Job::Forget(waker);
-            if on_keeper() { hand_over(job) } else { job.run() }
-        }
+        let waker = self.0.take();
+        let _dropped = catching_panics(|| drop(waker));
     }
 }
 
 #[cfg(all(test, not(leasehold_shuttle)))]
-mod tests;
+mod tests {
+    use std::{
+        future::poll_fn,
+        pin::pin,
+        sync::mpsc::{Receiver, Sender, channel},
+    };
+
+    use super::*;
+
+    /// Says that it was woken or dropped, and panics.
+    struct Panics(Sender<&'static str>);
+
+    impl Panics {
+        fn armed() -> (Waker, Receiver<&'static str>) {
+            let (said, heard) = channel();
+            (Waker::from(Arc::new(Self(said))), heard)
+        }
+    }
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            self.0.send("woken").unwrap();
+            panic!("a waker that panics, as it is meant to");
+        }
+    }
+
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            let _heard = self.0.send("dropped");
+            assert!(std::thread::panicking(), "a drop that panics, as it is meant to");
+        }
+    }
+
+    /// The waker that a future is polled with.
+    fn polled_with(relay: &mut Relay, waker: &Waker) -> Waker {
+        let future = pin!(poll_fn(|context| Poll::Ready(context.waker().clone())));
+        let Poll::Ready(waker) = relay.poll(future, &mut Context::from_waker(waker)) else { panic!("it is ready") };
+        waker
+    }
+
+    #[test]
+    fn a_panic_of_a_waker_and_of_its_drop_end_there() {
+        let (waker, heard) = Panics::armed();
+        let mut relay = Relay::default();
+        let first = polled_with(&mut relay, &waker);
+        assert!(polled_with(&mut relay, &waker).will_wake(&first), "the same waker is kept");
+        first.wake_by_ref();
+        first.wake();
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["woken", "woken"]);
+        let other = polled_with(&mut relay, Waker::noop());
+        assert!(!other.will_wake(&waker));
+        drop((relay, other));
+        let last = polled_with(&mut Relay::default(), &waker);
+        drop(waker);
+        drop(last);
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["dropped"]);
+    }
+
+    #[tokio::test]
+    async fn the_waker_of_a_task_is_passed_on_as_it_is() {
+        let look = async {
+            let own = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
+            polled_with(&mut Relay::default(), &own).will_wake(&own)
+        };
+        #[allow(clippy::disallowed_methods, reason = "a task of the test")]
+        let told = tokio::spawn(look).await;
+        assert!(told.unwrap());
+    }
+}

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, io, sync::OnceLock, thread, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Event, LeaseSpan, relay};
+use super::{Event, LeaseSpan};
 use crate::sync::catching_panics;
 
 /// The most items that wait to be told. An event takes some 150 bytes and its texts: at most a name of a KiB, a label,
@@ -12,10 +12,17 @@ use crate::sync::catching_panics;
 /// long as can be.
 const MOST: usize = 1024;
 
-/// An event, or a value for a histogram.
+/// What is to be told.
 enum Item {
     Event(Event, Option<LeaseSpan>),
-    Sample { group: u8, name: &'static str, value: f64 },
+    /// A value for a histogram.
+    Sample {
+        group: u8,
+        name: &'static str,
+        value: f64,
+    },
+    /// Of a span, or the drop of what is foreign. Never left out.
+    Step(Box<dyn FnOnce() + Send>),
 }
 
 /// The numbers that are told beside the events: those of `metrics`. All of it runs foreign code.
@@ -54,11 +61,7 @@ static TELLER: OnceLock<Teller> = OnceLock::new();
 pub(super) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
     let teller = TELLER.get_or_init(Teller::default);
     if !teller.queue.lock().has_thread {
-        thread::Builder::new().name("leasehold-events".into()).spawn(move || {
-            // Until then no waker is trusted, and after a failure none ever is: slower, and as good.
-            let _learnt = catching_panics(relay::learn);
-            teller.run(numbers);
-        })?;
+        thread::Builder::new().name("leasehold-events".into()).spawn(move || teller.run(numbers))?;
         teller.queue.lock().has_thread = true;
     }
     Ok(())
@@ -73,6 +76,11 @@ pub(super) fn queue(event: Event, span: Option<LeaseSpan>) {
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "without the feature there are no numbers"))]
 pub(crate) fn sample(group: u8, name: &'static str, value: f64) {
     put(Item::Sample { group, name, value });
+}
+
+/// Queues a step of foreign code.
+pub(super) fn step(step: Box<dyn FnOnce() + Send>) {
+    put(Item::Step(step));
 }
 
 /// There are numbers to tell: see `metrics`.
@@ -92,13 +100,14 @@ fn put(item: Item) {
 
 impl EventQueue {
     fn put(&mut self, item: Item) {
-        if self.items.len() < MOST {
+        if self.items.len() < MOST || matches!(item, Item::Step(_)) {
             self.items.push_back(item);
             return;
         }
         match item {
             Item::Event(..) => self.dropped.events += 1,
             Item::Sample { .. } => self.dropped.samples += 1,
+            Item::Step(_) => {}
         }
     }
 
@@ -132,6 +141,7 @@ impl Teller {
                 match item {
                     Some(Item::Event(event, span)) => event.emit(span.as_ref()),
                     Some(Item::Sample { group, name, value }) => numbers.sample(group, name, value),
+                    Some(Item::Step(step)) => drop(catching_panics(step)),
                     None => {}
                 }
                 if let Some(Dropped { events, samples }) = dropped {
@@ -158,6 +168,8 @@ mod tests {
             queue.put(event());
         }
         assert_eq!(queue.items.len(), MOST);
+        queue.put(Item::Step(Box::new(|| {})));
+        assert_eq!(queue.items.len(), MOST + 1, "a step finds room");
         assert!(queue.dropped().is_none(), "not before what was kept");
         queue.items.clear();
         assert!(matches!(queue.dropped(), Some(Dropped { events: 3, samples: 0 })));

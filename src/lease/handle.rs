@@ -9,7 +9,7 @@ use super::on_lost;
 use crate::{
     client::Client,
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     held::{AfterLast, Hold},
     lost::Lost,
     status::{Board, HasBoard, Signal, Status, StatusChanges},
@@ -125,7 +125,7 @@ macro_rules! view {
             /// Dropping it loses nothing.
             pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
                 let signal = self.view().signal();
-                async move { relayed!(Relay::of_signals(), signal.lost()) }
+                async move { relayed!(signal.lost()) }
             }
 
             /// Calls `tell` once when the lease is lost, or its holder is asked to stop ([`Lost::is_over`] tells which);
@@ -270,7 +270,7 @@ macro_rules! view {
                 let sent = client.now();
                 let limit = hold.remaining(sent).min(client.options.command_timeout);
                 let renewing = client.watchdog.renew_now(hold, Route::Tracked, limit);
-                let renewed = relayed!(Relay::of_answers(), renewing);
+                let renewed = relayed!(renewing);
                 self.check()?;
                 renewed.map_err(|failure| Error::unknown_renewal(&failure))
             }

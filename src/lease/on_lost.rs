@@ -5,28 +5,25 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
+    thread,
 };
 
 use leasehold_protocol::loss::LossReason;
 use parking_lot::Mutex;
 
-use crate::{
-    foreign::{Job, hand_over, on_its_own_thread},
-    lost::Lost,
-};
+use crate::{lost::Lost, sync::catching_panics};
 
-/// Calls `tell` with the loss, on a thread of its own, for it may block, and there are only so many waking threads.
-/// Never if the end is none.
+/// Calls `tell` with the loss, on a thread of its own, for it may block. Never if the end is none.
 pub(crate) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: impl FnOnce(Lost) + Send + 'static) {
     let waiting: Waiting = (Box::pin(lost), Box::new(tell));
     let telling = Arc::new(Telling(Mutex::new(Some(waiting))));
-    hand_over(Job::Step(Box::new(move || telling.wake())));
+    telling.wake();
 }
 
 /// A loss to come, and whom to tell.
 type Waiting = (Pin<Box<dyn Future<Output = Lost> + Send>>, Box<dyn FnOnce(Lost) + Send>);
 
-/// The future is polled where it is woken, which is a waking thread (invariant 4 of `crate::foreign`).
+/// The future is polled where it is woken, by the keeper too: nothing of it is foreign.
 struct Telling(Mutex<Option<Waiting>>);
 
 impl Wake for Telling {
@@ -41,5 +38,17 @@ impl Wake for Telling {
         if let Some((_, tell)) = told.filter(|_| is_loss) {
             on_its_own_thread(move || tell(lost));
         }
+    }
+}
+
+/// Has a step of the program's taken on a thread of its own; here, if there can be none.
+fn on_its_own_thread(step: impl FnOnce() + Send + 'static) {
+    let step = Arc::new(Mutex::new(Some(step)));
+    let taken = move || {
+        let step = step.lock().take();
+        let _taken = catching_panics(move || step.map(|step| step()));
+    };
+    if thread::Builder::new().name("leasehold-tells".into()).spawn(taken.clone()).is_err() {
+        taken();
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     client::{Client, Options},
     clock::{Clock, SystemClock},
     error::Error,
-    foreign::{Relay, relayed},
+    foreign::relayed,
     keeper::Host,
     metrics,
     node::{
@@ -179,7 +179,7 @@ impl Builder {
     }
 
     /// How others see us while we hold a lock, 1 to 128 bytes without control characters, unless the
-    /// [lock](crate::Lock::label) or its [scope](crate::Scope) says otherwise. Default `host:pid`.
+    /// [lock](crate::Lock::label) or the [`Leases`](Leases::label) says otherwise. Default `host:pid`.
     ///
     /// Connections are named after it, `leasehold:label:role`, in the server's `CLIENT LIST`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -327,7 +327,7 @@ impl Builder {
     /// Dropping it closes what was opened.
     pub async fn build(self) -> Result<Leases, Error> {
         let leases = self.build_lazy()?;
-        relayed!(Relay::of_answers(), leases.client.connect())?;
+        relayed!(leases.scope.client.connect())?;
         Ok(leases)
     }
 
@@ -358,7 +358,7 @@ impl Builder {
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));
-        Ok(Leases { client: Client::new(options, clock, host, stop, quorum, to_connect) })
+        Ok(Leases::of(Client::new(options, clock, host, stop, quorum, to_connect)))
     }
 
     fn restarts_after(&self) -> Duration {

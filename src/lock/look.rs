@@ -11,12 +11,7 @@ use leasehold_protocol::{
 };
 
 use super::Lock;
-use crate::{
-    error::Error,
-    foreign::{Relay, relayed},
-    options::check_reason,
-    waiter::Waiter,
-};
+use crate::{error::Error, foreign::relayed, options::check_reason, waiter::Waiter};
 
 /// The most waiters that [`Lock::waiters`] returns, and the most sharers of [`Lock::holders`].
 const MOST: usize = 10_000;
@@ -50,7 +45,7 @@ impl Lock {
         client.ready().await?;
         let key = self.key()?;
         let asking = client.quorum.holder(&key, client.options.command_timeout);
-        let holder = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
+        let holder = relayed!(asking).map_err(Error::of)?;
         let holder = match holder {
             // If their number cannot be read, as without a right to their key, what was seen stands.
             Some(all) if all.is_shared() => match self.ask_for_sharers(&key, 0).await {
@@ -65,10 +60,7 @@ impl Lock {
     async fn ask_for_sharers(&self, key: &Key, most: usize) -> Result<Option<Sharers>, Failure> {
         let client = &self.scope.client;
         let (member, limit) = (client.quorum.sole()?, client.options.command_timeout);
-        relayed!(
-            Relay::of_answers(),
-            member.ask(client.quorum.route(), Request::Sharers { key: key.clone(), most }, limit)
-        )
+        relayed!(member.ask(client.quorum.route(), Request::Sharers { key: key.clone(), most }, limit))
     }
 
     /// Everybody who holds the lock at one moment: all who share it, or its one holder; none if it is free. The share
@@ -129,7 +121,7 @@ impl Lock {
         let key = self.key()?;
         let (member, limit) = (client.sole()?, client.options.command_timeout);
         let asking = member.ask(client.quorum.route(), Request::Waiters { key, most: MOST }, limit);
-        let waiters: Waiters = relayed!(Relay::of_answers(), asking).map_err(Error::of)?;
+        let waiters: Waiters = relayed!(asking).map_err(Error::of)?;
         Ok(waiters.into_iter().map(|(token, waited, mode)| Waiter { token, waited, mode }).collect())
     }
 
@@ -175,7 +167,7 @@ impl Lock {
         // An acquire from now on may be granted after that.
         let (sent, held) = (client.now(), client.watchdog.holds_of(key.lock()));
         let releasing = client.quorum.force_release(key.clone(), by.clone(), client.options.command_timeout);
-        let nodes = relayed!(Relay::of_answers(), releasing).map_err(Error::of)?;
+        let nodes = relayed!(releasing).map_err(Error::of)?;
         client.watchdog.taken(&held, nodes, sent, &by);
         client.freed(&key);
         Ok(!nodes.is_empty())

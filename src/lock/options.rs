@@ -205,8 +205,8 @@ impl Lock {
         self
     }
 
-    /// How others see this holder, 1 to 128 bytes without control characters; that of the builder, or of the
-    /// [scope](crate::Scope), unless set here.
+    /// How others see this holder, 1 to 128 bytes without control characters; that of the
+    /// [`Leases`](crate::Leases::label) unless set here.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -216,7 +216,7 @@ impl Lock {
     /// # lease.release().await?; Ok(()) }
     /// ```
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.scope = self.scope.label(label);
+        self.scope = self.scope.label(label.into());
         self
     }
 

@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{Details, Error},
-    foreign::{self, Relay, relayed},
+    foreign::relayed,
     lease::{Lease, LeaseHandle, on_lost},
     lost::Lost,
     released::Released,
-    sync::OnceLock,
+    sync::{OnceLock, catching_panics},
 };
 
 /// Several locks that are held together: from the acquire until [`release`](Self::release) or drop.
@@ -120,7 +120,7 @@ impl MultiLease {
             let name = lease.name().to_owned();
             (name, lease.let_go(keep).await)
         });
-        together(relayed!(Relay::of_answers(), join_all(releasing)))
+        together(relayed!(join_all(releasing)))
     }
 
     /// Runs `work` for as long as all of the leases hold: stops polling it, and drops it, the moment one is lost. Then
@@ -146,7 +146,7 @@ impl MultiLease {
         self.check()?;
         let output = {
             let stop = first(self.leases.iter().map(Lease::stop).collect());
-            let (stop, job) = (pin!(async { relayed!(Relay::of_signals(), stop) }), pin!(work(self.handle())));
+            let (stop, job) = (pin!(async { relayed!(stop) }), pin!(work(self.handle())));
             tokio::select! {
                 biased;
                 lost = stop => return Err(Error::Lost(lost).into()),
@@ -196,8 +196,7 @@ struct Cancels(CancellationToken);
 
 impl Drop for Cancels {
     fn drop(&mut self) {
-        let token = self.0.clone();
-        foreign::off_the_keeper(move || token.cancel());
+        let _cancelled = catching_panics(|| self.0.cancel());
     }
 }
 
@@ -213,7 +212,7 @@ macro_rules! view {
             /// Dropping it loses nothing.
             pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + use<> {
                 let lost = first(self.view().leases().iter().map(LeaseHandle::lost_here).collect());
-                async move { relayed!(Relay::of_signals(), lost) }
+                async move { relayed!(lost) }
             }
 
             /// Calls `tell` once, with the first of them that is lost. As [`Lease::on_lost`].
@@ -243,7 +242,7 @@ macro_rules! view {
             }
 
             /// The fencing token of the lock of this name, without the prefix; `None` if it is none of these. Of several such
-            /// locks, in different [scopes](crate::Scope), it is one: look through [`leases`](Self::leases) then.
+            /// locks, under different [prefixes](crate::Leases::prefix), it is one: look through [`leases`](Self::leases) then.
             #[must_use]
             pub fn fence(&self, name: impl AsRef<str>) -> Option<Fence> {
                 let named = |lease: &&LeaseHandle| lease.name() == name.as_ref();

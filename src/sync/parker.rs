@@ -49,11 +49,6 @@ pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// One of the wakers that [`wait`] polls with.
-pub(crate) fn waker() -> Waker {
-    Waker::from(Parked::here())
-}
-
 #[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use std::future::poll_fn;

@@ -419,7 +419,7 @@ async fn what_does_not_fit_together_is_refused_before_anything_is_sent() {
     let (leases, others) = (program_with(server.url(), LONG).await, Leases::in_memory());
     let names = |count: usize| (0..count).map(|name| leases.lock(format!("job:{name}")));
     let account = || leases.lock("account:7");
-    let scoped = leases.scope().prefix("account:").lock("7");
+    let scoped = leases.prefix("account:").lock("7");
     let bounds = "a multi-lock has 1 to 1,000 locks of different names: ";
     let cases: [(MultiLock, String); 8] = [
         (leases.multi_lock([]), format!("{bounds}there is none")),

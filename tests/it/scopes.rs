@@ -1,6 +1,6 @@
 //! Tenants and requests on the connections of one `Leases`: names under a further prefix, and labels of their own.
 
-use leasehold::{Error, Leases, Scope};
+use leasehold::{Error, Leases};
 use support::{Server, alone, two_workers};
 
 use crate::common::{Confirmed as _, NAME, program};
@@ -9,8 +9,8 @@ use crate::common::{Confirmed as _, NAME, program};
 async fn a_scope_has_names_and_a_label_of_its_own() {
     let server = Server::start();
     let leases = Leases::builder().url(server.url()).prefix("app:").label("program").build().await.unwrap();
-    let tenants = leases.scope().prefix("tenant:");
-    let (seven, eight) = (tenants.clone().prefix("7:").label("req-91"), tenants.prefix("8:"));
+    let tenants = leases.prefix("tenant:");
+    let (seven, eight) = (tenants.prefix("7:").label("req-91"), tenants.prefix("8:"));
     let held = seven.lock(NAME).acquire().await.unwrap();
     assert_eq!((held.name(), held.label()), (NAME, "req-91"));
     assert!(server.wire().get("app:tenant:7:job").is_some(), "all prefixes are before it");
@@ -19,13 +19,13 @@ async fn a_scope_has_names_and_a_label_of_its_own() {
     let ours = leases.lock(NAME).label("10.0.0.7:8080").acquire().await.unwrap();
     assert_eq!(leases.lock(NAME).holder().await.unwrap().unwrap().label(), Some("10.0.0.7:8080"));
 
-    let names = async |scope: &Scope| {
+    let names = async |scope: &Leases| {
         let mut names: Vec<_> = scope.list("*").await.unwrap().iter().map(|lock| lock.name().to_owned()).collect();
         names.sort();
         names
     };
     assert_eq!(names(&seven).await, [NAME]);
-    assert_eq!(names(&leases.scope()).await, ["job", "tenant:7:job", "tenant:8:job"]);
+    assert_eq!(names(&leases).await, ["job", "tenant:7:job", "tenant:8:job"]);
     let listed = seven.list("j*").await.unwrap().remove(0);
     assert_eq!(listed.holder().await.unwrap().unwrap().label(), Some("req-91"), "a lock of the list is the scope's");
 
@@ -40,7 +40,7 @@ async fn a_scope_has_names_and_a_label_of_its_own() {
 #[tokio::test]
 async fn a_prefix_with_the_signs_of_a_pattern_is_that_prefix() {
     let leases = Leases::in_memory();
-    let (scope, other) = (leases.scope().prefix("a*[b]?:"), leases.scope().prefix("aXb!:"));
+    let (scope, other) = (leases.prefix("a*[b]?:"), leases.prefix("aXb!:"));
     let _held = (scope.lock(NAME).acquire().await.unwrap(), other.lock(NAME).acquire().await.unwrap());
     assert_eq!(scope.list("*").await.unwrap().len(), 1);
 }
@@ -49,10 +49,10 @@ async fn a_prefix_with_the_signs_of_a_pattern_is_that_prefix() {
 async fn what_is_wrong_in_a_scope_is_said_before_anything_is_sent() {
     let leases = Leases::builder().url("memory://").prefix("p".repeat(200)).build().await.unwrap();
     for (scope, says) in [
-        (leases.scope().prefix("p".repeat(57)), "prefix is 257 bytes long: 256 is the most"),
-        (leases.scope().label(""), "label is \"\""),
-        (leases.scope().label("a\nb"), "label is \"a\\nb\""),
-        (leases.scope().label("l".repeat(129)), "1 to 128 bytes"),
+        (leases.prefix("p".repeat(57)), "prefix is 257 bytes long: 256 is the most"),
+        (leases.label(""), "label is \"\""),
+        (leases.label("a\nb"), "label is \"a\\nb\""),
+        (leases.label("l".repeat(129)), "1 to 128 bytes"),
     ] {
         let (lock, value) =
             (scope.lock(NAME).try_acquire().await.map(drop), scope.guarded("value").get().await.map(drop));
@@ -61,9 +61,9 @@ async fn what_is_wrong_in_a_scope_is_said_before_anything_is_sent() {
             assert!(matches!(error, Error::Config(_)) && error.to_string().contains(says), "{error}");
         }
     }
-    let error = leases.scope().prefix("p".repeat(57)).list("*").await.unwrap_err();
+    let error = leases.prefix("p".repeat(57)).list("*").await.unwrap_err();
     assert!(error.to_string().contains("256 is the most"), "{error}");
-    let long = leases.scope().prefix("p".repeat(57)).lock(NAME);
+    let long = leases.prefix("p".repeat(57)).lock(NAME);
     assert!(long.holder().await.is_err() && long.force_release().await.is_err());
     let error = leases.lock(NAME).label("\u{7f}").try_acquire().await.unwrap_err();
     assert!(error.to_string().contains("no control characters"), "{error}");
@@ -94,7 +94,7 @@ fn a_thousand_scopes_cost_no_thread_and_no_connection() {
             let before = cost();
             let mut held = Vec::new();
             for tenant in 0..1_000 {
-                let scope = leases.scope().prefix(format!("tenant{tenant}:")).label(format!("request-{tenant}"));
+                let scope = leases.prefix(format!("tenant{tenant}:")).label(format!("request-{tenant}"));
                 held.push(scope.lock(NAME).acquire().await.unwrap());
             }
             assert_eq!(cost(), before);

@@ -3,9 +3,8 @@
 use std::{
     future::Future,
     pin::pin,
-    sync::{Arc, Barrier, Mutex, mpsc},
-    task::{Context, Wake, Waker},
-    thread,
+    sync::{Arc, Barrier},
+    task::{Context, Waker},
     time::Duration,
 };
 
@@ -44,39 +43,6 @@ async fn a_lease_that_is_shared_while_a_shutdown_begins_is_asked_to_stop() {
         drop((held, shared));
         assert_eq!(within(HANGS, "the shutdown", shutdown).await.unwrap(), 0);
     }
-}
-
-/// A waker of the program's own that blocks whoever calls it.
-struct Blocks(Mutex<mpsc::Receiver<()>>);
-
-impl Wake for Blocks {
-    fn wake(self: Arc<Self>) {
-        let _released = self.0.lock().unwrap().recv();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_blocks_the_cancellation_of_one_lease_keeps_no_other_from_being_asked_to_stop() {
-    let leases = Leases::in_memory();
-    let held = held(&leases, 2).await;
-    let (release, released) = mpsc::channel();
-    let waker = Waker::from(Arc::new(Blocks(Mutex::new(released))));
-    let tokens: Vec<_> = held.iter().map(Lease::cancellation_token).collect();
-    let mut cancelled: Vec<_> = tokens.iter().map(|token| Box::pin(token.cancelled())).collect();
-    for cancelled in &mut cancelled {
-        assert!(cancelled.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    }
-    let asked: Vec<_> = held.iter().map(|lease| tokio::spawn(lease.lost())).collect();
-    tokio::task::yield_now().await;
-    let shutdown = thread::spawn({
-        let leases = leases.clone();
-        move || support::one_thread().block_on(leases.shutdown(HANGS))
-    });
-    for asked in asked {
-        assert_eq!(within(HANGS, "the signal", asked).await.unwrap().reason(), LossReason::Closing);
-    }
-    drop((release, held));
-    assert_eq!(shutdown.join().unwrap(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -107,7 +107,7 @@ pub(super) async fn what_cannot_be_handed_over_is_refused(place: Place) {
     config(first.into_ticket().unwrap_err(), "1 other lease shares this hold");
     is_ours(&second).await;
     config(one.lock("other").adopt(ticket.clone()).await.unwrap_err(), "\"job\" cannot be adopted as \"other\"");
-    let tenant = one.scope().prefix("tenant:");
+    let tenant = one.prefix("tenant:");
     config(tenant.lock("job").adopt(ticket).await.unwrap_err(), "cannot be adopted as \"tenant:job\"");
     is_ours(&second).await;
     second.release().await.unwrap().confirmed();

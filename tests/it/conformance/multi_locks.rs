@@ -180,12 +180,7 @@ pub(super) async fn each_lock_of_several_has_its_own_options(place: Place) {
     let (one, two) = place.two_programs().await;
     let locks = |interval| {
         let reentrant = one.lock("a").reentrant(true);
-        [
-            reentrant,
-            one.lock("b").once_per(interval),
-            one.lock("c").keep_for(TTL / 2),
-            one.scope().prefix("x:").lock("a"),
-        ]
+        [reentrant, one.lock("b").once_per(interval), one.lock("c").keep_for(TTL / 2), one.prefix("x:").lock("a")]
     };
     // A lease that is given back counts for nothing: no work was done under it.
     let theirs = two.lock("x:a").acquire().await.unwrap();
@@ -199,7 +194,7 @@ pub(super) async fn each_lock_of_several_has_its_own_options(place: Place) {
     let outer = one.lock("a").reentrant(true).acquire().await.unwrap();
     let held = within(HANGS, "all of them", one.multi_lock(locks(TTL)).acquire()).await.unwrap();
     assert_eq!(held.leases()[0].hold_count(), 2);
-    assert_eq!(held.leases()[3].name(), "a", "of another scope");
+    assert_eq!(held.leases()[3].name(), "a", "of another prefix");
     held.release().await.unwrap().confirmed();
     outer.check().unwrap();
     for name in ["c", "b"] {

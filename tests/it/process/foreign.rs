@@ -1,4 +1,5 @@
-//! The program's own subscriber, exporter, callbacks and wakers block or panic: the row F91 of the fault table.
+//! The program's own subscriber, exporter and callbacks block or panic, and its wakers panic: the row F91 of the fault
+//! table.
 //!
 //! "For 20 s" is until the test's end, if that comes before.
 
@@ -269,7 +270,7 @@ fn f91_every_keeper_event_is_tested_and_documented() {
 }
 
 /// The lease's own waiters, polled by a foreign executor, and what it does when its lease is lost.
-async fn a_waker_is_called(fault: Fault) {
+async fn a_waker_is_called() {
     let scene = Scene::of_one().await;
     let victim = scene.acquire("victim").await;
     let busy = scene.acquire("busy").await;
@@ -293,7 +294,7 @@ async fn a_waker_is_called(fault: Fault) {
     .await;
     let all = ["lost", "changed", "cancelled", "turn"];
     for name in all {
-        TRAP.arm(name, fault);
+        TRAP.arm(name, Fault::Panics);
     }
     // It may be woken by the answer to its second look, if that is late, and is not polled again.
     poll_once(waiting.as_mut(), &Foreign::waker("turn"));
@@ -303,7 +304,6 @@ async fn a_waker_is_called(fault: Fault) {
         sprung(name).await;
     }
     scene.others_do_not_notice().await;
-    TRAP.spared_the_keeper();
     drop(busy);
 }
 
@@ -316,13 +316,8 @@ impl Wake for Flag {
 }
 
 #[test]
-fn f91_wakers_block() {
-    alone(|| two_workers().block_on(a_waker_is_called(Fault::Blocks)));
-}
-
-#[test]
 fn f91_wakers_panic() {
-    alone(|| two_workers().block_on(a_waker_is_called(Fault::Panics)));
+    alone(|| two_workers().block_on(a_waker_is_called()));
 }
 
 /// A clock that can stand still.
@@ -336,7 +331,7 @@ impl Clock for Standing {
 }
 
 /// Of many callers who travel together some have wakers that go wrong. The others are answered in time.
-async fn a_waker_of_a_batch_is_called(fault: Fault) {
+async fn a_waker_of_a_batch_is_called() {
     const TOGETHER: usize = 64;
     /// So many go alone before others wait.
     const ALONE: usize = 2;
@@ -345,7 +340,7 @@ async fn a_waker_of_a_batch_is_called(fault: Fault) {
     let builder = Leases::builder().url(proxy.url()).clock(clock.clone());
     let scene = Scene::with(Servers::One(server), Some(proxy), builder).await;
     let goes_wrong = |number: usize| number % 8 == 5;
-    TRAP.arm("told", fault);
+    TRAP.arm("told", Fault::Panics);
     let mut asked: Vec<_> =
         (0..TOGETHER).map(|number| Box::pin(scene.leases.lock(format!("batch:{number}")).try_acquire())).collect();
     // Nothing is answered, and nothing has waited for too long: all but the first are one batch.
@@ -377,23 +372,17 @@ async fn a_waker_of_a_batch_is_called(fault: Fault) {
     assert_eq!(held.len(), wanted, "{held:?}; the machine lagged {:?}", scene.lag.worst());
     drop(held);
     scene.others_do_not_notice().await;
-    TRAP.spared_the_keeper();
-}
-
-#[test]
-fn f91_wakers_of_a_batch_block() {
-    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Blocks)));
 }
 
 #[test]
 fn f91_wakers_of_a_batch_panic() {
-    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called(Fault::Panics)));
+    alone(|| two_workers().block_on(a_waker_of_a_batch_is_called()));
 }
 
 /// An acquire that is won leaves late answers to the keeper, which are the first to drop the caller's waker.
-async fn a_waker_is_dropped(fault: Fault) {
+async fn a_waker_is_dropped() {
     let scene = Scene::on(Servers::Quorum(Nodes::seasoned(3))).await;
-    TRAP.arm("dropped", fault);
+    TRAP.arm("dropped", Fault::Panics);
     scene.servers.all()[2].stop();
     let lock = scene.leases.lock("victim");
     let won = thread::spawn(move || {
@@ -412,17 +401,11 @@ async fn a_waker_is_dropped(fault: Fault) {
     scene.servers.all()[2].cont();
     assert_eq!(won.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     scene.others_do_not_notice().await;
-    TRAP.spared_the_keeper();
-}
-
-#[test]
-fn f91_the_drop_of_a_waker_blocks() {
-    alone(|| two_workers().block_on(a_waker_is_dropped(Fault::Blocks)));
 }
 
 #[test]
 fn f91_the_drop_of_a_waker_panics() {
-    alone(|| two_workers().block_on(a_waker_is_dropped(Fault::Panics)));
+    alone(|| two_workers().block_on(a_waker_is_dropped()));
 }
 
 /// Awaits something on a thread and a runtime that nobody else uses.

@@ -39,13 +39,13 @@ async fn a_downgrade_keeps_the_options_of_its_lease() {
     let server = Server::start();
     let leases = program(server.url()).await;
     let ttl = Duration::from_secs(5);
-    let scope = leases.scope().prefix("tenant:").label("req-91");
-    let lock = scope.rw_lock(NAME).write().ttl(ttl).keep_for(LONG).max_hold(Duration::from_secs(7));
+    let tenant = leases.prefix("tenant:").label("req-91");
+    let lock = tenant.rw_lock(NAME).write().ttl(ttl).keep_for(LONG).max_hold(Duration::from_secs(7));
     let reading = lock.acquire().await.unwrap().downgrade().await.unwrap();
     assert_eq!((reading.label(), reading.name()), ("req-91", NAME));
     assert!(reading.remaining() <= ttl);
     reading.release().await.unwrap().confirmed();
-    assert!(scope.rw_lock(NAME).write().try_acquire().await.unwrap().is_none(), "its place is kept");
+    assert!(tenant.rw_lock(NAME).write().try_acquire().await.unwrap().is_none(), "its place is kept");
     let hour = Duration::from_secs(3_600);
     let reading =
         leases.rw_lock("short").write().ttl(ttl).max_hold(ttl).acquire().await.unwrap().downgrade().await.unwrap();

@@ -39,7 +39,6 @@ use super::{
 };
 use crate::{
     clock::stood_still,
-    foreign,
     keeper::Host,
     node::redis::{
         reply,
@@ -250,8 +249,7 @@ impl Combining {
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and its callers are under way until then")]
     fn fly(self: &Arc<Self>) {
         let flusher = Flusher { combining: self.clone(), batch: None, has_ended: false };
-        // One caller's waker that blocks must not keep the others from their answers.
-        self.home.spawn(foreign::as_keeper(flusher.run()));
+        self.home.spawn(flusher.run());
     }
 
     fn see_to(self: &Arc<Self>, sweeper: Sweeper) {

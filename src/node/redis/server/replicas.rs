@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
 
 use crate::{
-    foreign::{self, Event, tell},
+    foreign::{Event, tell},
     keeper::Host,
     metrics::NodeMetrics,
     node::redis::{info, transport::Connection},
@@ -226,8 +226,7 @@ impl Replicas {
     #[allow(clippy::disallowed_methods, reason = "it ends with its runtime, and with it all who wait")]
     fn drive(self: &Arc<Self>) {
         let driver = Driver { replicas: self.clone(), has_ended: false };
-        // One caller's waker that blocks must not keep the others from their answers.
-        self.runtime.spawn(foreign::as_keeper(driver.run()));
+        self.runtime.spawn(driver.run());
     }
 }
 
