@@ -19,189 +19,127 @@ use crate::{lost::Lost, sync::catching_panics};
 
 const TARGET: &str = "leasehold";
 
-/// An event of the keeper, with all that it takes to tell it later on another thread.
-#[derive(Debug)]
-pub(crate) enum Event {
-    Lost {
-        label: String,
-        lost: Lost,
-        /// Why its servers do not serve, if they do not.
-        cause: Option<String>,
-    },
-    AtRisk {
-        lock: String,
-        label: String,
-        /// The server that has the key; of a quorum none.
-        node: Option<String>,
-        /// How long the lease is valid.
-        left: Duration,
-        /// As above.
-        cause: Option<String>,
-    },
-    Recovered {
-        lock: String,
-        label: String,
-    },
-    Renewal {
-        lock: String,
-        label: String,
-        node: Option<String>,
-        answer: RenewalAnswer,
-        took: Duration,
-    },
-    RenewalFailed {
-        lock: String,
-        node: String,
-        failure: Failure,
-    },
-    /// With the outcome's `Debug`.
-    Repair {
-        lock: String,
-        label: String,
-        node: String,
-        repaired: String,
-    },
-    Reconnect {
-        lock: String,
-    },
-    Crowded {
-        held: usize,
-        awaited: usize,
-        queued: usize,
-        observed: usize,
-        capacity: usize,
-    },
-    TableFull {
-        table: usize,
-    },
-    NodeAnswers {
-        node: String,
-    },
-    /// With how often that was so since it was last told.
-    NodeSilent {
-        node: String,
-        reason: String,
-        count: u64,
-    },
-    NodeAbsent {
-        node: String,
-        error: String,
-    },
-    NodeRecovers {
-        node: String,
-        votes_in: Duration,
-    },
-    ServerMoved {
-        node: String,
-    },
-    ServersMixed {
-        node: String,
-    },
-    ServerSettled {
-        node: String,
-    },
-    SameServer {
-        node: String,
-        other: String,
-    },
+/// The table of events: an event's level, name and variant, what it takes to tell it later on another thread, how that is told
+/// where it is not told as it is, and its text.
+macro_rules! events {
+    ($($(#[$doc:meta])* $level:ident $name:literal $event:ident { $($field:ident: $type:ty),* }
+        $(=> { $($told:tt)* })? $text:literal $(, $arg:expr)?;)*) => {
+        /// An event of the keeper.
+        #[derive(Debug)]
+        pub(crate) enum Event {
+            $($(#[$doc])* $event { $($field: $type),* },)*
+        }
+
+        impl Event {
+            fn level(&self) -> Level {
+                match self {
+                    $(Self::$event { .. } => Level::$level,)*
+                }
+            }
+
+            fn emit_to_subscriber(&self) {
+                match self {
+                    $(Self::$event { $($field),* } => {
+                        emit!($name, $level, [$($field),*] [$($($told)*)?] $text $(, $arg)?);
+                    })*
+                }
+            }
+        }
+    };
+}
+
+macro_rules! emit {
+    ($name:literal, $level:ident, [$($field:ident),*] [] $($text:tt)+) => {
+        emit!($name, $level, [] [$($field),*] $($text)+)
+    };
+    ($name:literal, $level:ident, [$($field:ident),*] [$($told:tt)+] $($text:tt)+) => {
+        tracing::event!(name: $name, target: TARGET, Level::$level, { $($told)+ }, $($text)+)
+    };
+}
+
+events! {
+    /// `cause`: why its servers do not serve, if they do not.
+    WARN "lost" Lost { label: String, lost: Lost, cause: Option<String> }
+        => { lock = lost.name(), label, reason = ?lost.reason(), by = lost.forced().map(ForcedRelease::label), cause }
+        "{lost}";
+    /// `node`: the server that has the key; of a quorum none. `left`: how long the lease is valid. `cause` as above.
+    WARN "at_risk" AtRisk { lock: String, label: String, node: Option<String>, left: Duration, cause: Option<String> }
+        => { lock, label, node, left = %Rounded(*left), cause } "a renewal is not confirmed";
+    INFO "recovered" Recovered { lock: String, label: String } "a renewal is confirmed again";
+    DEBUG "renew" Renewal { lock: String, label: String, node: Option<String>, answer: RenewalAnswer, took: Duration }
+        => { lock, label, node, ?answer, took = %Rounded(*took) } "{}", renewed(answer);
+    DEBUG "renew" RenewalFailed { lock: String, node: String, failure: Failure }
+        => { lock, node, %failure } "a node has not renewed";
+    /// `repaired`: the outcome's `Debug`.
+    DEBUG "repair" Repair { lock: String, label: String, node: String, repaired: String }
+        "the key was lost on a node: it was to be brought back";
+    DEBUG "reconnect" Reconnect { lock: String } "renewals go unanswered: there will be a new connection";
+    WARN "crowded" Crowded { held: usize, awaited: usize, queued: usize, observed: usize, capacity: usize }
+        "more leases, waiters and observed locks than half of the server's tracking-table-max-keys allows: waiters poll, and a \
+         loss is told by the next renewal only";
+    WARN "crowded" TableFull { table: usize }
+        "the server's table of tracked keys is full, with those of all its clients: waiters poll, and a loss is told by the next \
+         renewal only";
+    INFO "node" NodeAnswers { node: String } "the node answers again";
+    /// `count`: how often that was so since it was last told.
+    WARN "node" NodeSilent { node: String, reason: String, count: u64 }
+        "the node does not answer: it is not asked until it does";
+    WARN "node" NodeAbsent { node: String, error: String }
+        "the node is not there yet: it is connected to in the background";
+    WARN "node" NodeRecovers { node: String, votes_in: Duration }
+        => { node, votes_in = %Rounded(*votes_in) }
+        "the node was started lately, or its clock was set back, and it may have forgotten leases: it gives no vote";
+    WARN "node" ServerMoved { node: String }
+        "the address leads to another server now: our connections go over to it, and a lease lives on if its key is there";
+    WARN "node" ServersMixed { node: String }
+        "the address leads now to one server and now to another: no lock is acquired there until it leads to one";
+    INFO "node" ServerSettled { node: String } "the address leads to one server again";
+    WARN "same_server" SameServer { node: String, other: String }
+        "two nodes of the quorum are one server: this one has no vote";
     /// Of a cluster, or of a primary behind Sentinel.
-    TakenOver {
-        node: String,
-        before: String,
-        slots: usize,
-        epoch: u64,
-    },
-    /// Of what was written there, `seen` of `wanted` replicas have the last in time. With how often that was so since it
+    WARN "primary" TakenOver { node: String, before: String, slots: usize, epoch: u64 }
+        "a replica has taken over: locks that it has are renewed there, and those that it lacks are lost";
+    /// Of what was written there, `seen` of `wanted` replicas have the last in time. `count`: how often that was so since it
     /// was last told.
-    TooFewReplicas {
-        node: String,
-        seen: u32,
-        wanted: u8,
-        count: u64,
-    },
-    /// With how often they were too few since that was last told.
-    ReplicasAgain {
-        node: String,
-        count: u64,
-    },
+    WARN "replicas" TooFewReplicas { node: String, seen: u32, wanted: u8, count: u64 }
+        "too few replicas confirm what is written: no lock is acquired there, and leases are not renewed";
+    /// `count`: how often they were too few since that was last told.
+    INFO "replicas" ReplicasAgain { node: String, count: u64 } "enough replicas confirm what is written again";
     /// The primaries have other slots than before.
-    Topology {
-        node: String,
-        slots: usize,
-        primaries: usize,
-    },
+    DEBUG "topology" Topology { node: String, slots: usize, primaries: usize } "slots are at other servers now";
     /// All that is known of it is of another one.
-    AnotherCluster {
-        node: String,
-    },
-    ClocksDiffer {
-        node: String,
-        other: String,
-        by: Duration,
-    },
-    NotificationsInterrupted {
-        reason: String,
-    },
-    NotificationsRefused {
-        reason: String,
-    },
-    Connection {
-        node: String,
-        error: String,
-    },
-    NoCredentials {
-        node: String,
-        reason: String,
-    },
-    CredentialsAgain {
-        node: String,
-    },
-    Undone {
-        lock: String,
-        label: String,
-        was_ours: bool,
-    },
-    /// With how many were left for this reason since that was last told.
-    UndoLeft {
-        lock: String,
-        label: String,
-        failure: Failure,
-        count: u64,
-    },
+    WARN "topology" AnotherCluster { node: String }
+        "the servers are of another cluster than before: what was held there is renewed, and lost if it is gone";
+    WARN "clocks" ClocksDiffer { node: String, other: String, by: Duration }
+        => { node, other, by = %Rounded(*by) }
+        "the nodes' clocks differ by more than leases allow for: have them synchronised";
+    DEBUG "notifications" NotificationsInterrupted { reason: String } "notifications are interrupted";
+    WARN "notifications" NotificationsRefused { reason: String }
+        "the server does not tell of changes: waiters poll, and a loss is told by the next renewal";
+    DEBUG "connection" Connection { node: String, error: String } "the connection is lost, or cannot be made";
+    WARN "credentials" NoCredentials { node: String, reason: String }
+        "no credentials: connections that there are go on, and a new one takes the last ones";
+    INFO "credentials" CredentialsAgain { node: String } "there are credentials again";
+    DEBUG "undo" Undone { lock: String, label: String, was_ours: bool } "taken back: nothing is left of it";
+    /// `count`: how many were left for this reason since that was last told.
+    WARN "undo" UndoLeft { lock: String, label: String, failure: Failure, count: u64 }
+        => { lock, label, %failure, count } "not taken back: the key is left to expire";
     /// One of those that are only counted.
-    UndoGivenUp {
-        lock: String,
-        label: String,
-        failure: Failure,
-    },
-    /// After some were left. With how many were left since that was last told.
-    UndosGoOn {
-        node: String,
-        count: u64,
-    },
-    UndoFailed {
-        lock: String,
-        label: String,
-        failure: Failure,
-    },
-    /// With how often observers failed for this reason since that was last told.
-    ObserveFailed {
-        lock: String,
-        failure: String,
-        count: u64,
-    },
-    /// With how often they failed since that was last told.
-    ObserveAgain {
-        lock: String,
-        count: u64,
-    },
-    UndosFull {
-        node: String,
-    },
-    EventsDropped {
-        events: u64,
-        samples: u64,
-    },
+    DEBUG "undo" UndoGivenUp { lock: String, label: String, failure: Failure }
+        => { lock, label, %failure } "not taken back: the key is left to expire";
+    /// After some were left. `count`: how many were left since that was last told.
+    INFO "undo" UndosGoOn { node: String, count: u64 } "the node takes back again what it is asked to";
+    DEBUG "undo" UndoFailed { lock: String, label: String, failure: Failure }
+        => { lock, label, %failure } "not taken back yet: it is tried again";
+    /// `count`: how often observers failed for this reason since that was last told.
+    WARN "observe" ObserveFailed { lock: String, failure: String, count: u64 }
+        => { lock, %failure, count } "who holds an observed lock is not known";
+    /// `count`: how often they failed since that was last told.
+    INFO "observe" ObserveAgain { lock: String, count: u64 } "observers are answered again";
+    WARN "undo" UndosFull { node: String }
+        "too many attempts of unknown outcome to undo them all: some are left to expire";
+    WARN "events_dropped" EventsDropped { events: u64, samples: u64 }
+        "the subscriber or the exporter was too slow: some of what the keeper had to tell is missing";
 }
 
 /// Tells an event: at once, or, on the keeper's thread, through the queue.
@@ -242,219 +180,12 @@ fn is_wanted(level: Level) -> bool {
 }
 
 impl Event {
-    fn level(&self) -> Level {
-        match self {
-            Self::Recovered { .. }
-            | Self::NodeAnswers { .. }
-            | Self::CredentialsAgain { .. }
-            | Self::ServerSettled { .. }
-            | Self::ReplicasAgain { .. }
-            | Self::ObserveAgain { .. }
-            | Self::UndosGoOn { .. } => Level::INFO,
-            Self::Renewal { .. }
-            | Self::RenewalFailed { .. }
-            | Self::Repair { .. }
-            | Self::Reconnect { .. }
-            | Self::NotificationsInterrupted { .. }
-            | Self::Connection { .. }
-            | Self::Topology { .. }
-            | Self::Undone { .. }
-            | Self::UndoGivenUp { .. }
-            | Self::UndoFailed { .. } => Level::DEBUG,
-            Self::Lost { .. }
-            | Self::AtRisk { .. }
-            | Self::Crowded { .. }
-            | Self::TableFull { .. }
-            | Self::NodeSilent { .. }
-            | Self::NodeAbsent { .. }
-            | Self::NodeRecovers { .. }
-            | Self::ServerMoved { .. }
-            | Self::ServersMixed { .. }
-            | Self::SameServer { .. }
-            | Self::TakenOver { .. }
-            | Self::TooFewReplicas { .. }
-            | Self::AnotherCluster { .. }
-            | Self::ClocksDiffer { .. }
-            | Self::NotificationsRefused { .. }
-            | Self::NoCredentials { .. }
-            | Self::ObserveFailed { .. }
-            | Self::UndoLeft { .. }
-            | Self::UndosFull { .. }
-            | Self::EventsDropped { .. } => Level::WARN,
-        }
-    }
-
     /// Runs foreign code.
     pub(super) fn emit(&self, span: Option<&LeaseSpan>) {
         let _told = catching_panics(|| match span {
             Some(span) => span.enter(|| self.emit_to_subscriber()),
             None => self.emit_to_subscriber(),
         });
-    }
-
-    #[allow(clippy::too_many_lines, reason = "a list")]
-    fn emit_to_subscriber(&self) {
-        match self {
-            Self::Lost { label, lost, cause } => {
-                let (lock, reason, by) = (lost.name(), lost.reason(), lost.forced().map(ForcedRelease::label));
-                let cause = cause.as_deref();
-                tracing::warn!(name: "lost", target: TARGET, lock, label, ?reason, by, cause, "{lost}");
-            }
-            Self::AtRisk { lock, label, node, left, cause } => {
-                let (node, left, cause) = (node.as_deref(), Rounded(*left), cause.as_deref());
-                tracing::warn!(name: "at_risk", target: TARGET, lock, label, node, %left, cause, "a renewal is not confirmed");
-            }
-            Self::Recovered { lock, label } => {
-                tracing::info!(name: "recovered", target: TARGET, lock, label, "a renewal is confirmed again");
-            }
-            Self::Renewal { lock, label, node, answer, took } => {
-                let node = node.as_deref();
-                tracing::debug!(name: "renew", target: TARGET, lock, label, node, ?answer, took = %Rounded(*took), "{}", renewed(answer));
-            }
-            Self::RenewalFailed { lock, node, failure } => {
-                tracing::debug!(name: "renew", target: TARGET, lock, node, %failure, "a node has not renewed");
-            }
-            Self::Repair { lock, label, node, repaired } => {
-                tracing::debug!(name: "repair", target: TARGET, lock, label, node, %repaired, "the key was lost on a node: it was to be brought back");
-            }
-            Self::Reconnect { lock } => {
-                tracing::debug!(name: "reconnect", target: TARGET, lock, "renewals go unanswered: there will be a new connection");
-            }
-            Self::Crowded { held, awaited, queued, observed, capacity } => {
-                tracing::warn!(
-                    name: "crowded", target: TARGET, held, awaited, queued, observed, capacity,
-                    "more leases, waiters and observed locks than half of the server's tracking-table-max-keys allows: waiters poll, and \
-                     a loss is told by the next renewal only"
-                );
-            }
-            Self::TableFull { table } => {
-                tracing::warn!(
-                    name: "crowded", target: TARGET, table,
-                    "the server's table of tracked keys is full, with those of all its clients: waiters poll, and a loss is told \
-                     by the next renewal only"
-                );
-            }
-            Self::NodeAnswers { node } => {
-                tracing::info!(name: "node", target: TARGET, node, "the node answers again");
-            }
-            Self::NodeSilent { node, reason, count } => {
-                tracing::warn!(name: "node", target: TARGET, node, reason, count, "the node does not answer: it is not asked until it does");
-            }
-            Self::NodeAbsent { node, error } => {
-                tracing::warn!(name: "node", target: TARGET, node, error, "the node is not there yet: it is connected to in the background");
-            }
-            Self::NodeRecovers { node, votes_in } => {
-                tracing::warn!(
-                    name: "node", target: TARGET, node, votes_in = %Rounded(*votes_in),
-                    "the node was started lately, or its clock was set back, and it may have forgotten leases: it gives no vote"
-                );
-            }
-            Self::ServerMoved { node } => {
-                tracing::warn!(
-                    name: "node", target: TARGET, node,
-                    "the address leads to another server now: our connections go over to it, and a lease lives on if its key is there"
-                );
-            }
-            Self::ServersMixed { node } => {
-                tracing::warn!(
-                    name: "node", target: TARGET, node,
-                    "the address leads now to one server and now to another: no lock is acquired there until it leads to one"
-                );
-            }
-            Self::ServerSettled { node } => {
-                tracing::info!(name: "node", target: TARGET, node, "the address leads to one server again");
-            }
-            Self::SameServer { node, other } => {
-                tracing::warn!(
-                    name: "same_server", target: TARGET, node, other,
-                    "two nodes of the quorum are one server: this one has no vote"
-                );
-            }
-            Self::TakenOver { node, before, slots, epoch } => {
-                tracing::warn!(
-                    name: "primary", target: TARGET, node, before, slots, epoch,
-                    "a replica has taken over: locks that it has are renewed there, and those that it lacks are lost"
-                );
-            }
-            Self::TooFewReplicas { node, seen, wanted, count } => {
-                tracing::warn!(
-                    name: "replicas", target: TARGET, node, seen, wanted, count,
-                    "too few replicas confirm what is written: no lock is acquired there, and leases are not renewed"
-                );
-            }
-            Self::ReplicasAgain { node, count } => {
-                tracing::info!(name: "replicas", target: TARGET, node, count, "enough replicas confirm what is written again");
-            }
-            Self::Topology { node, slots, primaries } => {
-                tracing::debug!(name: "topology", target: TARGET, node, slots, primaries, "slots are at other servers now");
-            }
-            Self::AnotherCluster { node } => {
-                tracing::warn!(
-                    name: "topology", target: TARGET, node,
-                    "the servers are of another cluster than before: what was held there is renewed, and lost if it is gone"
-                );
-            }
-            Self::ClocksDiffer { node, other, by } => {
-                tracing::warn!(
-                    name: "clocks", target: TARGET, node, other, by = %Rounded(*by),
-                    "the nodes' clocks differ by more than leases allow for: have them synchronised"
-                );
-            }
-            Self::NotificationsInterrupted { reason } => {
-                tracing::debug!(name: "notifications", target: TARGET, reason, "notifications are interrupted");
-            }
-            Self::NotificationsRefused { reason } => {
-                tracing::warn!(
-                    name: "notifications", target: TARGET, reason,
-                    "the server does not tell of changes: waiters poll, and a loss is told by the next renewal"
-                );
-            }
-            Self::Connection { node, error } => {
-                tracing::debug!(name: "connection", target: TARGET, node, error, "the connection is lost, or cannot be made");
-            }
-            Self::NoCredentials { node, reason } => {
-                tracing::warn!(
-                    name: "credentials", target: TARGET, node, reason,
-                    "no credentials: connections that there are go on, and a new one takes the last ones"
-                );
-            }
-            Self::CredentialsAgain { node } => {
-                tracing::info!(name: "credentials", target: TARGET, node, "there are credentials again");
-            }
-            Self::Undone { lock, label, was_ours } => {
-                tracing::debug!(name: "undo", target: TARGET, lock, label, was_ours, "taken back: nothing is left of it");
-            }
-            Self::UndoLeft { lock, label, failure, count } => {
-                tracing::warn!(name: "undo", target: TARGET, lock, label, %failure, count, "not taken back: the key is left to expire");
-            }
-            Self::UndoGivenUp { lock, label, failure } => {
-                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not taken back: the key is left to expire");
-            }
-            Self::UndosGoOn { node, count } => {
-                tracing::info!(name: "undo", target: TARGET, node, count, "the node takes back again what it is asked to");
-            }
-            Self::UndoFailed { lock, label, failure } => {
-                tracing::debug!(name: "undo", target: TARGET, lock, label, %failure, "not taken back yet: it is tried again");
-            }
-            Self::ObserveFailed { lock, failure, count } => {
-                tracing::warn!(name: "observe", target: TARGET, lock, %failure, count, "who holds an observed lock is not known");
-            }
-            Self::ObserveAgain { lock, count } => {
-                tracing::info!(name: "observe", target: TARGET, lock, count, "observers are answered again");
-            }
-            Self::UndosFull { node } => {
-                tracing::warn!(
-                    name: "undo", target: TARGET, node,
-                    "too many attempts of unknown outcome to undo them all: some are left to expire"
-                );
-            }
-            Self::EventsDropped { events, samples } => {
-                tracing::warn!(
-                    name: "events_dropped", target: TARGET, events, samples,
-                    "the subscriber or the exporter was too slow: some of what the keeper had to tell is missing"
-                );
-            }
-        }
     }
 }
 
