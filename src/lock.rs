@@ -4,6 +4,8 @@ mod look;
 mod options;
 mod work;
 
+pub(crate) use self::work::runs;
+
 use std::{
     fmt,
     future::Future,

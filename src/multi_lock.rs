@@ -10,7 +10,14 @@ use leasehold_protocol::{
 };
 
 pub use self::lease::{MultiLease, MultiLeaseHandle};
-use crate::{acquire::Patience, client::Client, error::Error, foreign::relayed, lease::Lease, lock::Lock};
+use crate::{
+    acquire::Patience,
+    client::Client,
+    error::Error,
+    foreign::relayed,
+    lease::Lease,
+    lock::{Lock, runs},
+};
 
 mod lease;
 
@@ -127,73 +134,6 @@ impl MultiLock {
         }
     }
 
-    /// Acquires all of them, runs `work`, releases them; stops and drops the work the moment one of the leases is lost. As
-    /// [`Lock::run`].
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire), and then the work never started. Otherwise as [`MultiLease::run`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the work, then releases in the background.
-    pub fn run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
-    where
-        F: FnOnce(MultiLeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        let acquire = self.acquire();
-        async move { acquire.await?.run(work).await }
-    }
-
-    /// As [`run`](Self::run), but waits for at most `limit` for all of them.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_within`](Self::acquire_within), and then the work never started. Otherwise as [`run`](Self::run).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`run`](Self::run).
-    pub fn run_within<F, Fut, T, E>(
-        &self,
-        limit: Duration,
-        work: F,
-    ) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
-    where
-        F: FnOnce(MultiLeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        let acquire = self.acquire_within(limit);
-        async move { acquire.await?.run(work).await }
-    }
-
-    /// As [`run`](Self::run), but skips the work if one of the locks is held: `None`.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire`](Self::try_acquire), and then the work never started. Otherwise as [`run`](Self::run).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`run`](Self::run).
-    pub fn try_run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<Option<T>, E>> + use<F, Fut, T, E>
-    where
-        F: FnOnce(MultiLeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        let acquire = self.try_acquire();
-        async move {
-            match acquire.await? {
-                Some(held) => held.run(work).await.map(Some),
-                None => Ok(None),
-            }
-        }
-    }
-
     async fn acquire_or_wait(self, patience: Patience) -> Result<MultiLease, Error> {
         let locks = self.locks?;
         // Nothing is sent for the others if one of them is refused.
@@ -207,6 +147,41 @@ impl MultiLock {
         }
         Ok(MultiLease::of(leases))
     }
+}
+
+runs! {
+    MultiLock, MultiLeaseHandle;
+    /// Acquires all of them, runs `work`, releases them; stops and drops the work the moment one of the leases is lost. As
+    /// [`Lock::run`].
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), and then the work never started. Otherwise as [`MultiLease::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work, then releases in the background.
+    run;
+    /// As [`run`](Self::run), but waits for at most `limit` for all of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_within`](Self::acquire_within), and then the work never started. Otherwise as [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    run_within;
+    /// As [`run`](Self::run), but skips the work if one of the locks is held: `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](Self::try_acquire), and then the work never started. Otherwise as [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
+    try_run;
 }
 
 impl fmt::Debug for MultiLock {

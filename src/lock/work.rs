@@ -1,11 +1,65 @@
-//! Work that runs under a lock.
+//! Work that runs under a lock, or under several.
 
 use std::{future::Future, time::Duration};
 
 use super::Lock;
 use crate::{error::Error, lease::LeaseHandle};
 
-impl Lock {
+/// The methods that a lock and several locks share: the type, what the work is given, and the documentation of each.
+macro_rules! runs {
+    ($lock:ident, $handle:ident; $(#[$run:meta])* run; $(#[$within:meta])* run_within; $(#[$try:meta])* try_run;) => {
+        impl $lock {
+            $(#[$run])*
+            pub fn run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
+            where
+                F: FnOnce($handle) -> Fut,
+                Fut: Future<Output = Result<T, E>>,
+                E: From<Error>,
+            {
+                let acquire = self.acquire();
+                async move { acquire.await?.run(work).await }
+            }
+
+            $(#[$within])*
+            pub fn run_within<F, Fut, T, E>(
+                &self,
+                limit: Duration,
+                work: F,
+            ) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
+            where
+                F: FnOnce($handle) -> Fut,
+                Fut: Future<Output = Result<T, E>>,
+                E: From<Error>,
+            {
+                let acquire = self.acquire_within(limit);
+                async move { acquire.await?.run(work).await }
+            }
+
+            $(#[$try])*
+            pub fn try_run<F, Fut, T, E>(
+                &self,
+                work: F,
+            ) -> impl Future<Output = Result<Option<T>, E>> + use<F, Fut, T, E>
+            where
+                F: FnOnce($handle) -> Fut,
+                Fut: Future<Output = Result<T, E>>,
+                E: From<Error>,
+            {
+                let acquire = self.try_acquire();
+                async move {
+                    match acquire.await? {
+                        Some(held) => held.run(work).await.map(Some),
+                        None => Ok(None),
+                    }
+                }
+            }
+        }
+    };
+}
+pub(crate) use runs;
+
+runs! {
+    Lock, LeaseHandle;
     /// Acquires the lock, runs `work` under it, releases it; stops and drops the work the moment the lease is lost.
     ///
     /// The work gives a `Result`, and this call gives it on. Its error `E` is any type that is
@@ -63,16 +117,7 @@ impl Lock {
     /// # Cancel safety
     ///
     /// Dropping the future drops the work, then releases in the background.
-    pub fn run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
-    where
-        F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        let acquire = self.acquire();
-        async move { acquire.await?.run(work).await }
-    }
-
+    run;
     /// As [`run`](Self::run), but waits for at most `limit` for the lock.
     ///
     /// # Errors
@@ -82,20 +127,7 @@ impl Lock {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub fn run_within<F, Fut, T, E>(
-        &self,
-        limit: Duration,
-        work: F,
-    ) -> impl Future<Output = Result<T, E>> + use<F, Fut, T, E>
-    where
-        F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        let acquire = self.acquire_within(limit);
-        async move { acquire.await?.run(work).await }
-    }
-
+    run_within;
     /// As [`run`](Self::run), but skips the work if the lock is held: `None`.
     ///
     /// ```
@@ -115,18 +147,5 @@ impl Lock {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
-    pub fn try_run<F, Fut, T, E>(&self, work: F) -> impl Future<Output = Result<Option<T>, E>> + use<F, Fut, T, E>
-    where
-        F: FnOnce(LeaseHandle) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        let acquire = self.try_acquire();
-        async move {
-            match acquire.await? {
-                Some(lease) => lease.run(work).await.map(Some),
-                None => Ok(None),
-            }
-        }
-    }
+    try_run;
 }

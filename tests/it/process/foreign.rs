@@ -255,7 +255,9 @@ events! {
 fn f91_every_keeper_event_is_tested_and_documented() {
     let lines = EVENTS.lines().map(str::split_whitespace);
     let names: BTreeSet<&str> = lines
-        .filter_map(|mut words| words.next().filter(|level| ["WARN", "INFO", "DEBUG"].contains(level)).and(words.next()))
+        .filter_map(|mut words| {
+            words.next().filter(|level| ["WARN", "INFO", "DEBUG"].contains(level)).and(words.next())
+        })
         .map(|name| name.trim_matches('"'))
         .collect();
     let scenes: BTreeSet<&str> = SCENES.iter().copied().chain(OF_CALLERS).collect();
