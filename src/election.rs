@@ -7,7 +7,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use futures_core::Stream;
@@ -32,8 +31,14 @@ use crate::{
 /// is set with the lock, and gone with it. So no record of the leader can disagree with who leads. A term is a [`Lease`],
 /// with all that a lease has: [`fence`](Lease::fence) is the term's number.
 ///
-/// The setters consume and return it, and never fail: a bad value makes [`campaign`](Self::campaign) and
-/// [`observe`](Self::observe) end with [`Error::Config`] before anything is sent. Cheap to clone and to keep.
+/// Every option is one of its lock: `Election::from(lock)` is the election with the options of this [`Lock`]. A bad value makes
+/// [`campaign`](Self::campaign) and [`observe`](Self::observe) end with [`Error::Config`] before anything is sent. Cheap to clone
+/// and to keep.
+///
+/// - [`ttl`](Lock::ttl): how long the others wait for a leader that has died, and how long an outage may last before a leader is
+///   told to stop. Give every candidate the same.
+/// - [`grace`](Lock::grace): how long before the end of its term [`lead`](Self::lead) asks the work to stop. Work that has tidied
+///   up then awaits `std::future::pending`: if it ends by itself, `lead` ends too.
 ///
 /// ```
 /// # use leasehold::{Error, Leadership, Leases};
@@ -60,11 +65,14 @@ pub struct Election {
     lock: Lock,
 }
 
-impl Election {
-    pub(crate) fn new(lock: Lock) -> Self {
+/// With the options of this lock.
+impl From<Lock> for Election {
+    fn from(lock: Lock) -> Self {
         Self { lock }
     }
+}
 
+impl Election {
     /// Its name: that of its lock, without the prefix.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -80,38 +88,6 @@ impl Election {
     /// the builder's [label](crate::Builder::label) unless set.
     pub fn candidate(self, label: impl Into<String>) -> Self {
         Self { lock: self.lock.label(label) }
-    }
-
-    /// How long the others wait for a leader that has died, and how long an outage may last before a leader is told to stop:
-    /// [`Lock::ttl`]. Give every candidate the same.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self { lock: self.lock.ttl(ttl) }
-    }
-
-    /// The longest term: [`Lock::max_hold`].
-    pub fn max_hold(self, max_hold: impl Into<Option<Duration>>) -> Self {
-        Self { lock: self.lock.max_hold(max_hold) }
-    }
-
-    /// Whether candidates lead in the order in which they came: [`Lock::fair`].
-    pub fn fair(self, fair: bool) -> Self {
-        Self { lock: self.lock.fair(fair) }
-    }
-
-    /// How much longer the others wait for a leader that has died or is cut off: [`Lock::lock_delay`].
-    pub fn lock_delay(self, delay: Duration) -> Self {
-        Self { lock: self.lock.lock_delay(delay) }
-    }
-
-    /// For how long the number of the last term is kept: [`Lock::fence_memory`].
-    pub fn fence_memory(self, memory: Duration) -> Self {
-        Self { lock: self.lock.fence_memory(memory) }
-    }
-
-    /// How long before the end of its term [`lead`](Self::lead) asks the work to stop: [`Lock::grace`]. Work that has tidied up
-    /// then awaits `std::future::pending`: if it ends by itself, `lead` ends too.
-    pub fn grace(self, grace: Duration) -> Self {
-        Self { lock: self.lock.grace(grace) }
     }
 
     /// Waits until this candidate leads, for as long as it takes. [`Lease::release`] resigns.

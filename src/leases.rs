@@ -147,7 +147,7 @@ impl Leases {
 
     /// The election of this name, which is the lock of this name. Nothing is sent yet.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
-        Election::new(self.lock(name))
+        self.lock(name).into()
     }
 
     /// These locks, acquired together: all of them or none. Nothing is sent yet.

@@ -210,7 +210,7 @@ async fn what_cannot_be_an_election_is_refused_before_anything_is_sent() {
         leases.election("job").candidate(long),
         leases.election("job").candidate("a\nb"),
         leases.election("job").candidate("one (released)"),
-        leases.election("job").ttl(Duration::from_millis(1)),
+        leases.lock("job").ttl(Duration::from_millis(1)).into(),
     ] {
         let refused = election.campaign().await.unwrap_err();
         assert!(matches!(refused, Error::Config(_)), "{refused}");

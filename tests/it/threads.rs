@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases, Lock, LossReason, block_on};
+use leasehold::{Election, Error, Lease, Leases, Lock, LossReason, block_on};
 use support::{HANGS, Lag, Match, Proxy, SIGNAL, Server, eventually, one_thread, seen, two_workers};
 use tokio::task::{block_in_place, spawn_blocking};
 
@@ -137,7 +137,7 @@ fn f79_a_lease_that_a_panic_drops_is_released() {
             }
             _ => {
                 let mut begin = Some(begin);
-                wait(leases.election(NAME).ttl(LONG).lead(|_| {
+                wait(Election::from(leases.lock(NAME).ttl(LONG)).lead(|_| {
                     begin.take().unwrap()();
                     async { panics().unwrap() }
                 }))
