@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_protocol::{
+    failure::Redirection,
     loss::{self, LossReason},
     mode::Mode,
 };
@@ -46,6 +47,34 @@ const AT_RISK: &str = "leasehold_at_risk";
 
 /// A renewal is late if less than this is left of the TTL when it is confirmed. A good one leaves some two thirds.
 const LATE: f64 = 0.4;
+
+/// What is counted of a node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum NodeCount {
+    Reconnect,
+    /// Its address leads to another server.
+    Move,
+    /// Too few replicas have confirmed something in time.
+    Unreplicated,
+    /// A replica has taken over from a primary.
+    Failover,
+    // A server has sent a request elsewhere, or back.
+    Moved,
+    Ask,
+    TryAgain,
+    Down,
+}
+
+impl From<&Redirection> for NodeCount {
+    fn from(redirection: &Redirection) -> Self {
+        match redirection {
+            Redirection::Moved { .. } => Self::Moved,
+            Redirection::Moving { to: Some(_) } => Self::Ask,
+            Redirection::Moving { to: None } => Self::TryAgain,
+            Redirection::Down => Self::Down,
+        }
+    }
+}
 
 /// An acquire under way; abandoned unless it is said how it ended.
 #[derive(Debug)]

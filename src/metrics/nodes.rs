@@ -9,10 +9,9 @@ use std::{
 };
 
 use ::metrics::{Label, counter, gauge};
-use leasehold_protocol::failure::Redirection;
 use parking_lot::Mutex;
 
-use super::series::Group;
+use super::{NodeCount, series::Group};
 use crate::{foreign, sync::catching_panics};
 
 pub(super) const NODE_UP: &str = "leasehold_node_up";
@@ -26,8 +25,28 @@ pub(super) const UNREPLICATED: &str = "leasehold_unreplicated_total";
 pub(super) const REPLICATION: &str = "leasehold_replication_seconds";
 pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
-/// The kinds of redirections.
-const KINDS: [&str; 4] = ["moved", "ask", "tryagain", "down"];
+/// Which nodes a counter is told of, from nought on, so that the first is an increase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// All that were ever asked.
+    Known,
+    /// Those that others name.
+    Routed,
+    /// Those whose replicas have to confirm what is written there.
+    Replicated,
+}
+
+/// The counters in the order of [`NodeCount`]: a name, the value of the label `kind`, and of which nodes.
+const COUNTERS: [(&str, Option<&str>, Of); 8] = [
+    (RECONNECTS, None, Of::Known),
+    (MOVES, None, Of::Known),
+    (UNREPLICATED, None, Of::Replicated),
+    (FAILOVERS, None, Of::Routed),
+    (REDIRECTIONS, Some("moved"), Of::Routed),
+    (REDIRECTIONS, Some("ask"), Of::Routed),
+    (REDIRECTIONS, Some("tryagain"), Of::Routed),
+    (REDIRECTIONS, Some("down"), Of::Routed),
+];
 
 /// A value that nobody knows yet, and that is not told.
 const UNKNOWN: i64 = i64::MIN;
@@ -52,16 +71,10 @@ struct NodeSeries {
     is_up: Value,
     notifies: Value,
     clock_offset_micros: Value,
-    /// Since they were told.
-    reconnects: AtomicU64,
-    moves: AtomicU64,
-    /// Others say where its servers are.
     is_routed: AtomicBool,
-    failovers: AtomicU64,
-    redirections: [AtomicU64; KINDS.len()],
-    /// Replicas have to confirm what is written there.
     is_replicated: AtomicBool,
-    unreplicated: AtomicU64,
+    /// Since they were told.
+    counts: [AtomicU64; COUNTERS.len()],
 }
 
 #[derive(Debug)]
@@ -106,27 +119,8 @@ impl NodeMetrics {
         Group::default().record(REPLICATION, took.as_secs_f64());
     }
 
-    /// Too few replicas have confirmed something in time.
-    pub(crate) fn note_unreplicated(&self) {
-        self.0.unreplicated.fetch_add(1, Ordering::AcqRel);
-        have_news();
-    }
-
-    /// A replica has taken over from a primary.
-    pub(crate) fn note_failover(&self) {
-        self.0.failovers.fetch_add(1, Ordering::AcqRel);
-        have_news();
-    }
-
-    /// A server has sent a request elsewhere, or back.
-    pub(crate) fn note_redirection(&self, redirection: &Redirection) {
-        let kind = match redirection {
-            Redirection::Moved { .. } => 0,
-            Redirection::Moving { to: Some(_) } => 1,
-            Redirection::Moving { to: None } => 2,
-            Redirection::Down => 3,
-        };
-        if let Some(count) = self.0.redirections.get(kind) {
+    pub(crate) fn count(&self, what: NodeCount) {
+        if let Some(count) = self.0.counts.get(what as usize) {
             count.fetch_add(1, Ordering::AcqRel);
             have_news();
         }
@@ -146,15 +140,8 @@ impl NodeMetrics {
 
     /// A connection to it was lost, and there is another.
     pub(crate) fn note_reconnect(&self) {
-        self.0.reconnects.fetch_add(1, Ordering::AcqRel);
-        have_news();
+        self.count(NodeCount::Reconnect);
         self.note_up(true);
-    }
-
-    /// Its address leads to another server.
-    pub(crate) fn note_move(&self) {
-        self.0.moves.fetch_add(1, Ordering::AcqRel);
-        have_news();
     }
 
     pub(crate) fn note_notifications(&self, is_active: bool) {
@@ -220,13 +207,9 @@ impl NodeSeries {
             is_up: Value::new(),
             notifies: Value::new(),
             clock_offset_micros: Value::new(),
-            reconnects: AtomicU64::new(0),
-            moves: AtomicU64::new(0),
             is_routed: AtomicBool::new(false),
-            failovers: AtomicU64::new(0),
-            redirections: [const { AtomicU64::new(0) }; KINDS.len()],
             is_replicated: AtomicBool::new(false),
-            unreplicated: AtomicU64::new(0),
+            counts: [const { AtomicU64::new(0) }; COUNTERS.len()],
         }
     }
 
@@ -244,20 +227,16 @@ impl NodeSeries {
             let seconds = Duration::from_micros(micros.unsigned_abs()).as_secs_f64();
             gauge!(CLOCK_OFFSET, labels()).set(if micros < 0 { -seconds } else { seconds });
         }
-        // From nought on, so that the first is an increase.
-        let [reconnects, moves] = [&self.reconnects, &self.moves].map(|count| count.swap(0, Ordering::AcqRel));
-        if is_known {
-            counter!(RECONNECTS, labels()).increment(reconnects);
-            counter!(MOVES, labels()).increment(moves);
-        }
-        if self.is_replicated.load(Ordering::Acquire) {
-            counter!(UNREPLICATED, labels()).increment(self.unreplicated.swap(0, Ordering::AcqRel));
-        }
-        if self.is_routed.load(Ordering::Acquire) {
-            counter!(FAILOVERS, labels()).increment(self.failovers.swap(0, Ordering::AcqRel));
-            for (kind, count) in KINDS.iter().zip(&self.redirections) {
-                let labels: Vec<Label> = labels().into_iter().chain([Label::from_static_parts("kind", kind)]).collect();
-                counter!(REDIRECTIONS, labels).increment(count.swap(0, Ordering::AcqRel));
+        for ((name, kind, of), count) in COUNTERS.iter().zip(&self.counts) {
+            let is_told = match of {
+                Of::Known => is_known,
+                Of::Routed => self.is_routed.load(Ordering::Acquire),
+                Of::Replicated => self.is_replicated.load(Ordering::Acquire),
+            };
+            if is_told {
+                let kind = kind.map(|kind| Label::from_static_parts("kind", kind));
+                let labels: Vec<Label> = labels().into_iter().chain(kind).collect();
+                counter!(*name, labels).increment(count.swap(0, Ordering::AcqRel));
             }
         }
     }

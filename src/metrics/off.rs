@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{failure::Redirection, mode::Mode};
+use leasehold_protocol::mode::Mode;
 
-use super::LeaseStage;
+use super::{LeaseStage, NodeCount};
 use crate::foreign::Numbers;
 
 pub(crate) fn describe() {}
@@ -63,11 +63,7 @@ impl NodeMetrics {
 
     pub(crate) fn note_replicated(&self, _took: Duration) {}
 
-    pub(crate) fn note_unreplicated(&self) {}
-
-    pub(crate) fn note_failover(&self) {}
-
-    pub(crate) fn note_redirection(&self, _redirection: &Redirection) {}
+    pub(crate) fn count(&self, _what: NodeCount) {}
 
     pub(crate) fn note_up(&self, _is_up: bool) {}
 
@@ -76,8 +72,6 @@ impl NodeMetrics {
     }
 
     pub(crate) fn note_reconnect(&self) {}
-
-    pub(crate) fn note_move(&self) {}
 
     pub(crate) fn note_notifications(&self, _is_active: bool) {}
 

@@ -26,6 +26,7 @@ use super::{Cluster, leave_idle, sentinel::Sentinels, views};
 use crate::{
     error::Error,
     foreign::{self, Event},
+    metrics::NodeCount,
     node::redis::transport::{Address, Endpoint, is_answer, mistake_of, question, unreachable, words},
 };
 
@@ -409,7 +410,7 @@ impl Cluster {
             server.connections.retire();
         }
         let failovers = changes.taken_over.iter().filter(|taken_over| taken_over.is_new);
-        failovers.for_each(|_| self.metrics.note_failover());
+        failovers.for_each(|_| self.metrics.count(NodeCount::Failover));
         if let Some(listener) = self.listener() {
             let taken_over = changes.taken_over.iter().map(|taken_over| taken_over.slots.clone());
             taken_over.for_each(|slots| listener.taken_over(&Keys::Of(slots)));

@@ -136,7 +136,7 @@ impl Cluster {
             }
             let redirection = failure.and_then(Failure::redirection);
             if let Some(redirection) = redirection {
-                self.metrics.note_redirection(redirection);
+                self.metrics.count(redirection.into());
             }
             match redirection {
                 // From the owner only: what another server says of the slot is for a view to tell.

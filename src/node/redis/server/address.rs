@@ -17,6 +17,7 @@ use leasehold_protocol::{
 use super::Connections;
 use crate::{
     foreign::{self, Event},
+    metrics::NodeCount,
     node::redis::{
         info,
         transport::{Connection, Link},
@@ -100,7 +101,7 @@ impl Connections {
             let left = elsewhere.filter(|(connection, link, _)| connection.leave(link)).count();
             // None, if the server was restarted meanwhile. If nobody knew where ours led, they may have led there.
             if left > 0 && ours.iter().any(|(_, _, run_id)| run_id.is_some()) {
-                self.metrics.note_move();
+                self.metrics.count(NodeCount::Move);
                 foreign::tell(Event::ServerMoved { node: node() });
             }
         } else if is_mixed && !was_mixed {

@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, sync::oneshot};
 use crate::{
     foreign::{Event, tell},
     keeper::Host,
-    metrics::NodeMetrics,
+    metrics::{NodeCount, NodeMetrics},
     node::redis::{info, transport::Connection},
     troubles::Troubles,
 };
@@ -246,7 +246,7 @@ impl Shortage {
     }
 
     fn is_met(&self, now: Time, seen: u32, wanted: u8) {
-        self.metrics.note_unreplicated();
+        self.metrics.count(NodeCount::Unreplicated);
         if let Some(count) = self.troubles.meet_causes(now, ["replicas".to_owned()]) {
             tell(Event::TooFewReplicas { node: self.node.clone(), seen, wanted, count });
         }
