@@ -59,7 +59,7 @@ impl Acquire {
     /// Takes a place in the queue, and polls until the lock is ours.
     async fn queue_up(&self) -> Result<Lease, Error> {
         let client = &self.client;
-        let mut standing = Standing::new(self, client.sole()?);
+        let mut standing = Standing::new(self)?;
         let seen = match standing.check(client.quorum.route(), !self.is_one_try()).await? {
             Ok(lease) => return Ok(lease),
             Err(look) => look,

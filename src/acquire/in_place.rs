@@ -16,29 +16,9 @@ use leasehold_protocol::{
     message::{Denial, Downgraded, Request},
     token::Token,
 };
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::Acquire;
-use crate::{
-    error::Error,
-    held::Hold,
-    lease::Lease,
-    quorum::{Asked, Member},
-    random,
-    reentry::OwnerSlot,
-    status::Signal,
-};
-
-/// Its requests so far.
-struct Place<'a> {
-    acquire: &'a Acquire,
-    member: &'a Arc<Member>,
-    token: Token,
-    answer: Option<Asked<Downgraded>>,
-    may_be_there: bool,
-    /// `close` waits for what is under way, and for its undoing.
-    _under_way: TaskTrackerToken,
-}
+use super::{Acquire, taken::Taken};
+use crate::{error::Error, held::Hold, lease::Lease, random, reentry::OwnerSlot, status::Signal};
 
 impl Acquire {
     /// Goes on from a hold in which nobody believes any more.
@@ -58,15 +38,13 @@ impl Acquire {
         lost: impl Fn(Loss) -> Error + Send,
     ) -> Result<Lease, Error> {
         let client = &self.client;
-        let (member, token, under_way) = (client.sole()?, self.token(), client.host.token());
-        let mut place =
-            Place { acquire: self, member, token, answer: None, may_be_there: false, _under_way: under_way };
+        let mut place = Taken::new(self)?;
         let mut backoff = Backoff::new(random::jitter());
         loop {
             self.may_begin()?;
             let outcome = tokio::select! {
                 biased;
-                outcome = place.ask(from) => outcome,
+                outcome = place.ask_in_place_of(from) => outcome,
                 () = client.ended.cancelled() => return Err(client.end()),
             };
             let failure = match outcome {
@@ -86,27 +64,16 @@ impl Acquire {
     }
 }
 
-impl Place<'_> {
-    async fn ask(&mut self, from: &Token) -> Result<Result<(Arc<Hold>, Signal), Denial>, Failure> {
-        let Self { acquire, member, .. } = *self;
-        let (route, sent) = (acquire.client.quorum.route(), acquire.client.now());
-        let request = Request::Downgrade { claim: acquire.claim(self.token.clone()), from: from.clone() };
-        self.may_be_there = true;
-        let answered = self.answer.insert(member.ask_at(sent, route, request, acquire.limit(sent))).await;
-        self.answer = None;
-        let outcome = match answered? {
-            Ok(fence) => Ok(acquire.granted(&self.token, route, sent, fence)?),
-            Err(denial) => Err(denial),
-        };
-        self.may_be_there = false;
-        Ok(outcome)
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if self.may_be_there {
-            self.acquire.leave_after(&self.token, self.acquire.client.quorum.route(), self.answer.take());
+impl Taken<'_, Downgraded> {
+    async fn ask_in_place_of(&mut self, from: &Token) -> Result<Result<(Arc<Hold>, Signal), Denial>, Failure> {
+        let (route, sent) = (self.acquire.client.quorum.route(), self.acquire.client.now());
+        let request = Request::Downgrade { claim: self.claim(), from: from.clone() };
+        match self.ask(sent, route, request).await? {
+            Ok(fence) => Ok(Ok(self.granted(sent, fence)?)),
+            Err(denial) => {
+                self.may_be_there = false;
+                Ok(Err(denial))
+            }
         }
     }
 }

@@ -25,6 +25,7 @@ mod attempt;
 mod compete;
 mod fair;
 mod in_place;
+mod taken;
 mod tell;
 mod wait;
 

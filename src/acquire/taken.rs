@@ -1,0 +1,79 @@
+//! A token that the one server is asked for more than once, and may have by then.
+
+use std::sync::Arc;
+
+use leasehold_protocol::{
+    failure::Failure,
+    fence::Fence,
+    message::{Claim, Reply, Request, Route},
+    time::Time,
+    token::Token,
+};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::Acquire;
+use crate::{
+    error::Error,
+    held::Hold,
+    quorum::{Asked, Member},
+    status::Signal,
+};
+
+/// One token from the first request to the lease. Dropped without a lease, it is taken off in the background, once the last
+/// request has its answer.
+pub(super) struct Taken<'a, T: Send + 'static> {
+    pub(super) acquire: &'a Acquire,
+    pub(super) member: &'a Arc<Member>,
+    token: Token,
+    /// How the last request went.
+    pub(super) route: Route,
+    answer: Option<Asked<T>>,
+    pub(super) may_be_there: bool,
+    /// `close` waits for what is under way, and for its undoing.
+    _under_way: TaskTrackerToken,
+}
+
+impl<'a, T> Taken<'a, T>
+where
+    T: TryFrom<Reply, Error = Failure> + Send + 'static,
+{
+    pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
+        let (client, token) = (&acquire.client, acquire.token());
+        let (member, under_way) = (client.sole()?, client.host.token());
+        let route = Route::Keeper;
+        Ok(Self { acquire, member, token, route, answer: None, may_be_there: false, _under_way: under_way })
+    }
+
+    pub(super) fn token(&self) -> &Token {
+        &self.token
+    }
+
+    pub(super) fn claim(&self) -> Claim {
+        self.acquire.claim(self.token.clone())
+    }
+
+    /// Asks once. From here on the server may have the token.
+    pub(super) async fn ask(&mut self, sent: Time, route: Route, request: Request) -> Result<T, Failure> {
+        self.route = route;
+        self.may_be_there = true;
+        let answer = self.member.ask_at(sent, route, request, self.acquire.limit(sent));
+        let answered = self.answer.insert(answer).await;
+        self.answer = None;
+        answered
+    }
+
+    /// The server has granted it, in answer to what was sent then (rule 1).
+    pub(super) fn granted(&mut self, sent: Time, fence: Fence) -> Result<(Arc<Hold>, Signal), Failure> {
+        let won = self.acquire.granted(&self.token, self.route, sent, fence)?;
+        self.may_be_there = false;
+        Ok(won)
+    }
+}
+
+impl<T: Send + 'static> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        if self.may_be_there {
+            self.acquire.leave_after(&self.token, self.route, self.answer.take());
+        }
+    }
+}
