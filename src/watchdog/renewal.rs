@@ -42,10 +42,8 @@ impl Watchdog {
     pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: &HoldBatch) {
         let route = self.route();
         for (at, member) in self.quorum.members() {
-            for (shard, batch) in by_shard(member, batch) {
-                for batch in by_mode(&batch).iter().flat_map(|batch| without_refused(at, batch)) {
-                    self.send((at, shard), member, route, sent, batch);
-                }
+            for (shard, part) in parts(at, member, batch) {
+                self.send((at, shard), member, route, sent, part);
             }
         }
     }
@@ -261,43 +259,30 @@ impl Watchdog {
     }
 }
 
-/// The batch, a part for each shard: one that does not answer holds up no other's.
-fn by_shard(member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch)> {
-    if !member.is_sharded() {
-        return vec![(Shard::FIRST, batch.clone())];
+/// The parts of a batch that a node is asked for apart: those of each shard, and those that are shared, at most [`SHARES`] in one.
+/// What the node has refused goes alone, and has no other refused with it.
+fn parts(at: usize, member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch)> {
+    let part = |(place, hold): (usize, &Arc<Hold>)| {
+        let is_refused = batch.len() > 1 && hold.noted.is_refused_by(at);
+        (member.shard_of(&hold.claim.key), hold.claim.mode.is_shared(), is_refused.then_some(place))
+    };
+    let mut all = batch.iter().enumerate().map(part);
+    match all.next() {
+        Some(first @ (shard, is_shared, _)) if all.all(|one| one == first) && (!is_shared || batch.len() <= SHARES) => {
+            return vec![(shard, batch.clone())];
+        }
+        _ => {}
     }
-    let shard_of = |hold: &Arc<Hold>| member.shard_of(&hold.claim.key);
-    let first = batch.first().map_or(Shard::FIRST, shard_of);
-    if batch.iter().all(|hold| shard_of(hold) == first) {
-        return vec![(first, batch.clone())];
+    let mut parts = BTreeMap::<_, Vec<_>>::new();
+    for one in batch.iter().enumerate() {
+        parts.entry(part(one)).or_default().push(one.1.clone());
     }
-    let mut parts = BTreeMap::<Shard, Vec<_>>::new();
-    for hold in batch.iter() {
-        parts.entry(shard_of(hold)).or_default().push(hold.clone());
-    }
-    parts.into_iter().map(|(shard, part)| (shard, Arc::new(part))).collect()
-}
-
-/// The locks that are held alone, and those that are shared: these take another script, which reads two keys of each.
-fn by_mode(batch: &HoldBatch) -> Vec<HoldBatch> {
-    let is_shared = |hold: &Arc<Hold>| hold.claim.mode.is_shared();
-    if !batch.iter().any(is_shared) {
-        return vec![batch.clone()];
-    }
-    let (shared, alone): (Vec<_>, Vec<_>) = batch.iter().cloned().partition(is_shared);
-    let shared = shared.chunks(SHARES).map(<[_]>::to_vec);
-    (!alone.is_empty()).then_some(alone).into_iter().chain(shared).map(Arc::new).collect()
-}
-
-/// The batch in as few parts as this node will renew: those that it has refused go alone, until it does not.
-fn without_refused(node: usize, batch: &HoldBatch) -> Vec<HoldBatch> {
-    let is_refused = |hold: &Arc<Hold>| hold.noted.is_refused_by(node);
-    if batch.len() == 1 || !batch.iter().any(is_refused) {
-        return vec![batch.clone()];
-    }
-    let (refused, others): (Vec<_>, Vec<_>) = batch.iter().cloned().partition(is_refused);
-    let alone = refused.into_iter().map(|hold| vec![hold]);
-    (!others.is_empty()).then_some(others).into_iter().chain(alone).map(Arc::new).collect()
+    let most = |is_shared| if is_shared { SHARES } else { batch.len() };
+    let split = |((shard, is_shared, _), part): ((Shard, bool, Option<usize>), Vec<_>)| {
+        let chunks: Vec<_> = part.chunks(most(is_shared)).map(|some| (shard, Arc::new(some.to_vec()))).collect();
+        chunks
+    };
+    parts.into_iter().flat_map(split).collect()
 }
 
 /// Where the server is that has the lock's key now.
