@@ -127,13 +127,13 @@ mod tests {
         let (said, heard) = mpsc::channel();
         let name = move || said.send(thread::current().name().map(ToOwned::to_owned)).unwrap();
         let step = name.clone();
-        let keeper = thread::spawn(|| {
+        let keeper = thread::Builder::new().spawn(|| {
             this_thread_is_the_keepers();
             off_the_keeper(|| panic!("a step that panics, as it is meant to"));
             off_the_keeper(step);
         });
         assert_eq!(heard.recv().unwrap().as_deref(), Some("leasehold-events"));
-        keeper.join().unwrap();
+        keeper.unwrap().join().unwrap();
         off_the_keeper(name);
         assert_eq!(heard.recv().unwrap().as_deref(), thread::current().name());
     }

@@ -85,7 +85,7 @@ mod tests {
 
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
-            self.0.send("woken").unwrap();
+            let _heard = self.0.send("woken");
             panic!("a waker that panics, as it is meant to");
         }
     }

@@ -48,7 +48,8 @@ async fn f109_a_cluster_grows_to_six_primaries_and_shrinks_again() {
                 let fence = u64::from(lease.fence());
                 assert!(last.swap(fence, Ordering::SeqCst) < fence, "fences grow");
                 inside.fetch_sub(1, Ordering::SeqCst);
-                lease.release().await.unwrap().confirmed();
+                // A server that loses its last slot is left with what is under way there. Then it goes on in the background.
+                lease.release().await.unwrap();
                 turns.fetch_add(1, Ordering::SeqCst);
             }
         });

@@ -556,7 +556,8 @@ async fn a_release_waits_for_nodes_that_are_about_to_answer_again() {
 /// One connection may be dead while the node is well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_answers_on_another_connection_is_not_silent() {
-    let scene = Scene::of(3).await;
+    // With one node gone a renewal needs both others, each within a command time-out.
+    let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(1))).await;
     let lease = scene.acquire_everywhere(LONG).await;
     scene.nodes[0].server.kill();
     let renewed = async || lease.renew().await.expect("two of three answer");
