@@ -2,9 +2,7 @@
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
-use leasehold_protocol::{
-    failure::Failure, fence::Fence, holder::Holder, key::InvalidName, rounded::Rounded, votes::Votes,
-};
+use leasehold_protocol::{failure::Failure, holder::Holder, key::InvalidName, rounded::Rounded, votes::Votes};
 
 use crate::lost::Lost;
 
@@ -74,17 +72,6 @@ pub enum Error {
     /// error: [`Released::Unconfirmed`](crate::Released::Unconfirmed).)
     #[error("{before}{0}", before = .0.0.before)]
     Unknown(Details),
-    /// A later holder has written the guarded value: this job is from the past, and must stop.
-    #[error("the fence {fence} is older than {seen}, which {key:?} has seen: a later holder has written, so stop")]
-    #[non_exhaustive]
-    Stale {
-        /// The guarded key.
-        key: String,
-        /// The fence that came with this write.
-        fence: Fence,
-        /// The largest fence written so far.
-        seen: Fence,
-    },
 }
 
 /// The cause of an error, in the words of the server, the system or this library, and the answers of a quorum's nodes.
@@ -157,7 +144,7 @@ impl Error {
             // That runtime does not come back. Over a quorum each node's answer says so.
             Self::Unavailable(details) | Self::Unknown(details) => !details.0.text.contains(KEEPER_ENDED),
             Self::TimedOut { .. } => true,
-            Self::Config(_) | Self::Refused(_) | Self::Closed | Self::Lost(_) | Self::Stale { .. } => false,
+            Self::Config(_) | Self::Refused(_) | Self::Closed | Self::Lost(_) => false,
         }
     }
 
@@ -213,7 +200,7 @@ impl Error {
             Self::Config(details) | Self::Unavailable(details) | Self::Refused(details) | Self::Unknown(details) => {
                 Some(details)
             }
-            Self::Closed | Self::TimedOut { .. } | Self::Lost(_) | Self::Stale { .. } => None,
+            Self::Closed | Self::TimedOut { .. } | Self::Lost(_) => None,
         }
     }
 }

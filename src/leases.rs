@@ -11,7 +11,6 @@ use crate::{
     election::Election,
     error::Error,
     foreign::relayed,
-    guarded::Guarded,
     keeper::Host,
     lock::Lock,
     metrics,
@@ -155,12 +154,6 @@ impl Leases {
     /// They may have different [prefixes](Self::prefix), and each has its own options. See [`MultiLock`].
     pub fn multi_lock(&self, locks: impl IntoIterator<Item = Lock>) -> MultiLock {
         MultiLock::new(&self.scope.client, locks)
-    }
-
-    /// A value that refuses writers from the past, by their fence.
-    #[must_use]
-    pub fn guarded(&self, key: impl AsRef<str>) -> Guarded {
-        Guarded::new(self.scope.clone(), key.as_ref())
     }
 
     /// The same connections and keeper with a further prefix, behind those that are there: for a tenant, or a part of the

@@ -33,7 +33,6 @@ mod downgrade;
 mod election;
 mod error;
 mod foreign;
-mod guarded;
 mod hand_over;
 mod held;
 #[cfg_attr(all(test, leasehold_shuttle), path = "keeper/shuttle.rs")]
@@ -96,7 +95,6 @@ pub use crate::{
     deployment::{ClusterFacts, Deployment, ReplicaFacts, SentinelFacts},
     election::{Election, Leaders},
     error::{Details, Error},
-    guarded::Guarded,
     lease::{Lease, LeaseHandle},
     leases::{Builder, Leases},
     lock::Lock,

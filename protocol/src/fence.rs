@@ -6,7 +6,7 @@ use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 ///
 /// Hand it to whatever the lease protects, and let that refuse a number smaller than the largest it has seen. Then a
 /// job that was paused past its lease can do no harm, however late it wakes up (Kleppmann, *How to do distributed
-/// locking*, 2016). See [`Guarded`] for a value kept in Redis, and the [guide] for SQL.
+/// locking*, 2016). See the [guide] for SQL, and the [cookbook] for a value kept in Redis.
 ///
 /// It is issued in the same atomic step as the lock ([rule 9]). It grows across restarts, and across a server that
 /// forgot everything while its clock does not go back. It is never above [`i64::MAX`], so that it fits a `BIGINT`. The
@@ -20,7 +20,7 @@ use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 /// # Ok::<(), leasehold_protocol::fence::ParseFenceError>(())
 /// ```
 ///
-/// [`Guarded`]: https://docs.rs/leasehold/latest/leasehold/struct.Guarded.html
+/// [cookbook]: https://docs.rs/leasehold/latest/leasehold/docs/cookbook/#fence-a-value-in-redis
 /// [guide]: https://docs.rs/leasehold/latest/leasehold/docs/guide/#fence-what-you-write
 /// [rule 9]: https://docs.rs/leasehold/latest/leasehold/docs/safety/#rule-9
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

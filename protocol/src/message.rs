@@ -85,17 +85,6 @@ pub enum Request {
         /// The message for its holder, for as long as the key would have lived.
         by: Arc<ForcedRelease>,
     },
-    /// Writes a guarded value, if the fence is not older than what the key has seen: [`Guarding`].
-    GuardedSet {
-        /// Under this key.
-        key: Key,
-        /// This value.
-        value: Arc<[u8]>,
-        /// With this fence.
-        fence: Fence,
-    },
-    /// A guarded value and the fence that it was written with, if there is one.
-    GuardedGet(Key),
     /// Whether the node is there, and who it is: [`ServerIdentity`].
     Probe,
     /// Rehearses an acquire, and grants nothing. The reply says how long a recently started node will still grant
@@ -135,8 +124,6 @@ impl Request {
             | Self::Holder(key)
             | Self::Sharers { key, .. }
             | Self::ForceRelease { key, .. }
-            | Self::GuardedSet { key, .. }
-            | Self::GuardedGet(key)
             | Self::Rehearse { key, .. } => Some(key),
             Self::Renew(claims) => claims.first().map(|claim| &claim.key),
             Self::Held { .. } | Self::Probe => None,
@@ -205,10 +192,6 @@ replies! {
     Page(Page),
     /// To [`Request::ForceRelease`].
     Flag(bool),
-    /// To [`Request::GuardedSet`].
-    Guarding(Guarding),
-    /// To [`Request::GuardedGet`].
-    Guarded(Option<(Vec<u8>, Fence)>),
     /// To [`Request::Probe`].
     Identity(ServerIdentity),
     /// To [`Request::Rehearse`].
@@ -366,18 +349,6 @@ pub type Owned = Result<(), Denial>;
 /// The verdict on a batch of one.
 pub fn only(verdicts: Vec<Result<Owned, Failure>>) -> Result<Owned, Failure> {
     verdicts.into_iter().next().unwrap_or_else(|| Err(Failure::unknown("the server's answer is empty")))
-}
-
-/// The outcome of a guarded write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Guarding {
-    /// It was written.
-    Written,
-    /// A later holder has written.
-    Stale {
-        /// With this fence.
-        seen: Fence,
-    },
 }
 
 /// A fair waiter's request: it enters the queue, says that it still waits, takes the lock when it is its turn, and

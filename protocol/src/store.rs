@@ -25,7 +25,6 @@ use crate::{
 };
 
 mod floors;
-mod guarded;
 mod phase;
 mod queue;
 mod single;
@@ -35,7 +34,6 @@ mod tests;
 pub use self::queue::{Notified, Process};
 use self::{
     floors::Floors,
-    guarded::{guarded_value, wrong_type},
     phase::{Entrant, Held, fits},
     queue::{Turn, WaitQueue},
 };
@@ -45,8 +43,6 @@ use self::{
 pub struct Store {
     locks: HashMap<Key, Held>,
     floors: Floors,
-    /// Guarded values; a key is this or a lock, never both.
-    guarded: HashMap<Key, (Vec<u8>, Fence)>,
     queues: HashMap<Key, WaitQueue>,
     /// Forced releases, for as long as their holders may ask.
     forced: HashMap<Key, Forced>,
@@ -139,12 +135,10 @@ impl Store {
             Request::Sharers { key, most } => Ok(self.sharers(now, key, *most).into()),
             Request::Holder(key) => Ok(Looked { holder: self.holder(now, key), tracked: true }.into()),
             Request::Held { pattern, .. } => Ok((0, self.held(now, pattern)).into()),
-            Request::ForceRelease { key, by } => match self.force_release(now, key, by, reached) {
-                Ok((was_held, told)) => return passed_on(key, was_held.into(), was_held, told),
-                Err(failure) => Err(failure),
-            },
-            Request::GuardedSet { key, value, fence } => self.guarded_set(now, key, value, *fence).map(Into::into),
-            Request::GuardedGet(key) => self.guarded_get(now, key).map(Into::into),
+            Request::ForceRelease { key, by } => {
+                let (was_held, told) = self.force_release(now, key, by, reached);
+                return passed_on(key, was_held.into(), was_held, told);
+            }
             Request::Probe => Ok(identity(now).into()),
             Request::Rehearse { restart_delay, .. } => Ok(self.recovers_for(now, *restart_delay).into()),
         };
@@ -164,9 +158,6 @@ impl Store {
 
     fn take(&mut self, now: Micros, AcquireRequest { claim, voting, heir_of }: &AcquireRequest) -> Acquired {
         let Claim { key, token, life, fence_memory, .. } = claim;
-        if self.guarded.contains_key(key) {
-            return busy(guarded_value());
-        }
         let proposal = voting.and_then(|Voting { proposal, .. }| proposal);
         match self.lock(now, key) {
             None if heir_of.is_some() => Acquired::Gone,
@@ -261,13 +252,10 @@ impl Store {
                     }
                 }
                 // A lock that it finds free is passed on too.
-                let is_guarded = self.guarded.contains_key(key);
                 match self.lock(now, key) {
-                    None if !is_guarded => {
-                        return (Err(Denial::Gone), self.pass_on(now, key, 0, reached));
-                    }
+                    None => return (Err(Denial::Gone), self.pass_on(now, key, 0, reached)),
                     Some(Held::Shared(_)) => return self.part(now, claim, mode, reached),
-                    _ => {}
+                    Some(Held::Alone(_)) => {}
                 }
             }
             ReleaseMode::Retain(keep, stays) if is_shared => {
@@ -359,7 +347,7 @@ impl Store {
                 return (Polled::Granted(fence), told);
             }
             Some(Err(count)) => count,
-            None => Some(0).filter(|_| !self.guarded.contains_key(key)),
+            None => Some(0),
         };
         let entered = poll.enter && {
             self.live_queue(now, key);
@@ -458,9 +446,6 @@ impl Store {
 
     /// The lock's holder.
     pub fn holder(&mut self, now: Micros, key: &Key) -> Option<Holder> {
-        if self.guarded.contains_key(key) {
-            return Some(guarded_value());
-        }
         let held = self.lock(now, key)?;
         let ((token, fence), until) = (held.token_and_fence(), held.until());
         let remaining = Duration::from_micros(until.saturating_sub(now));
@@ -489,14 +474,11 @@ impl Store {
         key: &Key,
         by: &Arc<ForcedRelease>,
         reached: &dyn Fn(&str) -> bool,
-    ) -> Result<(bool, Vec<Notified>), Failure> {
-        if self.guarded.contains_key(key) {
-            return Err(wrong_type(key, "a guarded value, not a lock"));
-        }
-        let Some(held) = self.lock(now, key) else { return Ok((false, Vec::new())) };
+    ) -> (bool, Vec<Notified>) {
+        let Some(held) = self.lock(now, key) else { return (false, Vec::new()) };
         let ((from, fence), until) = (held.token_and_fence(), held.until());
         self.forced.insert(key.clone(), Forced { from, fence, by: by.clone(), until });
-        Ok((true, self.pass_on(now, key, 0, reached)))
+        (true, self.pass_on(now, key, 0, reached))
     }
 
     /// Gives the lock to another holder, whoever has it, and ahead of its queue: for tests.
@@ -577,9 +559,6 @@ impl Store {
     }
 
     fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
-        if self.guarded.contains_key(key) {
-            return Err(Denial::Taken);
-        }
         let held = self.lock(now, key).ok_or(Denial::Gone)?;
         held.alone().filter(|lock| lock.token == *token).ok_or(Denial::Taken)
     }
@@ -611,7 +590,6 @@ impl Hash for Store {
     fn hash<H: Hasher>(&self, state: &mut H) {
         hash_sorted(&self.locks, state);
         self.floors.hash(state);
-        hash_sorted(&self.guarded, state);
         hash_sorted(&self.queues, state);
         hash_sorted(&self.forced, state);
         (self.crowded, self.up_since).hash(state);

@@ -121,8 +121,8 @@ impl Builder {
     ///
     /// Each must be a stand-alone server that never forgets but by a restart: `maxmemory-policy noeviction`, no replica
     /// that takes over, no cluster. A server that was restarted gives no vote for the
-    /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks and [`Guarded`](crate::Guarded) values
-    /// are for one server. The page [`deployments`](crate::docs::deployments) says when all that is worth it.
+    /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks are for one server. The page
+    /// [`deployments`](crate::docs::deployments) says when all that is worth it.
     #[doc(alias = "redlock")]
     pub fn quorum<S>(mut self, servers: impl IntoIterator<Item = S>) -> Self
     where
@@ -229,9 +229,8 @@ impl Builder {
     ///
     /// With all replicas that there are, a lease goes on whichever of them takes over; with fewer, if one takes over that
     /// has confirmed it. An acquire that too few confirm within a quarter of its TTL is taken back, and
-    /// [unavailable](Error::Unavailable); a renewal that too few confirm leaves the deadline where it was. Kept keys and
-    /// [`Guarded`](crate::Guarded) values are confirmed too, releases are not: a release that a failover loses costs the
-    /// next holder the rest of the TTL.
+    /// [unavailable](Error::Unavailable); a renewal that too few confirm leaves the deadline where it was. Kept keys are
+    /// confirmed too, releases are not: a release that a failover loses costs the next holder the rest of the TTL.
     ///
     /// One `WAIT` is for all writes of a connection, so it takes a round trip, and a user needs the right to that command.
     /// While replicas are missing, each `WAIT` holds up others on its connection for 50 ms at most; where they acknowledge

@@ -6,7 +6,7 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Capabilities, Credentials, Details, Error, Fence, Guarded, Holder, Lease, LeaseHandle, Leases, Lock, Lost,
+    Builder, Capabilities, Credentials, Details, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, Lost,
     MultiLease, MultiLeaseHandle, MultiLock, NodeStatus, Owner, Released, Server, Status, StatusChanges, Tls, Votes,
     Waiter,
 };
@@ -19,7 +19,7 @@ fn may_be_spawned<F: Future + Send + 'static>(future: F) {
 
 #[test]
 fn every_type_may_go_to_another_thread_and_through_a_panic() {
-    may_go_everywhere::<(Leases, Builder, Server, Credentials, Tls, Lock, Guarded)>();
+    may_go_everywhere::<(Leases, Builder, Server, Credentials, Tls, Lock)>();
     may_go_everywhere::<(Lease, LeaseHandle, StatusChanges, Status, Lost, Released)>();
     may_go_everywhere::<(MultiLock, MultiLease, MultiLeaseHandle)>();
     may_go_everywhere::<(Error, Details, Votes, Holder, Waiter, Fence, Owner, Capabilities, NodeStatus)>();

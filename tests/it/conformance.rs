@@ -132,8 +132,6 @@ macro_rules! every {
             of_tries_for_several_locks_that_meet_one_wins
             a_lost_one_of_several_is_told_and_the_others_stay_held
             a_release_frees_a_lock_with_a_delay_at_once
-            a_guarded_value_refuses_the_past
-            a_guarded_value_is_no_lock_and_a_lock_no_guarded_value
             a_prefix_keeps_programs_apart
             a_shutdown_waits_until_the_holder_has_tidied_up
             a_shutdown_cuts_short_who_does_not_stop
@@ -179,7 +177,6 @@ macro_rules! connection {
                 a_waiter_gets_the_lock_and_was_told_whom_it_waits_for
                 what_is_held_is_listed_by_its_name
                 what_the_server_can_do_is_told
-                a_guarded_value_refuses_the_past
                 closing_ends_waiters_and_leases
                 a_thread_waits_for_the_calls
         }
@@ -396,10 +393,12 @@ async fn a_try_that_finds_the_lock_held_tells_by_whom(place: Place) {
 }
 
 async fn data_under_a_locks_name_is_told_as_such(place: Place) {
-    // A guarded value is data, which every kind of node has.
-    for url in &place.urls {
-        let program = Leases::connect(url).await.unwrap();
-        program.guarded("job").set("value", Fence::try_from(1_u64).unwrap()).await.unwrap();
+    // There are only locks in memory.
+    if place.is_in_memory() {
+        return;
+    }
+    for server in place.servers_of("job") {
+        server.wire().must(&["HSET", "job", "field", "value"]);
     }
     let leases = place.program("one").await;
     let (tell, mut told) = mpsc::unbounded_channel();
@@ -1456,71 +1455,6 @@ async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
     least.acquire().await.unwrap().release().await.unwrap().confirmed();
 }
 
-async fn a_guarded_value_refuses_the_past(place: Place) {
-    if place.is_quorum() {
-        return a_guarded_value_is_for_one_server(place).await;
-    }
-    let (one, two) = place.two_programs().await;
-    let (report, seen_there) = (one.guarded("report"), two.guarded("report"));
-    assert_eq!(report.get().await.unwrap(), None);
-
-    let past = one.lock("job").acquire().await.unwrap();
-    report.set("first", past.fence()).await.unwrap();
-    report.set("first, again", past.fence()).await.unwrap();
-    two.lock("job").force_release().await.unwrap();
-    let present = two.lock("job").acquire().await.unwrap();
-    seen_there.set([0_u8, 255, 7], present.fence()).await.unwrap();
-
-    let error = report.set("late", past.fence()).await.unwrap_err();
-    let text = error.to_string();
-    assert!(text.contains("report") && text.contains("later holder"), "{text}");
-    let Error::Stale { fence, seen, .. } = error else { panic!("{error}") };
-    assert_eq!((fence, seen), (past.fence(), present.fence()));
-    assert_eq!(report.get().await.unwrap(), Some((vec![0, 255, 7], present.fence())));
-
-    // Exact where a double is not.
-    let largest = Fence::try_from(i64::MAX).unwrap();
-    let one_less = Fence::try_from(i64::MAX - 1).unwrap();
-    report.set("end", largest).await.unwrap();
-    assert!(matches!(report.set("late", one_less).await, Err(Error::Stale { .. })));
-    assert_eq!(report.get().await.unwrap(), Some((b"end".to_vec(), largest)));
-    place.delete("report");
-}
-
-/// And a quorum says so.
-async fn a_guarded_value_is_for_one_server(place: Place) {
-    let leases = place.program("one").await;
-    let lease = leases.lock("job").acquire().await.unwrap();
-    let set = leases.guarded("report").set("x", lease.fence()).await.unwrap_err();
-    let get = leases.guarded("report").get().await.unwrap_err();
-    for error in [set, get] {
-        assert!(matches!(error, Error::Refused(_)) && error.to_string().contains("url of one server"), "{error}");
-    }
-}
-
-async fn a_guarded_value_is_no_lock_and_a_lock_no_guarded_value(place: Place) {
-    if place.is_quorum() {
-        return a_guarded_value_is_for_one_server(place).await;
-    }
-    let (one, two) = place.two_programs().await;
-    let lease = one.lock("a lock").acquire().await.unwrap();
-    let guarded = two.guarded("a lock");
-    let set = guarded.set("x", lease.fence()).await.unwrap_err();
-    let get = guarded.get().await.unwrap_err();
-    let companion = two.guarded("{a lock}:lh:fence").get().await.unwrap_err();
-    let errors = [set, get, companion];
-    assert!(matches!(errors, [Error::Refused(_), Error::Refused(_), Error::Config(_)]), "{errors:?}");
-    lease.check().unwrap();
-
-    one.guarded("a value").set("x", lease.fence()).await.unwrap();
-    let lock = two.lock("a value");
-    assert!(lock.try_acquire().await.unwrap().is_none());
-    assert_eq!(lock.holder().await.unwrap().unwrap().token(), None);
-    assert!(matches!(lock.force_release().await.unwrap_err(), Error::Refused(_)));
-    assert!(one.guarded("a value").get().await.unwrap().is_some(), "nothing was lost");
-    place.delete("a value");
-}
-
 async fn a_prefix_keeps_programs_apart(place: Place) {
     let test = place.builder().prefix("test:").build().await.unwrap();
     let live = place.builder().prefix("live:").build().await.unwrap();
@@ -1638,19 +1572,16 @@ async fn closing_ends_waiters_and_leases(place: Place) {
 
 async fn nothing_works_after_closing(place: Place) {
     let leases = place.program("one").await;
-    let (lock, guarded) = (leases.lock("job"), leases.guarded("report"));
+    let lock = leases.lock("job");
     leases.close().await;
     within(HANGS, "a second close", leases.close()).await;
     assert!(matches!(lock.acquire().await, Err(Error::Closed)));
     assert!(matches!(lock.try_acquire().await, Err(Error::Closed)));
     let ran = lock.run(async |_| Ok::<_, Error>(())).await;
-    let fence = Fence::try_from(1_u64).unwrap();
     let errors = [
         ran.unwrap_err(),
         lock.holder().await.map(drop).unwrap_err(),
         lock.force_release().await.map(drop).unwrap_err(),
-        guarded.set("x", fence).await.unwrap_err(),
-        guarded.get().await.map(drop).unwrap_err(),
     ];
     for error in errors {
         assert!(matches!(error, Error::Closed), "{error}");

@@ -36,7 +36,7 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
         let leases = lazy(&urls).build_lazy().unwrap();
         assert!(proxies.iter().all(|proxy| proxy.connections() == 0), "nothing was used yet");
         refuse(&proxies, true);
-        let (lock, guarded) = (leases.lock("job"), leases.guarded("report"));
+        let lock = leases.lock("job");
         let errors = [
             lock.try_acquire().await.map(drop).unwrap_err(),
             lock.holder().await.map(drop).unwrap_err(),
@@ -47,9 +47,6 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
         for error in errors {
             assert!(matches!(error, Error::Unavailable(_)), "{error}");
             assert!(error.to_string().contains("127.0.0.1"), "{error}");
-        }
-        if nodes == 1 {
-            assert!(matches!(guarded.get().await.unwrap_err(), Error::Unavailable(_)));
         }
         refuse(&proxies, false);
         let lease = within(HANGS, "the lock", lock.acquire()).await.unwrap();
@@ -261,11 +258,9 @@ fn a_first_user_whose_runtime_stands_still_holds_up_the_others_for_one_try() {
 async fn whatever_a_server_answers_counts_as_its_last_answer() {
     let server = Server::start();
     let leases = Leases::connect(server.url()).await.unwrap();
-    let lease = leases.lock("job").acquire().await.unwrap();
-    let fence = lease.fence();
-    lease.release().await.unwrap();
+    leases.lock("job").acquire().await.unwrap().release().await.unwrap();
     server.wire().must(&["SET", "job", "somebody", "PX", "60000"]);
-    let (lock, value) = (leases.lock("job").fair(true), leases.guarded("value"));
+    let lock = leases.lock("job").fair(true);
     let since = |asked: Instant, what| {
         let ago = leases.nodes()[0].last_answer().unwrap();
         assert!(ago <= asked.elapsed(), "the answer to {what} is not the last one, which came {ago:?} ago");
@@ -276,27 +271,17 @@ async fn whatever_a_server_answers_counts_as_its_last_answer() {
     let asked = Instant::now();
     lock.waiters().await.unwrap();
     since(asked, "a look at the queue");
-    let asked = Instant::now();
-    value.set("new", fence).await.unwrap();
-    since(asked, "a guarded write");
-    let asked = Instant::now();
-    value.get().await.unwrap().unwrap();
-    since(asked, "a guarded read");
 }
 
 #[tokio::test]
 async fn what_a_server_says_of_a_key_is_no_trouble_of_the_server() {
     let server = Server::start();
     let (leases, mut wire) = (Leases::connect(server.url()).await.unwrap(), server.wire());
-    for key in ["job", "job:lh:fence", "{job}:lh:queue", "value"] {
+    for key in ["job", "job:lh:fence", "{job}:lh:queue"] {
         wire.must(&["RPUSH", key, "a list"]);
     }
     let lock = leases.lock("job");
-    let refused = [
-        leases.guarded("value").get().await.map(drop).unwrap_err(),
-        lock.waiters().await.map(drop).unwrap_err(),
-        lock.force_release().await.map(drop).unwrap_err(),
-    ];
+    let refused = [lock.waiters().await.map(drop).unwrap_err(), lock.force_release().await.map(drop).unwrap_err()];
     assert!(refused.iter().all(|error| matches!(error, Error::Refused(_))), "{refused:?}");
     assert_eq!(leases.nodes()[0].state(), &NodeState::Up);
 }

@@ -75,32 +75,3 @@ async fn an_invalid_fence_is_refused_and_leaves_the_lock_free() {
     assert!(matches!(&refused, Error::Refused(error) if error.to_string().contains(KEY)), "{refused}");
     assert!(!server.wire().exists("job"));
 }
-
-/// Somebody else wrote it: nobody knows who was the last.
-#[tokio::test]
-async fn a_guarded_value_whose_fence_is_no_number_is_neither_written_nor_read() {
-    const LARGEST: &str = "9223372036854775807";
-    let server = Server::start();
-    let leases = program(server.url()).await;
-    let (report, lease) = (leases.guarded("report"), leases.lock("job").acquire().await.unwrap());
-    let store = |fence: &str| server.wire().must(&["HSET", "report", "value", "theirs", "fence", fence]);
-    let too_large = "9223372036854775808";
-    let long = "garbage that is longer than a fence";
-    for wrong in ["", "garbage", "-1", "+1", "1.5", "007", "1e3", " 1", "1\n", long, too_large, &"9".repeat(30)] {
-        store(wrong);
-        let errors = [report.set("ours", lease.fence()).await.unwrap_err(), report.get().await.unwrap_err()];
-        for error in errors {
-            let text = error.to_string();
-            assert!(
-                matches!(error, Error::Refused(_)) && text.contains("of report holds no fence"),
-                "{wrong:?}: {text}"
-            );
-        }
-        assert_eq!(server.wire().must(&["HGET", "report", "value"]).text(), "theirs", "{wrong:?}");
-    }
-    store(LARGEST);
-    assert!(matches!(report.set("ours", lease.fence()).await, Err(Error::Stale { .. })));
-    store("0");
-    report.set("ours", lease.fence()).await.unwrap();
-    assert_eq!(report.get().await.unwrap(), Some((b"ours".to_vec(), lease.fence())));
-}

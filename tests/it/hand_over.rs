@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, Lease, Leases, LossReason, Ticket};
 use support::{
-    Action, Child, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, one_thread,
+    Action, Child, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, fenced_write, one_thread,
     scripts::{RENEW, SUCCEED},
     within,
 };
@@ -215,15 +215,15 @@ async fn f75_a_ticket_is_adopted_while_its_holder_is_cut_off() {
     let since = Instant::now();
     let theirs = adopt(&heir, &ticket).await.unwrap();
     assert!(lease.is_held(), "it hears nothing");
-    let account = heir.guarded("account");
-    account.set("the heir's", theirs.fence()).await.unwrap();
+    let mut wire = server.wire();
+    fenced_write(&mut wire, "account", "the heir's", theirs.fence()).unwrap();
     let lost = within(HANGS, "the loss", lease.lost()).await;
     let took = since.elapsed();
     assert_eq!(lost.reason(), LossReason::Expired);
     assert!(took <= left + Duration::from_millis(50) + lag.worst(), "{took:?} of {left:?}");
     proxy.black_hole(false);
-    let stale = account.set("from the past", lease.fence()).await.unwrap_err();
-    assert!(matches!(stale, Error::Stale { .. }), "{stale}");
+    let late = fenced_write(&mut wire, "account", "from the past", lease.fence());
+    assert_eq!(late, Err(u64::from(theirs.fence())));
     drop(lease);
     is_ours(&theirs).await;
     theirs.release().await.unwrap().confirmed();

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use support::FENCED_WRITE;
+
 use crate::faults::refusals::{
     BUT_ON_7_0, FOR_A_DATABASE, FOR_A_QUIET_LOG, FOR_FAIR, FOR_PUSH, FOR_SHARES, LEAST_ACL, TO_PASS_OVER_THE_DEAD,
 };
@@ -49,6 +51,15 @@ fn the_operations_page_lists_the_rights_that_are_enough() {
             rights.split_whitespace().filter(|right| !right.starts_with('~') && !listed.contains(right)).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
+}
+
+#[test]
+fn the_cookbook_shows_the_script_that_is_tested() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cookbook.md")).unwrap();
+    assert!(
+        page.contains(&format!("```lua\n{FENCED_WRITE}```\n")),
+        "tests/support/src/fenced_write.lua has another text"
+    );
 }
 
 /// What people of other libraries type into the search of the documentation.

@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Leases, MultiLeaseHandle, MultiLock};
+use leasehold::{Error, Leases, Lock, MultiLeaseHandle, MultiLock};
 use support::{
-    Action, Child, HANGS, Match, Part, Proxy, Server, one_thread,
-    scripts::{ACQUIRE, KEEP},
+    Action, Child, HANGS, Match, Part, Proxy, Server, fenced_write, one_thread,
+    scripts::{ACQUIRE, KEEP, QUEUE},
     two_workers, within,
 };
 
@@ -98,9 +98,9 @@ impl From<Error> for TransferError {
     }
 }
 
-/// A transfer that notes at the end under which fence it was made: its work calls the library.
+/// A transfer that looks at the end who waits for it: its work calls the library.
 struct Transfer {
-    leases: Leases,
+    one: Lock,
     both: MultiLock,
     moved: AtomicU32,
 }
@@ -108,14 +108,16 @@ struct Transfer {
 impl Transfer {
     async fn through(proxy: &Proxy) -> Self {
         let leases = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
-        let both = leases.multi_lock(["one", "other"].map(|name| leases.lock(name)));
-        Self { leases, both, moved: AtomicU32::new(0) }
+        let [one, other] = ["one", "other"].map(|name| leases.lock(name));
+        let both = leases.multi_lock([one.clone(), other]);
+        Self { one, both, moved: AtomicU32::new(0) }
     }
 
     async fn work(&self, held: MultiLeaseHandle) -> Result<(), TransferError> {
+        held.check()?;
         self.moved.fetch_add(1, Relaxed);
-        let fence = held.fence("one").expect("it is one of them");
-        Ok(self.leases.guarded("noted").set("moved", fence).await?)
+        self.one.waiters().await?;
+        Ok(())
     }
 
     /// The recipe: only the acquire is tried again.
@@ -147,9 +149,8 @@ async fn money_moves_once_if_only_the_acquire_is_tried_again() {
     for is_trap in [false, true] {
         let proxy = Proxy::to(&server);
         let transfer = Transfer::through(&proxy).await;
-        transfer.leases.guarded("noted").get().await.unwrap();
         // Its reply is lost: the money has moved, and the error is transient.
-        let lost = proxy.on(Match::containing("moved"), 1, Action::CutAfter);
+        let lost = proxy.on(Match::script(QUEUE), 1, Action::CutAfter);
         let (outcome, times) = if is_trap {
             (within(HANGS, "the transfer", transfer.make_again_and_again()).await, 2)
         } else {
@@ -168,6 +169,38 @@ async fn money_moves_once_if_only_the_acquire_is_tried_again() {
     server.cont();
     within(HANGS, "the transfer", transfer.make()).await.unwrap();
     assert_eq!(transfer.moved.load(Relaxed), 1);
+}
+
+/// The script of the cookbook goes by the order of fences, to the last digit. The same holder may write again.
+#[tokio::test]
+async fn a_fenced_write_refuses_the_past() {
+    let server = Server::start();
+    let (leases, mut wire) = (program_with(server.url(), LONG).await, server.wire());
+    let lock = leases.lock("job");
+    let past = lock.acquire().await.unwrap();
+    assert_eq!(fenced_write(&mut wire, "report", "first", past.fence()), Ok(()));
+    assert_eq!(fenced_write(&mut wire, "report", "first, again", past.fence()), Ok(()));
+    lock.force_release().await.unwrap();
+    let present = lock.acquire().await.unwrap();
+    assert_eq!(fenced_write(&mut wire, "report", "second", present.fence()), Ok(()));
+    assert_eq!(fenced_write(&mut wire, "report", "late", past.fence()), Err(u64::from(present.fence())));
+    let stored = ["value", "fence"].map(|field| wire.must(&["HGET", "report", field]).text());
+    assert_eq!(stored, ["second".to_owned(), present.fence().to_string()]);
+    assert_eq!(wire.pttl("report"), -1, "it forgets no fence");
+
+    let largest = i64::MAX.unsigned_abs();
+    for (fence, outcome) in [
+        (0_u64, Ok(())),
+        (9, Ok(())),
+        (10, Ok(())),
+        (9, Err(10)),
+        (largest - 1, Ok(())),
+        (largest, Ok(())),
+        // A double does not tell them apart.
+        (largest - 1, Err(largest)),
+    ] {
+        assert_eq!(fenced_write(&mut wire, "numbers", "value", fence), outcome, "{fence}");
+    }
 }
 
 /// The rows of README's table that run or hold something: each tells whether it has done the work.

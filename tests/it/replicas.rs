@@ -8,7 +8,7 @@ use std::{
 use leasehold::{Builder, Error, Lease, Leases, LossReason, Status};
 use support::{
     Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SERVICE, SIGNAL, Sentinels, Server, Wire, await_replicas,
-    eventually, eventually_async, on_no_runtime, scripts, within,
+    eventually, eventually_async, fenced_write, on_no_runtime, scripts, within,
 };
 use tokio::task::JoinSet;
 
@@ -199,20 +199,18 @@ async fn f50_without_replicas_two_believe_until_the_cut_ends() {
     const TTL: Duration = Duration::from_secs(4);
     let (sides, resource) = (Sides::start(), Server::start());
     let [one, two] = sides.clients(0).await;
-    let value = connect(&resource.url(), 0).await.guarded("value");
+    let mut wire = resource.wire();
     let held = sides.acquire(&one, TTL).await;
-    within(HANGS, "the write", value.set("first", held.fence())).await.unwrap();
+    fenced_write(&mut wire, "value", "first", held.fence()).unwrap();
     sides.cut();
     let next = within(GRANTED, "the next lease", two.lock("job").ttl(LONG).acquire()).await.unwrap();
     // Renewed by its own primary, whatever the others have elected: nobody can tell it.
     held.check().unwrap();
     next.check().unwrap();
     assert!(next.fence() > held.fence());
-    within(HANGS, "the write", value.set("second", next.fence())).await.unwrap();
-    let late = within(HANGS, "an answer", value.set("third", held.fence())).await;
-    assert!(matches!(late, Err(Error::Stale { .. })), "{late:?}");
-    let written = within(HANGS, "the value", value.get()).await.unwrap();
-    assert_eq!(written, Some((b"second".to_vec(), next.fence())));
+    fenced_write(&mut wire, "value", "second", next.fence()).unwrap();
+    assert_eq!(fenced_write(&mut wire, "value", "third", held.fence()), Err(u64::from(next.fence())));
+    assert_eq!(wire.must(&["HGET", "value", "value"]).text(), "second");
     sides.end_the_cut();
     let lost = within(HANGS, "the signal", held.lost()).await;
     assert!(matches!(lost.reason(), LossReason::FailedOver | LossReason::Taken), "{lost}");
@@ -568,8 +566,10 @@ async fn waiting_for_replicas_ends_with_the_call() {
     // There and back it takes less than half of that, or the connection would be given up.
     proxy.delay(COMMAND / 5);
     let began = Instant::now();
-    too_few(leases.guarded("value").set("ours", lease.fence()), "of 1 replicas").await;
+    let renewed = within(HANGS, "an answer", lease.renew()).await;
     let took = began.elapsed();
+    let Err(Error::Unknown(why)) = renewed else { panic!("{renewed:?}") };
+    assert!(why.to_string().contains("of 1 replicas"), "{why}");
     assert!(took < COMMAND + COMMAND / 10 + lag.worst(), "{took:?}");
 }
 
@@ -600,19 +600,15 @@ fn replicas_are_told_of_one_by_one() {
     assert!(in_memory.is_empty(), "{in_memory:?}");
 }
 
-/// A guarded value and a key that is kept count once a replica has them, too.
+/// A key that is kept counts once a replica has it, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guarded_value_and_a_kept_key_wait_for_replicas() {
+async fn a_kept_key_waits_for_replicas() {
     let servers = Replicated::start(1);
     let [replica] = servers.replicas() else { panic!("there is one") };
     let leases = connect(&servers.primary().url(), 1).await;
-    let value = leases.guarded("value");
     let kept = leases.lock("kept").ttl(LONG).keep_for(LONG);
     let lease = within(HANGS, "the lock", kept.acquire()).await.unwrap();
-    within(HANGS, "the write", value.set("first", lease.fence())).await.unwrap();
-    assert!(replica.wire().exists("value"));
     replica.stop();
-    too_few(value.set("second", lease.fence()), "0 of 1 replicas").await;
     let released = within(HANGS, "the release", lease.release()).await;
     assert_ne!(released, Ok(leasehold::Released::Confirmed), "no replica has confirmed that it is kept");
 }

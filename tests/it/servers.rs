@@ -233,7 +233,7 @@ async fn a_value_of_another_type_costs_no_connection() {
     server.wire().must(&["RPUSH", "list", "value"]);
     let before = connections(&proxy);
     for _ in 0..5 {
-        let error = leases.guarded("list").get().await.unwrap_err();
+        let error = leases.lock("list").force_release().await.unwrap_err();
         assert!(matches!(error, Error::Refused(_)), "{error}");
         leases.lock(NAME).acquire().await.unwrap().release().await.unwrap();
     }

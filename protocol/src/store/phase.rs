@@ -258,9 +258,6 @@ impl Store {
 
     /// The phase of a lock that is shared.
     pub(super) fn shared(&mut self, now: Micros, key: &Key) -> Result<&mut Phase, Denial> {
-        if self.guarded.contains_key(key) {
-            return Err(Denial::Taken);
-        }
         match self.lock(now, key).ok_or(Denial::Gone)? {
             Held::Shared(phase) => Ok(phase),
             Held::Alone(_) => Err(Denial::Taken),

@@ -1,7 +1,7 @@
 //! Keys of a cluster whose slot is being moved, one by one: requests that need one key, and keys that go to another
 //! server.
 
-use super::{Held, Store, StoredLock, guarded_value};
+use super::{Held, Store, StoredLock};
 use crate::{
     fence,
     holder::Holder,
@@ -39,9 +39,6 @@ impl Store {
     }
 
     fn take_alone(&mut self, now: Micros, Claim { key, token, life, .. }: &Claim) -> SingleReply {
-        if self.guarded.contains_key(key) {
-            return SingleReply::Busy(guarded_value());
-        }
         let until = now + micros(*life);
         match self.lock(now, key) {
             None => {

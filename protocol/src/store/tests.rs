@@ -262,7 +262,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     let partings: [fn(&mut Store, &Key, &Token) -> bool; 3] = [
         |store, key, token| release(store, 3_999_999, key, token).is_ok(),
         |store, key, token| leave(store, 3_999_999, key, token).is_ok(),
-        |store, key, _| store.force_release(3_999_999, key, &forced(), &|_| true).unwrap().0,
+        |store, key, _| store.force_release(3_999_999, key, &forced(), &|_| true).0,
     ];
     for parts in partings {
         granted(&store.acquire(3_999_999, &request(&key, &holder, TTL)).acquired);
@@ -317,17 +317,6 @@ fn what_is_held_or_waited_for_is_not_swept_away() {
     assert!(store.queues.is_empty() && !store.floors.has(&key) && !store.locks.contains_key(&key));
 }
 
-#[test]
-fn a_guarded_value_is_written_in_the_order_of_fences() {
-    let (mut store, key, ..) = scene();
-    let fence = |number: u64| Fence::try_from(number).unwrap();
-    for (number, is_written) in [(5, true), (5, true), (4, false), (6, true)] {
-        let written = store.guarded_set(0, &key, &[1], fence(number)).unwrap();
-        assert_eq!(matches!(written, crate::message::Guarding::Written), is_written, "{number}");
-    }
-    assert_eq!(store.guarded_get(0, &key).unwrap(), Some((vec![1], fence(6))));
-}
-
 fn forced() -> Arc<ForcedRelease> {
     Arc::new(ForcedRelease::new("ops", Some("it is stuck")))
 }
@@ -337,8 +326,8 @@ fn who_held_it_hears_who_took_it_by_force_for_as_long_as_the_key_would_have_live
     let (mut store, key, one, two) = scene();
     let lease = claim(&key, &one, TTL);
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
-    assert!(!store.force_release(0, &Key::of_lock("other"), &forced(), &|_| true).unwrap().0);
-    assert!(store.force_release(1_000, &key, &forced(), &|_| true).unwrap().0);
+    assert!(!store.force_release(0, &Key::of_lock("other"), &forced(), &|_| true).0);
+    assert!(store.force_release(1_000, &key, &forced(), &|_| true).0);
     let told = Err(Denial::Forced(forced()));
     assert_eq!(store.renew(2_000, &lease), told);
     granted(&store.acquire(3_000, &request(&key, &two, TTL)).acquired);
@@ -350,21 +339,6 @@ fn who_held_it_hears_who_took_it_by_force_for_as_long_as_the_key_would_have_live
     store.renew(5_000, &claim(&key, &two, TTL)).unwrap();
     let over = micros(TTL);
     assert_eq!((store.renew(over - 1, &lease), store.renew(over, &lease)), (told, Err(Denial::Taken)));
-}
-
-#[test]
-fn a_guarded_value_is_somebody_elses_to_every_lock() {
-    let (mut store, key, one, _) = scene();
-    store.guarded_set(0, &key, &[1], fence::ZERO).unwrap();
-    let lease = claim(&key, &one, TTL);
-    assert!(matches!(store.acquire(0, &request(&key, &one, TTL)).acquired, Acquired::Busy { .. }));
-    assert!(matches!(send(&mut store, 0, &poll(&key, &one)), Polled::Waits { .. }));
-    assert_eq!(store.renew(0, &lease), Err(Denial::Taken));
-    assert_eq!(release(&mut store, 0, &key, &one), Err(Denial::Taken));
-    assert_eq!(leave(&mut store, 0, &key, &one), Err(Denial::Taken));
-    assert_eq!(retain(&mut store, 0, &key, &one, TTL, &Token::random("kept")), Err(Denial::Taken));
-    assert!(store.force_release(0, &key, &forced(), &|_| true).is_err());
-    assert_eq!(store.holder(0, &key), Some(Holder::of_type(Some("hash"), -1)));
 }
 
 #[test]

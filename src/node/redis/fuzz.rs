@@ -22,7 +22,7 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     jitter::Jitter,
-    message::{Acquired, Denial, Guarding, Looked, Polled, Repaired, Sharers},
+    message::{Acquired, Denial, Looked, Polled, Repaired, Sharers},
     queue_position::QueuePosition,
     tally::WakeCondition,
     time::Time,
@@ -33,8 +33,8 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use super::{
     info::identity,
     reply::{
-        downgraded, flag, guarded, guarding, holding, looked, page, polled, released, renewed, repaired, sharers,
-        succession, vote, waiters,
+        downgraded, flag, holding, looked, page, polled, released, renewed, repaired, sharers, succession, vote,
+        waiters,
     },
     transport::{Target, Wanted, classify, config, is_refusal, not_extended},
 };
@@ -111,8 +111,6 @@ fn right() -> impl Strategy<Value = Value> {
         array([vec![1_i64.into()], held().to_vec(), vec![2_i64.into(), TOKEN.into(), 900_i64.into()]].concat()),
         array(vec![1_i64.into(), 0_i64.into(), Value::from(-1_i64), failed]),
         array([vec![1_i64.into()], held().to_vec()].concat()),
-        array(vec![1_i64.into(), Value::Bytes(vec![0xff, 0].into()), 7_i64.into()]),
-        array(vec![1_i64.into()]),
         array(vec!["0".into(), "job".into(), "another".into()]),
         1_i64.into(),
     ])
@@ -212,7 +210,7 @@ fn read_everywhere(reply: &Value) {
     if let Some(Ok(fence)) = downgraded(reply) {
         reckon_with(&Acquired::Granted(fence));
     }
-    let _verdicts = (released(reply), flag(reply), guarding(reply), guarded(reply));
+    let _verdicts = (released(reply), flag(reply));
 }
 
 fn parts(reply: &Value) -> usize {
@@ -311,10 +309,6 @@ proptest! {
         }
         let left = Repaired::Recovering(Duration::from_secs(secs.into()));
         prop_assert_eq!(repaired(&array(vec![2.into(), i64::from(secs).into(), "run".into()])), Some(left));
-        match guarding(&array(vec![0.into(), issued.into()])) {
-            Some(Guarding::Stale { seen }) => prop_assert_eq!(i64::from(seen), issued),
-            other => prop_assert!(false, "{:?}", other),
-        }
         let failed = array(vec![Value::from(-2_i64), "OOM no".into()]);
         let forced = array(vec![Value::from(-3_i64), "ops\nstuck".into()]);
         let verdicts =

@@ -10,8 +10,8 @@ use leasehold_protocol::{
     forced::ForcedRelease,
     holder::Holder,
     message::{
-        Acquired, Denial, Downgraded, Guarding, Looked, Owned, Page, Polled, Repaired, Reply, ServerIdentity, Sharers,
-        VoteReply, Waiters,
+        Acquired, Denial, Downgraded, Looked, Owned, Page, Polled, Repaired, Reply, ServerIdentity, Sharers, VoteReply,
+        Waiters,
     },
     mode::Mode,
     stepwise::SingleReply,
@@ -278,22 +278,6 @@ pub(super) fn flag(reply: &Value) -> Option<bool> {
     match reply.as_i64()? {
         0 => Some(false),
         1 => Some(true),
-        _ => None,
-    }
-}
-
-pub(super) fn guarding(reply: &Value) -> Option<Guarding> {
-    match array(reply) {
-        [written] if written.as_i64() == Some(1) => Some(Guarding::Written),
-        [stale, seen] if stale.as_i64() == Some(0) => Some(Guarding::Stale { seen: fence(seen)? }),
-        _ => None,
-    }
-}
-
-pub(super) fn guarded(reply: &Value) -> Option<Option<(Vec<u8>, Fence)>> {
-    match array(reply) {
-        [none] if none.as_i64() == Some(0) => Some(None),
-        [some, value, stored] if some.as_i64() == Some(1) => Some(Some((value.as_bytes()?.to_vec(), fence(stored)?))),
         _ => None,
     }
 }

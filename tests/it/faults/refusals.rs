@@ -124,10 +124,6 @@ async fn f22_readonly_replica() {
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
     names(&said(&error), &words);
     assert!(leases.lock("held").holder().await.unwrap().is_some(), "reading goes on");
-    match leases.guarded("result").set("value", lease.fence()).await {
-        Err(error) => names(&said(&error), &words),
-        other => panic!("a replica took a write: {other:?}"),
-    }
     match lease.renew().await {
         Err(Error::Unknown(error)) => names(&said(&error), &words),
         other => panic!("a replica renewed: {other:?}"),
@@ -299,12 +295,12 @@ async fn f22_password_introduced_while_connected() {
 /// All that the library needs on a server: a user of the key prefix `app:` with no right beyond this line. A companion
 /// key begins with a brace unless the name has a hash tag of its own.
 pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +getrange +mget +exists +set +del +pexpire \
-                         +pttl +time +hget +hset +hmget";
+                         +pttl +time";
 /// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
 pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get +info \
                         &__redis__:invalidate &leasehold:*";
 /// For fair locks.
-pub(crate) const FOR_FAIR: &str = "+zcard +zadd +zrange +zrank +zscore +zrem +hlen +hdel +hrandfield";
+pub(crate) const FOR_FAIR: &str = "+hget +hset +zcard +zadd +zrange +zrank +zscore +zrem +hlen +hdel +hrandfield";
 /// For locks that are shared, besides these.
 pub(crate) const FOR_SHARES: &str = "+zcount +zrangebyscore +zremrangebyscore";
 /// Is the first one that does not fit still there? Without an answer it counts as there for as long as its process may be
@@ -354,9 +350,6 @@ async fn do_everything(server: &Server) -> Result<(), Error> {
         let lease = lock.try_acquire().await?.expect("it is free");
         assert!(lock.holder().await?.is_some());
         lease.renew().await?;
-        leases.guarded(format!("{name}:result")).set("value", lease.fence()).await?;
-        leases.guarded(format!("{name}:result")).set("again", lease.fence()).await?;
-        leases.guarded(format!("{name}:result")).get().await?;
         assert!(leases.lock(name).owner(leasehold::Owner::anonymous()).try_acquire().await?.is_none());
         is_confirmed(lease.release().await?)?;
         drop(lock.try_acquire().await?);
@@ -541,8 +534,8 @@ async fn f22_health_tries_the_rights_of_renewals_and_releases_too() {
     let leases = builder(url_of("worker", SECRET, server.port())).prefix("app:").build().await.unwrap();
     leases.health().await.unwrap();
     let of_locks = LEAST_ACL.split_whitespace().filter_map(|rule| rule.strip_prefix('+'));
-    // This connection has sent the text before; the last three are for guarded values.
-    for right in of_locks.filter(|right| !["eval", "hget", "hset", "hmget"].contains(right)) {
+    // This connection has sent the text before.
+    for right in of_locks.filter(|right| *right != "eval") {
         wire.must(&["ACL", "SETUSER", "worker", &format!("-{right}")]);
         let refused = leases.health().await.unwrap_err();
         assert!(matches!(refused, Error::Refused(_)), "without {right}: {refused}");

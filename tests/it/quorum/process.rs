@@ -10,10 +10,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, Lease, Leases, LossReason, Owner, Status};
+use leasehold::{Error, Lease, LossReason, Owner, Status};
 use support::{
-    Child, ClockShim, Dropped, Lag, Part, Polls, SIGNAL, Server, eventually_async, one_thread, seen, two_workers,
-    within,
+    Child, ClockShim, Dropped, Lag, Part, Polls, SIGNAL, Server, Wire, eventually_async, fenced_write, one_thread,
+    seen, two_workers, within,
 };
 use tokio::sync::Notify;
 
@@ -40,30 +40,24 @@ fn f2_holder_stopped_and_continued() {
     holder.stop();
     let stopped = Instant::now();
     two_workers().block_on(async {
-        let (leases, resource) = (built(builder(urls.to_vec()).ttl(TTL)).await, resource(&urls[0]).await);
+        let (leases, mut resource) = (built(builder(urls.to_vec()).ttl(TTL)).await, servers[2].wire());
         let next = within(HANGS, "the next holder", leases.lock(NAME).acquire()).await.expect("the nodes are well");
         assert!(u64::from(next.fence()) > old);
-        resource.guarded("result").set("from the next holder", next.fence()).await.expect("it is the latest");
+        fenced_write(&mut resource, "result", "from the next holder", next.fence()).expect("it is the latest");
         // The length of the stop is the fault.
         tokio::time::sleep((2 * TTL).saturating_sub(stopped.elapsed())).await;
         holder.tell("look");
         holder.cont();
         holder.says("refused");
         holder.ends();
-        let (value, _) = resource.guarded("result").get().await.expect("the server is well").expect("it was written");
-        assert_eq!(value, b"from the next holder");
+        assert_eq!(resource.must(&["HGET", "result", "value"]).text(), "from the next holder");
     });
 }
 
-/// What holders write to: a place that checks the fence.
-async fn resource(url: &str) -> Leases {
-    Leases::connect(url).await.expect("the server is there")
-}
-
 async fn look_when_continued(part: &Part, ttl: Duration) {
-    let urls = urls_of(part);
-    let resource = resource(&urls[0]).await;
-    let leases = built(builder(urls).ttl(ttl)).await;
+    // What holders write to, and what checks their fences: on the last node.
+    let mut resource = Wire::to_port(part.port());
+    let leases = built(builder(urls_of(part)).ttl(ttl)).await;
     let lease = leases.lock(NAME).acquire().await.expect("it is free");
     part.say(format!("held {}", lease.fence()));
     // Blocks the thread: the look below is the first thing after it.
@@ -73,8 +67,7 @@ async fn look_when_continued(part: &Part, ttl: Duration) {
     // Which of them depends on whether a renewal was under way when it was stopped.
     assert!(matches!(lost.reason(), LossReason::Expired | LossReason::NoQuorum), "{lost:?}");
     assert_eq!(within(HANGS, "the signal", lease.lost()).await, lost);
-    let outcome = resource.guarded("result").set("from the past", lease.fence()).await;
-    assert!(matches!(outcome, Err(Error::Stale { .. })), "{outcome:?}");
+    fenced_write(&mut resource, "result", "from the past", lease.fence()).expect_err("a later holder has written");
     part.say("refused");
 }
 

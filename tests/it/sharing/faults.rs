@@ -7,7 +7,7 @@ use std::{
 
 use leasehold::{Error, Lease, Leases, LossReason, Status};
 use support::{
-    Action, Child, ClockShim, Cluster, HANGS, Lag, Match, Part, Proxy, Server, eventually_async,
+    Action, Child, ClockShim, Cluster, HANGS, Lag, Match, Part, Proxy, Server, Wire, eventually_async, fenced_write,
     scripts::{DOWNGRADE, JOIN, PART, POLL, RENEW_SHARES},
     two_workers, within,
 };
@@ -76,7 +76,7 @@ fn f81_a_reader_is_stopped_and_goes_on_when_a_writer_has_written() {
             part.say("has it");
             part.hear();
             part.say(if lease.check().is_err() { "lost" } else { "held" });
-            let written = leases.guarded("value").set("reader", lease.fence()).await;
+            let written = fenced_write(&mut Wire::to_port(part.port()), "value", "reader", lease.fence());
             part.say(if written.is_err() { "refused" } else { "written" });
         });
     }
@@ -89,7 +89,7 @@ fn f81_a_reader_is_stopped_and_goes_on_when_a_writer_has_written() {
         let writer = place(&leases.rw_lock(NAME).write()).await;
         child.stop();
         let (writing, _) = had(writer).await;
-        leases.guarded("value").set("writer", writing.fence()).await.unwrap();
+        fenced_write(&mut server.wire(), "value", "writer", writing.fence()).unwrap();
         tokio::time::sleep(2 * SHORT).await;
         child.tell("check");
         child.cont();
@@ -490,7 +490,7 @@ async fn f102_two_limits_of_one_name_under_load() {
         let lock = if n % 2 == 0 { small.semaphore(NAME, 3) } else { large.semaphore(NAME, 5) };
         let (server, limit) = (server.port(), if n % 2 == 0 { 3 } else { 5 });
         workers.spawn(async move {
-            let (mut wire, mut rounds) = (support::Wire::to_port(server), 0);
+            let (mut wire, mut rounds) = (Wire::to_port(server), 0);
             while Instant::now() < stop {
                 let lease = acquired(&lock).await;
                 let there = wire.must(&["ZCARD", HOLDERS]).int();

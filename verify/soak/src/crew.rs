@@ -84,7 +84,7 @@ impl Crew {
             seed: self.seed,
             kinds: self.kinds,
             min_replicas: self.min_replicas,
-            resource: self.resource.url(),
+            resource: self.resource.port(),
             password,
             servers,
         };

@@ -26,6 +26,7 @@ mod plan;
 mod quiescence;
 mod record;
 mod report;
+mod resource;
 mod round;
 mod scene;
 mod seeded;

@@ -130,7 +130,7 @@ impl Ending {
 }
 
 words! {
-    /// What a guarded write came to.
+    /// What a write with a fence came to.
     Written {
         Accepted = "accepted",
         Refused = "refused",
@@ -198,7 +198,7 @@ pub enum Line {
         at: Nanos,
         until: Nanos,
     },
-    /// A guarded write with the lease's fence, begun and answered at these moments.
+    /// A write with the lease's fence, begun and answered at these moments.
     Wrote {
         lease: LeaseId,
         from: Nanos,

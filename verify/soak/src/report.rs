@@ -228,7 +228,7 @@ impl fmt::Display for Totals {
             writeln!(f, "| {outcome} | {count} |")?;
         }
         for (written, count) in &self.writes {
-            writeln!(f, "| guarded writes {written} | {count} |")?;
+            writeln!(f, "| fenced writes {written} | {count} |")?;
         }
         writeln!(f, "| looks at what the servers had under a name | {} |", self.looks)?;
         writeln!(f, "| faults | {faults} |")?;

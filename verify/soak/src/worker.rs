@@ -10,13 +10,14 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Election, Error, Fence, Guarded, Lease, Leases, Lock, Mode, Released, Ticket};
+use leasehold::{Election, Error, Fence, Lease, Leases, Lock, Mode, Released, Ticket};
 
 use crate::{
     chance::Chance,
-    clients::{builder, built, built_for, name_primaries},
+    clients::{built_for, name_primaries},
     log::StallingLog,
-    record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, Written, now},
+    record::{Call, Ending, LeaseId, Line, Nanos, Outcome, Process, now},
+    resource::Resource,
     setup::{Access, COMMAND_TIMEOUT, GIVEN_UP, Kind, Pace, Stage, nanos},
 };
 
@@ -38,8 +39,8 @@ pub struct Part {
     pub kinds: u64,
     /// How many replicas must have what it is granted.
     pub min_replicas: u8,
-    /// Where the resource is, which nothing happens to.
-    pub resource: String,
+    /// The port of the resource, which nothing happens to.
+    pub resource: u16,
     /// The file with the password for the lone server.
     pub password: String,
     /// The lone server, then the quorum's nodes, each through a proxy; or the url of a cluster, or of Sentinels.
@@ -50,7 +51,8 @@ impl Part {
     pub fn to_args(&self) -> Vec<String> {
         let (process, seed, kinds) = (self.process.to_string(), self.seed.to_string(), self.kinds.to_string());
         let (stage, min_replicas) = (self.stage.to_string(), self.min_replicas.to_string());
-        let mut args = vec![stage, process, seed, kinds, min_replicas, self.resource.clone(), self.password.clone()];
+        let resource = self.resource.to_string();
+        let mut args = vec![stage, process, seed, kinds, min_replicas, resource, self.password.clone()];
         args.extend(self.servers.iter().cloned());
         args
     }
@@ -63,7 +65,7 @@ impl Part {
             seed: seed.parse().ok()?,
             kinds: kinds.parse().ok()?,
             min_replicas: min_replicas.parse().ok()?,
-            resource: resource.clone(),
+            resource: resource.parse().ok()?,
             password: password.clone(),
             servers: servers.to_vec(),
         })
@@ -88,8 +90,6 @@ pub async fn run(part: Part) {
         drop(end);
     });
     let Some((lone, quorum)) = built_for(&part, &over).await else { return };
-    let resource = built(&over, || builder(part.process).command_timeout(Duration::from_secs(5)).url(&part.resource));
-    let Some(resource) = resource.await else { return };
     let naming = part.stage.is_routed().then(|| tokio::spawn(name_primaries(part.process, lone.clone())));
 
     let memory_before = memory();
@@ -106,8 +106,8 @@ pub async fn run(part: Part) {
                 stage: part.stage,
                 lock: leases.lock(kind.name).fair(kind.fair).reentrant(part.stage.is_routed()),
                 leases: leases.clone(),
-                guarded: resource.guarded(format!("resource:{}", kind.name)),
-                tickets: resource.guarded(format!("ticket:{}", kind.name)),
+                resource: Resource::new(part.resource, format!("resource:{}", kind.name)),
+                tickets: Resource::new(part.resource, format!("ticket:{}", kind.name)),
                 last_ticket: None,
                 chance: Chance::new(part.seed, &place),
                 process: part.process,
@@ -124,7 +124,7 @@ pub async fn run(part: Part) {
     for task in naming.into_iter().chain(observing) {
         task.abort();
     }
-    for leases in quorum.into_iter().chain([lone, resource]) {
+    for leases in quorum.into_iter().chain([lone]) {
         leases.close().await;
     }
 }
@@ -175,10 +175,10 @@ pub struct Job {
     /// As it is held alone.
     pub lock: Lock,
     pub leases: Leases,
-    guarded: Guarded,
+    resource: Resource,
     /// Where the last ticket is that somebody has handed over, and the fence of the one that was last looked at.
-    tickets: Guarded,
-    last_ticket: Option<Fence>,
+    tickets: Resource,
+    last_ticket: Option<u64>,
     pub chance: Chance,
     process: Process,
     numbers: Arc<AtomicU32>,
@@ -220,9 +220,9 @@ impl Job {
 
     /// A ticket that somebody has left, if it is another one than the last. One that was used is worth a try, too.
     async fn found(&mut self) -> Option<Ticket> {
-        let (text, fence) = self.tickets.get().await.ok()??;
+        let (text, fence) = self.tickets.read().await?;
         let is_new = self.last_ticket.replace(fence).is_none_or(|last| last < fence);
-        (is_new || self.chance.one_in(16)).then(|| String::from_utf8_lossy(&text).parse().expect("it is a ticket"))
+        (is_new || self.chance.one_in(16)).then(|| text.parse().expect("it is a ticket"))
     }
 
     /// Goes on with the lock of whoever gave the ticket. A ticket, if this hands it over in turn, to us.
@@ -338,7 +338,7 @@ impl Job {
         if self.chance.one_in(2) {
             return Some(ticket);
         }
-        self.tickets.set(ticket.expose(), ticket.fence()).await.ok();
+        self.tickets.write(ticket.expose(), ticket.fence().into()).await;
         None
     }
 
@@ -448,11 +448,7 @@ impl Job {
 
     async fn write(&mut self, held: &Held) {
         let from = now();
-        let written = match self.guarded.set(held.id.to_string(), held.lease.fence()).await {
-            Ok(()) => Written::Accepted,
-            Err(Error::Stale { .. }) => Written::Refused,
-            Err(_) => Written::Unknown,
-        };
+        let written = self.resource.write(held.id.to_string(), held.fence()).await;
         say([Line::Wrote { lease: held.id, from, to: now(), written }]);
     }
 

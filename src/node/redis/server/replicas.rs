@@ -6,8 +6,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    message::{Acquired, Guarding, Poll, Polled, ReleaseMode, Repaired, Reply, Request},
-    replication::{Entered, LONGEST, Next, Replication, SHORTEST, SLICE, slice_of},
+    message::{Acquired, Poll, Polled, ReleaseMode, Repaired, Reply, Request},
+    replication::{Entered, LONGEST, Next, Replication, SHORTEST, slice_of},
     rounded::Rounded,
     stepwise::{Single, SingleReply},
     time::Time,
@@ -41,7 +41,6 @@ impl Patience {
             }
             Request::Renew(batch) => Some(Self::of_renewals(batch.iter().map(|claim| claim.ttl).min()?, limit)),
             Request::Release { mode: ReleaseMode::Retain(keep, _), .. } => Some(Self::within(limit, *keep)),
-            Request::GuardedSet { .. } => Some(Self::new(limit, SLICE)),
             _ => None,
         }
     }
@@ -103,7 +102,6 @@ impl Answered for Reply {
             Self::Renewed(all) => all.iter().any(|one| matches!(one, Ok(Ok(())))),
             Self::Polled(polled) => matches!(polled, Polled::Granted(_)),
             Self::Downgraded(fence) => fence.is_ok(),
-            Self::Guarding(guarding) => matches!(guarding, Guarding::Written),
             _ => false,
         }
     }

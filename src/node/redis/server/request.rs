@@ -26,8 +26,8 @@ use crate::{
         redis::{
             info, reply,
             script::{
-                ACQUIRE, FLOORS, FORCE_RELEASE, GUARDED_GET, GUARDED_SET, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE,
-                RAISE, REHEARSE, RELEASE, REPAIR, SUCCEED, Script,
+                ACQUIRE, FLOORS, FORCE_RELEASE, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE, RAISE, REHEARSE, RELEASE,
+                REPAIR, SUCCEED, Script,
             },
             transport::{Before, Connection, Way, is_no_right_to_a_key, left},
         },
@@ -149,15 +149,6 @@ impl Connections {
                     all.extend([key.forced().into(), by.to_text().into()]);
                 };
                 self.run(via, &FORCE_RELEASE, 5, arguments, |reply, _| reply::flag(reply))
-            }
-            Request::GuardedSet { key, value, fence } => {
-                let arguments =
-                    move |all: &mut Vec<Value>| all.extend([key.lock().into(), (&*value).into(), number(fence)]);
-                self.run(via, &GUARDED_SET, 1, arguments, |reply, _| reply::guarding(reply))
-            }
-            Request::GuardedGet(key) => {
-                let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-                self.run(via, &GUARDED_GET, 1, arguments, |reply, _| reply::guarded(reply))
             }
             Request::Probe => self.probe(via),
             Request::Rehearse { key, restart_delay } => self.rehearse(via, key, restart_delay),
