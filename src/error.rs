@@ -103,6 +103,11 @@ impl Error {
         Self::Config(Details::new(text))
     }
 
+    /// The same, if what it is about is wrong.
+    pub(crate) fn config_if(is_wrong: bool, text: &str) -> Result<(), Self> {
+        if is_wrong { Err(Self::config(text)) } else { Ok(()) }
+    }
+
     pub(crate) fn unavailable(text: impl Into<Box<str>>) -> Self {
         Self::Unavailable(Details::new(text))
     }

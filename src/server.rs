@@ -7,7 +7,7 @@ use crate::{
     error::Error,
     node::{
         NodeAddress,
-        redis::{Address, Provider, Target},
+        redis::{Address, Provider, Seeds},
     },
     tls::Tls,
 };
@@ -35,7 +35,8 @@ use crate::{
 pub struct Server {
     place: Result<NodeAddress, Error>,
     user: Option<String>,
-    secret: Option<Secret>,
+    /// With the setting that says so.
+    secret: Option<(&'static str, Secret)>,
     database: Option<u8>,
     tls: Option<Tls>,
     /// Whether a url has said where it is, and so whether there is TLS.
@@ -50,21 +51,11 @@ enum Secret {
     Provider(Provider),
 }
 
-impl Secret {
-    fn setting(&self) -> &'static str {
-        match self {
-            Self::Password(_) => "password",
-            Self::File(_) => "password_file",
-            Self::Provider(_) => "credentials",
-        }
-    }
-}
-
 impl Server {
     /// The server on this host, a name or an address, and this port; without TLS, for the default user without a
     /// password.
     pub fn at(host: impl AsRef<str>, port: u16) -> Self {
-        Self::new(Target::at_host(host.as_ref(), port).map(NodeAddress::from), false)
+        Self::new(Seeds::at_host(host.as_ref(), port).map(NodeAddress::of), false)
     }
 
     fn new(place: Result<NodeAddress, Error>, by_url: bool) -> Self {
@@ -79,7 +70,7 @@ impl Server {
 
     /// The password, as it is.
     pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.secret = Some(Secret::Password(password.into()));
+        self.secret = Some(("password", Secret::Password(password.into())));
         self
     }
 
@@ -90,7 +81,7 @@ impl Server {
     /// A file that cannot be read, or is empty, is an [`Error::Config`] at the first connection. Later the last password
     /// is tried again, and the event `credentials` tells it.
     pub fn password_file(mut self, file: impl Into<PathBuf>) -> Self {
-        self.secret = Some(Secret::File(file.into()));
+        self.secret = Some(("password_file", Secret::File(file.into())));
         self
     }
 
@@ -134,7 +125,7 @@ impl Server {
             let asking = provider();
             async move { asking.await.map_err(|error| format!("their provider has failed: {error}")) }
         };
-        self.secret = Some(Secret::Provider(Provider::new(ask)));
+        self.secret = Some(("credentials", Secret::Provider(Provider::new(ask))));
         self
     }
 
@@ -155,32 +146,25 @@ impl Server {
     pub(crate) fn place(self) -> Result<NodeAddress, Error> {
         let Self { place, user, secret, database, tls, by_url } = self;
         let mut place = place?;
-        if place.is_cluster() && database.is_some_and(|number| number != 0) {
-            return Err(Error::config("database is set, and a cluster has none but 0: leave it out"));
-        }
-        let has_tls = place.has_tls();
-        let Some(target) = place.target_mut() else {
-            if user.is_none() && secret.is_none() && database.is_none() && tls.is_none() {
-                return Ok(place);
-            }
-            return Err(Error::config("memory:// is in this process, and has no user, password, database or tls"));
+        let has_slots = place.is_cluster();
+        let NodeAddress::Redis(seeds) = &mut place else {
+            let is_bare = user.is_none() && secret.is_none() && database.is_none() && tls.is_none();
+            Error::config_if(!is_bare, "memory:// is in this process, and has no user, password, database or tls")?;
+            return Ok(place);
         };
-        let twice = |setting, what| {
-            Error::config(format!("{setting} is set, and the url has a {what} too: leave one of them out"))
+        let (has_tls, target) = (seeds.has_tls(), &mut seeds.target);
+        let has_another = has_slots && database.is_some_and(|number| number != 0);
+        Error::config_if(has_another, "database is set, and a cluster has none but 0: leave it out")?;
+        let once = |setting, what, is_twice| {
+            let text = format!("{setting} is set, and the url has a {what} too: leave one of them out");
+            Error::config_if(is_twice, &text)
         };
-        if user.as_deref() == Some("") {
-            return Err(Error::config("user is empty: leave it out for the server's default user"));
-        }
-        if user.is_some() && target.user.is_some() {
-            return Err(twice("user", "user"));
-        }
-        if let (Some(secret), Some(_)) = (&secret, &target.password) {
-            return Err(twice(secret.setting(), "password"));
-        }
-        if database.is_some() && target.database.is_some() {
-            return Err(twice("database", "database"));
-        }
-        if let Some(wanted) = tls {
+        once("user", "user", user.is_some() && target.user.is_some())?;
+        let setting = secret.as_ref().map_or("", |(setting, _)| *setting);
+        once(setting, "password", secret.is_some() && target.password.is_some())?;
+        once("database", "database", database.is_some() && target.database.is_some())?;
+        Error::config_if(user.as_deref() == Some(""), "user is empty: leave it out for the server's default user")?;
+        if let Some(mut wanted) = tls {
             wanted.check().map_err(Error::config)?;
             match &mut target.address {
                 Address::Tcp { tls, .. } if !by_url => *tls = true,
@@ -188,24 +172,22 @@ impl Server {
                 Address::Tcp { .. } => return Err(Error::config("tls is set, and the url has none: write rediss://")),
                 Address::Unix(_) => return Err(Error::config("tls is set, and a Unix socket has none: leave tls out")),
             }
+            wanted.server_name = wanted.server_name.or(target.tls.server_name.take());
             target.tls = wanted;
         }
-        if user.is_some() && secret.is_none() && target.password.is_none() {
-            return Err(Error::config("user is set, and no password: give one, or leave user out"));
-        }
+        let is_half = user.is_some() && secret.is_none() && target.password.is_none();
+        Error::config_if(is_half, "user is set, and no password: give one, or leave user out")?;
+        let is_empty = matches!(&secret, Some((_, Secret::Password(password))) if password.is_empty());
+        Error::config_if(is_empty, "password is empty: leave it out for a user that has none")?;
         target.user = user.or(target.user.take());
         target.database = database.or(target.database);
+        let names_user = target.user.is_some() && matches!(secret, Some((_, Secret::Provider(_))));
+        Error::config_if(names_user, "user is set, and credentials gives one too: leave user out")?;
         match secret {
             None => {}
-            Some(Secret::Password(password)) if password.is_empty() => {
-                return Err(Error::config("password is empty: leave it out for a user that has none"));
-            }
-            Some(Secret::Password(password)) => target.password = Some(password),
-            Some(Secret::File(file)) => target.provider = Some(Provider::of_file(target.user.take(), file)),
-            Some(Secret::Provider(_)) if target.user.is_some() => {
-                return Err(Error::config("user is set, and credentials gives one too: leave user out"));
-            }
-            Some(Secret::Provider(provider)) => target.provider = Some(provider),
+            Some((_, Secret::Password(password))) => target.password = Some(password),
+            Some((_, Secret::File(file))) => target.provider = Some(Provider::of_file(target.user.take(), file)),
+            Some((_, Secret::Provider(provider))) => target.provider = Some(provider),
         }
         Ok(place)
     }
@@ -222,33 +204,23 @@ impl FromStr for Server {
     }
 }
 
-impl TryFrom<&str> for Server {
-    type Error = Error;
+macro_rules! from_url {
+    ($($text:ty),*) => {$(
+        impl TryFrom<$text> for Server {
+            type Error = Error;
 
-    fn try_from(url: &str) -> Result<Self, Error> {
-        url.parse()
-    }
+            fn try_from(url: $text) -> Result<Self, Error> {
+                url.parse()
+            }
+        }
+    )*};
 }
 
-impl TryFrom<&String> for Server {
-    type Error = Error;
-
-    fn try_from(url: &String) -> Result<Self, Error> {
-        url.parse()
-    }
-}
+from_url!(&str, &String, String);
 
 impl From<&Server> for Server {
     fn from(server: &Server) -> Self {
         server.clone()
-    }
-}
-
-impl TryFrom<String> for Server {
-    type Error = Error;
-
-    fn try_from(url: String) -> Result<Self, Error> {
-        url.parse()
     }
 }
 

@@ -390,7 +390,7 @@ impl Builder {
         check_label(label)?;
         let has_map = !self.address_map.clone()?.is_empty();
         let places = self.places(restart_delay)?;
-        if has_map && !places.iter().any(|place| matches!(place, NodeAddress::Routed(_))) {
+        if has_map && !places.iter().any(NodeAddress::is_routed) {
             return Err(Error::config(
                 "address_map is set, and the url names the servers themselves: it is for redis-cluster:// and redis-sentinel://, \
                  whose servers are announced by others",
@@ -421,7 +421,7 @@ impl Builder {
             }
             (Some(server), None) => {
                 let place = server.clone()?.place()?;
-                if matches!(place, NodeAddress::Routed(_)) && !restart_delay.is_zero() {
+                if place.is_routed() && !restart_delay.is_zero() {
                     return Err(Error::config(format!(
                         "restart_delay is {restart_delay:?}: a replica that takes over has not restarted, and \
                          may have forgotten a lock all the same; leave it out, or use a quorum"

@@ -67,14 +67,15 @@ impl ConnectConfig {
                 let memory = if name.is_empty() { Memory::private(clock) } else { Memory::named(name, clock) };
                 Box::pin(ready(Ok(memory::node(memory, &self.host))))
             }
-            NodeAddress::Routed(seeds) => {
+            NodeAddress::Redis(seeds) if place.is_routed() => {
                 let seeds = (&**seeds, self.map.clone());
                 let connecting =
                     Routed::connect(seeds, self.limits, &self.clock, &self.names, self.host.clone(), self.home.clone());
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
             }
-            NodeAddress::Redis(target) => {
-                let endpoint = Endpoint::new((**target).clone(), self.limits, self.clock.clone(), self.names.clone());
+            NodeAddress::Redis(seeds) => {
+                let (target, clock) = (seeds.target.clone(), self.clock.clone());
+                let endpoint = Endpoint::new(target, self.limits, clock, self.names.clone());
                 let connecting =
                     Redis::connect(endpoint, self.host.clone(), self.home.clone(), self.votes, self.check_every);
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })

@@ -36,7 +36,7 @@ use super::{
         downgraded, flag, holding, looked, page, polled, released, renewed, repaired, sharers, succession, vote,
         waiters,
     },
-    transport::{Target, Wanted, classify, config, is_refusal, not_extended},
+    transport::{Seeds, Wanted, classify, config, is_refusal, not_extended},
 };
 
 const TOKEN: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@host:7";
@@ -354,9 +354,11 @@ fn password() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn no_url_makes_the_reader_panic(text in "(rediss?|valkeys?|unix|redis-cluster|memory)?:?/{0,3}(.{0,12}|[a@:/?#&=%0-9\\[\\]]{0,20})") {
-        if let Ok(target) = Target::parse(&text) {
-            prop_assert_eq!(format!("{target:?}"), target.to_string());
-            prop_assert!(config(&target).is_ok(), "{text:?}");
+        if let Ok(seeds) = Seeds::parse(&text) {
+            for target in seeds.targets().into_iter().chain([seeds.target]) {
+                prop_assert_eq!(format!("{target:?}"), target.to_string());
+                prop_assert!(config(&target).is_ok(), "{text:?}");
+            }
         }
     }
 
@@ -373,8 +375,8 @@ proptest! {
         };
         let tcp_like = format!("unix://worker:{password}@/run/redis.sock");
         for url in [format!("{scheme}://{user}:{password}@{rest}"), tcp_like, unix(true), unix(false)] {
-            let shown = match Target::parse(&url) {
-                Ok(target) => format!("{target} {target:?}"),
+            let shown = match Seeds::parse(&url) {
+                Ok(seeds) => format!("{seeds} {seeds:?}"),
                 Err(error) => format!("{error} {error:?}"),
             };
             prop_assert!(!shown.contains(SECRET), "{url}: {shown}");
@@ -389,7 +391,8 @@ proptest! {
             format!("redis://{user}:{secret}@{host}/{database}"),
             format!("unix:///{host}?db={database}&user={user}&password={secret}"),
         ] {
-            let target = Target::parse(&url).map_err(|error| TestCaseError::fail(format!("{url}: {error}")))?;
+            let seeds = Seeds::parse(&url).map_err(|error| TestCaseError::fail(format!("{url}: {error}")))?;
+            let target = seeds.target;
             prop_assert_eq!(target.user.as_deref().unwrap_or_default(), &user);
             prop_assert_eq!(target.password.as_deref().unwrap_or_default(), &password);
             prop_assert_eq!(target.database, Some(database));

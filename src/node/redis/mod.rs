@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use self::server::{Connections, Via, route_from};
 pub(crate) use self::{
     routed::Routed,
-    transport::{Address, AddressMap, Endpoint, Limits, Provider, Seeds, Target},
+    transport::{Address, AddressMap, Endpoint, Limits, Provider, Seeds},
 };
 use super::{Answer, Node, NodeListener};
 use crate::{

@@ -288,8 +288,7 @@ impl Cluster {
     /// A server that is announced there: as we are on another one of its kind.
     fn reach(&self, place: &Place, like: &Endpoint, kind: Wanted) -> Endpoint {
         let Place { host, port } = self.map.reach(place);
-        let has_tls = matches!(like.target.address, Address::Tcp { tls: true, .. });
-        let address = Address::Tcp { host: host.into(), port, tls: has_tls };
+        let address = Address::Tcp { host: host.into(), port, tls: like.target.address.has_tls() };
         // Without the name in the certificate of that one.
         let target = Target { address, tls: self.pattern.target.tls.clone(), ..like.target.clone() };
         named(like.another(target, kind), Some(&place.host), kind, &self.names)

@@ -571,7 +571,7 @@ mod tests {
     use crate::{
         clock::SystemClock,
         keeper::{Host, Stop},
-        node::redis::transport::{Limits, Target},
+        node::redis::transport::{Limits, Seeds},
         options::Names,
     };
 
@@ -604,7 +604,7 @@ mod tests {
 
     async fn connection(port: u16) -> (Connection, Stop) {
         let (target, limits) = (
-            Target::parse(&format!("redis://127.0.0.1:{port}")).unwrap(),
+            Seeds::at_host("127.0.0.1", port).unwrap().target,
             Limits { connect: LIMIT, command: LIMIT, min_replicas: 0, undeclared_keys: true },
         );
         let names = Names { prefix: "".into(), label: "test".into() };

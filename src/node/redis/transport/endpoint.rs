@@ -14,8 +14,8 @@ use tokio::sync::Semaphore;
 
 use super::{
     kind::Wanted,
+    target::{Address, Target},
     tls,
-    url::{Address, Target},
 };
 use crate::{
     clock::{self, Clock},

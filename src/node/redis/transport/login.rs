@@ -36,8 +36,8 @@ use tokio::sync::watch;
 use super::{
     endpoint::{Endpoint, Limits, mistake},
     failure::is_wrong_password,
+    target::Target,
     trust::explained,
-    url::Target,
 };
 use crate::{
     credentials::Credentials,

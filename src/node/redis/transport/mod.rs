@@ -13,7 +13,7 @@ mod links;
 mod login;
 mod opening;
 pub(super) mod question;
-mod seeds;
+mod target;
 mod tls;
 mod trust;
 mod url;
@@ -31,8 +31,7 @@ pub(crate) use self::{
     links::NewLinks,
     login::{Provider, connected},
     opening::{Side, advice_on_tls, mistake_of, unreachable},
-    seeds::{CertificateNames, Seeds},
-    url::{Address, Target},
+    target::{Address, CertificateNames, Seeds, Target},
 };
 #[cfg(test)]
 pub(crate) use self::{connection::setting, endpoint::config, failure::classify};

@@ -23,7 +23,7 @@ use super::{
     left_out::LeftOut,
     link::{Ending, Link, NextLink, Opened},
     login::{self, is_rejected},
-    url::{Address, Target},
+    target::{Address, Target},
 };
 use crate::{error::Error, keeper::Host};
 

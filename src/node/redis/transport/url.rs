@@ -1,184 +1,227 @@
-//! Reads a Redis URL into what a connection needs.
+//! Reads a url into where a node is and who we are there. All but `memory://` are of one grammar,
+//! `scheme://[user[:password]@][host[:port][,host[:port]…]][/path][?parameter=value[&…]]`:
+//!
+//! | scheme | hosts | path | parameters |
+//! |---|---|---|---|
+//! | `redis`, `valkey` | one server | the database | none |
+//! | `unix`, `redis+unix` | none | the socket | [`OF_SOCKET`] |
+//! | `redis-cluster`, `valkey+cluster` | some servers of a cluster | none | [`OF_CLUSTER`] |
+//! | `redis-sentinel`, `valkey+sentinel` | Sentinels | the service, the database | [`OF_SENTINELS`] |
+//!
+//! An `s` behind `redis` or `valkey` is for TLS. Of several hosts each is read as the only one. The text of an error never
+//! contains a password.
 
-use std::{fmt, net::Ipv6Addr, path::PathBuf};
+use std::net::Ipv6Addr;
 
 use percent_encoding::percent_decode_str;
-use url::{Host, ParseError, Url};
+use url::{Host, ParseError, Url, form_urlencoded};
 
-use super::login::Provider;
-use crate::{error::Error, tls::Tls};
+use super::target::{Address, Seeds, Target};
+use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
 
+/// The port of a Sentinel whose url names none.
+const SENTINEL_PORT: u16 = 26_379;
+
+/// The most hosts that a url may name.
+const MOST: usize = 64;
+
+/// The parameters that a url may have: of a socket, of a cluster, of Sentinels.
+const OF_SOCKET: &[&str] = &["db", "user", "password"];
+const OF_CLUSTER: &[&str] = &["tls_name"];
+const OF_SENTINELS: &[&str] = &["sentinel_user", "sentinel_password", "sentinel_tls", "tls_name"];
+
 const SEVERAL_HOSTS: &str = "the url names several hosts, which only redis-cluster://one,two and \
                              redis-sentinel://one,two/SERVICE do: name one; a quorum has a url for each";
-
-/// Where a server is and who we are there.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) address: Address,
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
-    /// It is asked for user and password instead.
-    pub(crate) provider: Option<Provider>,
-    pub(crate) database: Option<u8>,
-    /// If the address says that there is TLS.
-    pub(crate) tls: Tls,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Address {
-    Tcp { host: String, port: u16, tls: bool },
-    Unix(PathBuf),
-}
-
-impl Target {
-    /// The default user's first database there.
-    pub(crate) fn at(address: Address) -> Self {
-        Self { address, user: None, password: None, provider: None, database: None, tls: Tls::default() }
-    }
-
-    /// On this host, without TLS. A colon is for an IPv6 address only: the port is another setting.
-    pub(crate) fn at_host(host: &str, port: u16) -> Result<Self, Error> {
-        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        let is_address = bare.parse::<Ipv6Addr>().is_ok();
-        let is_name =
-            !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control() || "/@:?#[],".contains(c));
-        if !is_address && !is_name {
-            // It may be a url with a password.
-            let shown = if host.contains(['@', '/']) { "what was given" } else { &format!("{host:?}") };
-            return Err(Error::config(format!(
-                "host is {shown}: it must be a name or an address, without a port (a url is parsed into a `Server`)"
-            )));
-        }
-        if port == 0 {
-            return Err(Error::config("port is 0, on which nobody listens"));
-        }
-        Ok(Self::at(Address::Tcp { host: bare.to_ascii_lowercase(), port, tls: false }))
-    }
-
-    /// `redis://[user[:password]@]host[:port][/database]`, the same with `rediss`, and
-    /// `unix:///path[?db=…&user=…&password=…]`. The text of an error never contains the password.
-    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
-        let url = Url::parse(text).map_err(|error| {
-            if has_several_hosts(text) {
-                return Error::config(SEVERAL_HOSTS);
-            }
-            let how = "write it like redis://user:password@host:6379/0; in a password, / is %2F, ? is %3F, # is %23 and @ is %40";
-            Error::config(match error {
-                ParseError::RelativeUrlWithoutBase => format!("the url is not a URL (it is empty, or has no redis:// before it): {how}"),
-                error => format!("the url is not a URL ({error}): {how}"),
-            })
-        })?;
-        match url.scheme() {
-            "redis" | "valkey" => Self::tcp(&url, false),
-            "rediss" | "valkeys" => Self::tcp(&url, true),
-            "unix" | "redis+unix" => Self::unix(&url),
-            scheme => Err(Error::config(format!(
-                "the url's scheme {scheme:?} is unknown: use redis://, rediss://, redis-cluster://, redis-sentinel://, unix:// or memory://"
-            ))),
-        }
-    }
-
-    fn tcp(url: &Url, tls: bool) -> Result<Self, Error> {
-        let host = match url.host() {
-            Some(Host::Domain(name)) if name.contains(',') => {
-                return Err(Error::config(SEVERAL_HOSTS));
-            }
-            // Names of hosts know no case.
-            Some(Host::Domain(name)) if !name.is_empty() => decode("host", name)?.to_ascii_lowercase(),
-            Some(Host::Ipv4(address)) => address.to_string(),
-            Some(Host::Ipv6(address)) => address.to_string(),
-            _ => return Err(Error::config("the url names no host: write it like redis://host:6379")),
-        };
-        // A password with a bare / or ? or # has ended up there, and must not be repeated.
-        if [Some(url.path()), url.query(), url.fragment()].into_iter().flatten().any(|part| part.contains('@')) {
-            return Err(Error::config(
-                "the url has an @ after its host: in a password, / is %2F, ? is %3F, # is %23 and @ is %40",
-            ));
-        }
-        if let Some((parameter, _)) = url.query_pairs().next() {
-            return Err(unknown_parameter(&parameter, "none is known for TCP; the database is the path, /0"));
-        }
-        refuse_a_fragment(url)?;
-        if url.port() == Some(0) {
-            return Err(Error::config("the url's port is 0, on which nobody listens"));
-        }
-        let database = match url.path().trim_start_matches('/') {
-            "" => None,
-            number => Some(read_database(number)?),
-        };
-        Ok(Self {
-            user: non_empty(decode("user", url.username())?),
-            password: url.password().map(|password| decode("password", password)).transpose()?,
-            database,
-            ..Self::at(Address::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT), tls })
-        })
-    }
-
-    fn unix(url: &Url) -> Result<Self, Error> {
-        if cfg!(not(unix)) {
-            return Err(Error::config(NO_UNIX_SOCKETS));
-        }
-        if url.host().is_some() {
-            return Err(Error::config("a unix url has three slashes: unix:///run/redis/redis.sock"));
-        }
-        let path = decode("path", url.path())?;
-        if path.trim_start_matches('/').is_empty() {
-            return Err(Error::config("the url names no socket: write it like unix:///run/redis/redis.sock"));
-        }
-        refuse_a_fragment(url)?;
-        let mut target = Self::at(Address::Unix(path.into()));
-        target.read(url).map_err(|error| {
-            // It may be a part of a password with a bare &.
-            let has_password = url.query_pairs().any(|(parameter, _)| parameter == "password");
-            let vague = "what follows the url's ? is not understood: known are db (0 to 255), user and password, in which \
-                         & is %26 and + is %2B";
-            if has_password { Error::config(vague) } else { error }
-        })?;
-        Ok(target)
-    }
-
-    fn read(&mut self, url: &Url) -> Result<(), Error> {
-        for (parameter, value) in url.query_pairs() {
-            match &*parameter {
-                "db" => self.database = Some(read_database(&value)?),
-                "user" => self.user = non_empty(value.into_owned()),
-                "password" => self.password = non_empty(value.into_owned()),
-                _ => return Err(unknown_parameter(&parameter, "known are db, user and password")),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Whether there is a comma between what should be one host and its port.
-fn has_several_hosts(text: &str) -> bool {
-    let (_scheme, rest) = text.split_once("://").unwrap_or(("", text));
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    authority.rsplit('@').next().is_some_and(|hosts| hosts.contains(','))
-}
-
+const LATE_USER: &str = "the url's user and password stand once, before the first host: \
+                         redis-cluster://user:password@one:6379,two:6379; in them, a comma is %2C and @ is %40";
+const LATE_AT: &str = "the url has an @ after its host: in a password, / is %2F, ? is %3F, # is %23 and @ is %40";
+const ENCODED: &str = "in a password, / is %2F, ? is %3F, # is %23 and @ is %40";
+const SCHEMES: &str = "use redis://, rediss://, redis-cluster://, redis-sentinel://, unix:// or memory://";
+const FRAGMENT: &str = "the url has a fragment (#…), which means nothing here: a # in a password is %23";
 pub(super) const NO_UNIX_SOCKETS: &str = "a unix:// url names a Unix socket, which this system has not: use redis://";
 
-/// Where the server is, without who we are: for errors and `Debug`.
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.address {
-            Address::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Address::Tcp { host, port, .. } => write!(f, "{host}:{port}"),
-            Address::Unix(path) => write!(f, "{}", path.display()),
+impl Seeds {
+    /// What any url but `memory://` names.
+    pub(crate) fn parse(text: &str) -> Result<Self, Error> {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+        let scheme = scheme.to_ascii_lowercase();
+        let (of_one, kind) = scheme.split_once(['-', '+']).unwrap_or((scheme.as_str(), ""));
+        match (over_tls(of_one), kind) {
+            (Some(tls), "cluster" | "sentinel") => several(rest, tls, kind == "sentinel"),
+            _ => one(text),
         }
     }
-}
 
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
+    /// The server on this host, without TLS. A colon is for an IPv6 address only: the port is another setting.
+    pub(crate) fn at_host(host: &str, port: u16) -> Result<Self, Error> {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let is_odd = |c: char| c.is_whitespace() || c.is_control() || "/@:?#[],".contains(c);
+        let is_none = bare.parse::<Ipv6Addr>().is_err() && (host.is_empty() || host.contains(is_odd));
+        // It may be a url with a password.
+        let shown = if host.contains(['@', '/']) { "what was given" } else { &format!("{host:?}") };
+        let how = "it must be a name or an address, without a port (a url is parsed into a `Server`)";
+        Error::config_if(is_none, &format!("host is {shown}: {how}"))?;
+        Error::config_if(port == 0, "port is 0, on which nobody listens")?;
+        Ok(Self::alone(Target::at(Address::Tcp { host: bare.to_ascii_lowercase(), port, tls: false })))
     }
 }
 
-pub(super) fn decode(part: &str, text: &str) -> Result<String, Error> {
+/// Whether a scheme is that of TLS, if it is one of Redis.
+fn over_tls(scheme: &str) -> Option<bool> {
+    match scheme {
+        "redis" | "valkey" => Some(false),
+        "rediss" | "valkeys" => Some(true),
+        _ => None,
+    }
+}
+
+/// Reads the url of one server that has all locks.
+fn one(text: &str) -> Result<Seeds, Error> {
+    let url = split(text)?;
+    let (scheme, path) = (url.scheme(), url.path().trim_start_matches('/'));
+    let is_socket = matches!(scheme, "unix" | "redis+unix");
+    let unknown = || Error::config(format!("the url's scheme {scheme:?} is unknown: {SCHEMES}"));
+    let on_host = || on_host(&url, over_tls(scheme).ok_or_else(unknown)?, DEFAULT_PORT);
+    let mut target = if is_socket { on_socket(&url)? } else { on_host()? };
+    Error::config_if(url.fragment().is_some(), FRAGMENT)?;
+    read_parameters(&mut target, url.query().unwrap_or_default(), if is_socket { OF_SOCKET } else { &[] })?;
+    if !is_socket {
+        target.database = database_in(path)?;
+    }
+    Ok(Seeds::alone(target))
+}
+
+/// Reads what follows the scheme of several servers that are one node.
+fn several(rest: &str, tls: bool, are_sentinels: bool) -> Result<Seeds, Error> {
+    // A password may have anything but an `@`: the hosts begin after the last one, wherever it stands.
+    let (user, behind) = rest.rsplit_once('@').unwrap_or(("", rest));
+    let (before, query) = behind.split_once('?').unwrap_or((behind, ""));
+    let (hosts, path) = before.split_once('/').unwrap_or((before, ""));
+    check_hosts(rest, user, hosts)?;
+    Error::config_if(behind.contains('#'), FRAGMENT)?;
+    let (service, database) = path.split_once('/').unwrap_or((path, ""));
+    let how = "redis-sentinel://one:26379,two:26379/SERVICE, the name of the primary in `sentinel monitor`";
+    let lacks_service = are_sentinels && service.is_empty();
+    Error::config_if(lacks_service, &format!("the url names no service: write it like {how}"))?;
+    let has_database = !are_sentinels && !matches!(path, "" | "0");
+    Error::config_if(has_database, "a cluster has no databases: leave what follows the url's last / out")?;
+    let (port, known) = if are_sentinels { (SENTINEL_PORT, OF_SENTINELS) } else { (DEFAULT_PORT, OF_CLUSTER) };
+    let read = |host: &str, tls| on_host(&split(&format!("redis://{user}@{host}"))?, tls, port);
+    let (first, _) = hosts.split_once(',').unwrap_or((hosts, ""));
+    let mut target = Target { database: database_in(database)?, ..read(first, tls)? };
+    // Who we are on the hosts, where they are Sentinels.
+    let mut there = Target::at(target.address.clone());
+    read_parameters(&mut there, query, known)?;
+    let is_half = there.user.is_some() && there.password.is_none();
+    Error::config_if(is_half, "the url has a sentinel_user and no sentinel_password: give both, or none")?;
+    let read = |host| read(host, there.address.has_tls()).map(|target| target.address);
+    let hosts = hosts.split(',').map(read).collect::<Result<Vec<_>, Error>>()?;
+    if let Some(name) = &there.tls.server_name {
+        let has_tls = tls || there.address.has_tls();
+        Error::config_if(!has_tls, "the url has a tls_name and no TLS: write rediss-cluster:// or rediss-sentinel://")?;
+        Error::config_if(name.is_empty(), "the url's tls_name is empty: leave it out")?;
+        there.tls.check().map_err(|why| Error::config(why.replace("server_name", "tls_name")))?;
+        target.tls = there.tls.clone();
+    }
+    let sentinels = if are_sentinels { Some((decode("service", service)?, there)) } else { None };
+    Ok(Seeds { target, hosts, sentinels })
+}
+
+/// Refuses what is no list of hosts, or stands between them. The texts show nothing of it.
+fn check_hosts(rest: &str, user: &str, hosts: &str) -> Result<(), Error> {
+    const HOW: &str = "like redis-cluster://one:6379,two:6379";
+    let many = hosts.split(',').count();
+    let too_many = format!("the url names {many} hosts, {MOST} are the most: one that answers is enough");
+    Error::config_if(many > MOST, &too_many)?;
+    // The parameters may have anything.
+    let (before, _) = rest.split_once('?').unwrap_or((rest, ""));
+    let has_schemes = before.split(',').skip(1).any(|host| host.contains("://"));
+    Error::config_if(has_schemes, &format!("the url has a scheme before more than one host: write it once, {HOW}"))?;
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    // As in `one:6379,:password@two`.
+    let is_port = password.split_once(',').is_some_and(|(port, more)| !more.is_empty() && port.parse::<u16>().is_ok());
+    Error::config_if(user.contains('@') || name.contains(',') || is_port, LATE_USER)?;
+    Error::config_if(user.contains(['/', '?', '#']), LATE_AT)?;
+    let has_empty = hosts.split(',').any(str::is_empty);
+    Error::config_if(has_empty, &format!("the url names a host that is empty: write it {HOW}"))?;
+    let has_space = hosts.contains(char::is_whitespace);
+    Error::config_if(has_space, &format!("the url has a space: write its hosts with commas only, {HOW}"))
+}
+
+/// The parts of the url of one host, or of a socket.
+fn split(text: &str) -> Result<Url, Error> {
+    Url::parse(text).map_err(|error| {
+        let (_scheme, rest) = text.split_once("://").unwrap_or(("", text));
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        // There is a comma between what should be one host and its port.
+        let is_list = authority.rsplit('@').next().is_some_and(|hosts| hosts.contains(','));
+        let what = match error {
+            _ if is_list => return Error::config(SEVERAL_HOSTS),
+            ParseError::RelativeUrlWithoutBase => "it is empty, or has no redis:// before it".to_owned(),
+            error => error.to_string(),
+        };
+        let how = "write it like redis://user:password@host:6379/0";
+        Error::config(format!("the url is not a URL ({what}): {how}; {ENCODED}"))
+    })
+}
+
+/// The server on the host of a url, and who we are there.
+fn on_host(url: &Url, tls: bool, default_port: u16) -> Result<Target, Error> {
+    let name = url.host_str().unwrap_or_default();
+    Error::config_if(name.contains(','), SEVERAL_HOSTS)?;
+    Error::config_if(name.is_empty(), "the url names no host: write it like redis://host:6379")?;
+    // A password with a bare / or ? or # has ended up there, and must not be repeated.
+    let mut behind = [Some(url.path()), url.query(), url.fragment()].into_iter().flatten();
+    Error::config_if(behind.any(|part| part.contains('@')), LATE_AT)?;
+    Error::config_if(url.port() == Some(0), "the url's port is 0, on which nobody listens")?;
+    let host = match url.host() {
+        Some(Host::Ipv6(address)) => address.to_string(),
+        // Names of hosts know no case.
+        _ => decode("host", name)?.to_ascii_lowercase(),
+    };
+    Ok(Target {
+        user: non_empty(decode("user", url.username())?),
+        password: url.password().map(|password| decode("password", password)).transpose()?,
+        ..Target::at(Address::Tcp { host, port: url.port().unwrap_or(default_port), tls })
+    })
+}
+
+/// The server on the socket of a url.
+fn on_socket(url: &Url) -> Result<Target, Error> {
+    Error::config_if(cfg!(not(unix)), NO_UNIX_SOCKETS)?;
+    Error::config_if(url.host().is_some(), "a unix url has three slashes: unix:///run/redis/redis.sock")?;
+    let path = decode("path", url.path())?;
+    let is_empty = path.trim_start_matches('/').is_empty();
+    Error::config_if(is_empty, "the url names no socket: write it like unix:///run/redis/redis.sock")?;
+    Ok(Target::at(Address::Unix(path.into())))
+}
+
+/// Reads what follows the `?`: what it says is about this server, a socket or the first of several hosts.
+fn read_parameters(server: &mut Target, query: &str, known: &[&str]) -> Result<(), Error> {
+    let all = if known.is_empty() { "none for TCP; the database is the path, /0".into() } else { known.join(", ") };
+    // What is wrong may be a part of a password with a bare &.
+    let is_secret = percent_decode_str(query).decode_utf8_lossy().contains("password");
+    let vague = "what follows the url's ? is not understood (in a password, & is %26 and + is %2B)";
+    let wrong = |what: String| Error::config(format!("{}: known are {all}", if is_secret { vague } else { &what }));
+    for (parameter, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*parameter {
+            other if !known.contains(&other) => return Err(wrong(format!("the url's parameter {other:?} is unknown"))),
+            "db" => server.database = Some(read_database(&value).map_err(wrong)?),
+            "user" | "sentinel_user" => server.user = non_empty(value.into_owned()),
+            "password" | "sentinel_password" => server.password = non_empty(value.into_owned()),
+            "tls_name" => server.tls.server_name = Some(value.into_owned()),
+            _ => match (&mut server.address, &*value) {
+                (Address::Tcp { tls, .. }, "yes" | "no") => *tls = value == "yes",
+                _ => return Err(Error::config("the url's sentinel_tls is neither yes nor no")),
+            },
+        }
+    }
+    Ok(())
+}
+
+fn decode(part: &str, text: &str) -> Result<String, Error> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map(Into::into).map_err(|_| Error::config(format!("the url's {part} is not UTF-8 after percent-decoding")))
 }
@@ -187,99 +230,13 @@ fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-pub(super) fn read_database(number: &str) -> Result<u8, Error> {
-    number.parse().map_err(|_| Error::config(format!("the url's database {number:?} is not a number from 0 to 255")))
+fn database_in(path: &str) -> Result<Option<u8>, Error> {
+    if path.is_empty() { Ok(None) } else { read_database(path).map(Some).map_err(Error::config) }
 }
 
-fn refuse_a_fragment(url: &Url) -> Result<(), Error> {
-    match url.fragment() {
-        None => Ok(()),
-        Some(_) => {
-            Err(Error::config("the url has a fragment (#…), which means nothing here: a # in a password is %23"))
-        }
-    }
-}
-
-fn unknown_parameter(parameter: &str, known: &str) -> Error {
-    Error::config(format!("the url's parameter {parameter:?} is unknown: {known}"))
+fn read_database(number: &str) -> Result<u8, String> {
+    number.parse().map_err(|_| format!("the url's database {number:?} is not a number from 0 to 255"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tcp(host: &str, port: u16, tls: bool) -> Address {
-        Address::Tcp { host: host.into(), port, tls }
-    }
-
-    #[test]
-    fn the_usual_urls() {
-        let plain = Target::parse("redis://localhost").unwrap();
-        assert_eq!((&plain.address, plain.database, plain.user), (&tcp("localhost", 6379, false), None, None));
-
-        let full = Target::parse("rediss://worker:p%40ss@redis.example:7000/3").unwrap();
-        assert_eq!(full.address, tcp("redis.example", 7000, true));
-        assert_eq!(
-            (full.user.as_deref(), full.password.as_deref(), full.database),
-            (Some("worker"), Some("p@ss"), Some(3))
-        );
-
-        assert_eq!(Target::parse("redis://LOCALhost").unwrap().address, plain.address);
-
-        let default_user = Target::parse("redis://:secret@[::1]:7000").unwrap();
-        assert_eq!((default_user.user, default_user.address.clone()), (None, tcp("::1", 7000, false)));
-
-        let socket = Target::parse("unix:///run/redis.sock?db=2&user=worker&password=p%26").unwrap();
-        assert_eq!(socket.address, Address::Unix("/run/redis.sock".into()));
-        assert_eq!((socket.database, socket.password.as_deref()), (Some(2), Some("p&")));
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        for (url, says) in [
-            ("localhost:6379", "scheme \"localhost\""),
-            ("", "it is empty"),
-            ("127.0.0.1:6379", "no redis:// before it"),
-            ("http://localhost", "scheme \"http\""),
-            ("redis://", "host"),
-            ("redis://localhost:99999", "not a URL"),
-            ("redis://localhost:0", "port is 0"),
-            ("redis://one,two", "several hosts"),
-            ("redis://one:1,two:2", "several hosts"),
-            ("redis://one,redis://two", "several hosts"),
-            ("redis://localhost/first", "database \"first\""),
-            ("redis://localhost/256", "database \"256\""),
-            ("redis://localhost?timeout=3", "parameter \"timeout\""),
-            ("redis://:a#b@localhost", "host"),
-            ("unix://run/redis.sock", "three slashes"),
-            ("unix:///", "no socket"),
-            ("unix:///run/redis.sock?dbb=1", "parameter \"dbb\""),
-            ("unix:///run/redis.sock?password=a&b", "& is %26"),
-            ("unix:///run/redis.sock?password=a#b", "# in a password is %23"),
-        ] {
-            let error = Target::parse(url).map(|_| ()).expect_err(url).to_string();
-            assert!(error.contains(says), "{url}: {error}");
-        }
-    }
-
-    #[test]
-    fn nothing_shows_the_password() {
-        let target = Target::parse("redis://worker:sesame@localhost/1").unwrap();
-        assert!(!format!("{target:?} {target}").contains("sesame"));
-        for wrong in [
-            "redis://worker:123/sesame@localhost",
-            "redis://worker:12?sesame@localhost",
-            "redis://worker:12?a=b/sesame@localhost",
-            "redis://worker:12?sesame=b&c@localhost",
-            "redis://worker:12/sesame?c@localhost",
-            "unix:///run/redis.sock?password=12&sesame",
-            "unix:///run/redis.sock?password=12&db=sesame",
-            "redis://worker:sesame@localhost/x",
-            "redis://worker:sesame@",
-            "foo://worker:sesame@localhost",
-        ] {
-            let error = Target::parse(wrong).unwrap_err();
-            assert!(!format!("{error} {error:?}").contains("sesame"), "{error}");
-        }
-    }
-}
+mod tests;
