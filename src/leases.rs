@@ -5,9 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use leasehold_protocol::{glob, node_status::NodeStatus};
 
 use crate::{
-    capabilities::Capabilities,
     client::{Client, Options},
-    deployment::ReplicaFacts,
     election::Election,
     error::Error,
     foreign::relayed,
@@ -233,82 +231,6 @@ impl Leases {
         let is_lock = |name: &&str| self.scope.key(name).is_ok();
         let names = held.locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
         Ok((names.map(|name| self.lock(name)).collect(), held.missing.map(Error::of)))
-    }
-
-    /// The capabilities of the server, and facts about it; over a quorum those that the answering nodes have in common.
-    /// For the inspection of a deployment: locks work without this call.
-    ///
-    /// It asks the server for notifications if that was not done yet, and waits for at most two command time-outs.
-    ///
-    /// # Errors
-    ///
-    /// The server cannot be reached, or this was closed. A fact that the server refuses to report is no error.
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn capabilities(&self) -> Result<Capabilities, Error> {
-        self.scope.client.ready().await?;
-        let asking = self.scope.client.quorum.capabilities(self.scope.client.options.command_timeout);
-        relayed!(asking).map_err(Error::of)
-    }
-
-    /// The capabilities of each server by itself, or why it does not tell them: of one server, of those of a quorum, of
-    /// the primaries of a cluster. They are in the order of [`nodes`](Self::nodes), each with its state.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// for (node, told) in leases.capabilities_of_each().await? {
-    ///     match told {
-    ///         Ok(server) => println!("{}: eviction {:?}", node.address(), server.eviction()),
-    ///         Err(error) => println!("{}: {error}", node.address()),
-    ///     }
-    /// }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// There is no connection yet and none can be made, or this was closed. That one of the servers is away is no error.
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn capabilities_of_each(&self) -> Result<Vec<(NodeStatus, Result<Capabilities, Error>)>, Error> {
-        self.scope.client.ready().await?;
-        let asking = self.scope.client.quorum.capabilities_of_each(self.scope.client.options.command_timeout);
-        let told = relayed!(asking);
-        Ok(told.into_iter().map(|(node, told)| (node, told.map_err(Error::of))).collect())
-    }
-
-    /// The replicas of each primary, as far as it and they tell: how far behind they are, and how they would keep locks once
-    /// they take over. The primaries are in the order of [`nodes`](Self::nodes).
-    ///
-    /// Each replica is connected to for one question, at the address that its primary names, or that
-    /// [`address_map`](Builder::address_map) has for it on a cluster or behind Sentinels. All are asked side by side, so it takes
-    /// no longer than a connect time-out and two command time-outs.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// for replica in leases.replicas().await? {
-    ///     println!("{} of {}: {:?} bytes behind", replica.address, replica.primary, replica.behind_bytes);
-    /// }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// There is no connection yet and none can be made, or this was closed. A primary that does not answer has none.
-    ///
-    /// # Cancel safety
-    ///
-    /// It only reads.
-    pub async fn replicas(&self) -> Result<Vec<ReplicaFacts>, Error> {
-        self.scope.client.ready().await?;
-        let asking = self.scope.client.quorum.replicas(self.scope.client.options.command_timeout);
-        Ok(relayed!(asking))
     }
 
     /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a

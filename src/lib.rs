@@ -23,12 +23,12 @@
 
 mod acquire;
 mod block_on;
-mod capabilities;
 mod client;
 mod clock;
 mod credentials;
-mod deployment;
 pub mod docs;
+#[doc(hidden)]
+pub mod doctor;
 mod downgrade;
 mod election;
 mod error;
@@ -60,6 +60,7 @@ mod shard_tests;
 #[cfg(all(test, leasehold_shuttle))]
 mod shuttle_tests;
 mod status;
+mod survey;
 mod sync;
 mod tls;
 mod troubles;
@@ -89,10 +90,8 @@ pub use leasehold_protocol::{
 
 pub use crate::{
     block_on::block_on,
-    capabilities::{Capabilities, Notifications},
     clock::SystemClock,
     credentials::Credentials,
-    deployment::{ClusterFacts, Deployment, ReplicaFacts, SentinelFacts},
     election::{Election, Leaders},
     error::{Details, Error},
     lease::{Lease, LeaseHandle},

@@ -25,7 +25,6 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use crate::{
-    capabilities::Capabilities,
     client::{Client, Options},
     clock::{Clock, SystemClock},
     keeper::{Host, Stop},
@@ -35,6 +34,7 @@ use crate::{
     options::LockOptions,
     quorum::Quorum,
     scope::Scope,
+    survey::ServerSaid,
 };
 
 const WARM: Shard = Shard(1);
@@ -140,8 +140,8 @@ impl Node for Halves {
         })
     }
 
-    fn capabilities(&self, _: Shard, limit: Duration) -> Answer<Capabilities> {
-        self.warm.capabilities(Shard::FIRST, limit)
+    fn survey(&self, _: Shard, limit: Duration) -> Answer<ServerSaid> {
+        self.warm.survey(Shard::FIRST, limit)
     }
 
     fn reconnect(&self, _: Route, shard: Shard) {
@@ -344,6 +344,7 @@ async fn what_is_asked_of_a_node_is_asked_of_every_shard() {
     let held = scene.client.quorum.held("*", SOON).await.unwrap();
     assert_eq!(held.locks.into_iter().collect::<Vec<_>>(), ["cold", "warm"]);
     assert_eq!(scene.client.quorum.status().len(), 2);
-    scene.client.quorum.capabilities(SOON).await.unwrap();
+    let said = scene.client.quorum.survey(SOON).await;
+    assert!(said.len() == 2 && said.iter().all(|(_, said)| said.is_ok()), "{said:?}");
     scene.client.quorum.health("", SOON).await.unwrap();
 }

@@ -61,9 +61,8 @@ impl Lock {
     ///
     /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. A stopped
     ///   process costs them one [grant](crate::Builder::grant_timeout), however many of its waiters there are. So does
-    ///   a process whose machine or network died, and one that is killed where the server cannot notify it
-    ///   ([`notifies_waiters`](crate::Capabilities::notifies_waiters) is false). So does a waiter that gave up and
-    ///   could not tell the server for ten minutes.
+    ///   a process whose machine or network died, and one that is killed where the server cannot notify it, as `leasehold
+    ///   doctor` tells. So does a waiter that gave up and could not tell the server for ten minutes.
     /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
     /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this
     ///   library passes it on to the queue. But a lock that becomes *free* goes to the first to ask, fair or not. It

@@ -22,9 +22,9 @@ use leasehold_protocol::{
 
 use super::{Answer, Node, NodeListener};
 use crate::{
-    capabilities::{Capabilities, Notifications},
     clock::{Clock, wall},
     keeper::Host,
+    survey::ServerSaid,
     sync::Mutex,
 };
 
@@ -170,13 +170,12 @@ impl Node for Memory {
         Box::pin(ready(reply))
     }
 
-    fn capabilities(&self, _: Shard, _: Duration) -> Answer<Capabilities> {
-        let server = Some("memory".into());
-        Box::pin(ready(Ok(Capabilities {
-            server,
-            notifications: Notifications::On,
+    fn survey(&self, _: Shard, _: Duration) -> Answer<ServerSaid> {
+        Box::pin(ready(Ok(ServerSaid {
+            notifications: Some(Ok(())),
             notifies_waiters: true,
-            ..Capabilities::default()
+            tracked_keys: usize::MAX,
+            ..ServerSaid::default()
         })))
     }
 

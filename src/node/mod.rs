@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    future::{Future, pending, ready},
+    future::{Future, pending},
     pin::Pin,
     sync::Weak,
     time::Duration,
@@ -17,10 +17,7 @@ use leasehold_protocol::{
 };
 
 pub(crate) use self::address::NodeAddress;
-use crate::{
-    capabilities::Capabilities,
-    deployment::{Deployment, ReplicaFacts},
-};
+use crate::survey::ServerSaid;
 
 mod address;
 pub(crate) mod memory;
@@ -134,18 +131,8 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// wait for it.
     fn set_aside(&self, _token: &Token) {}
 
-    /// The capabilities of a shard, as far as it tells them.
-    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities>;
-
-    /// The servers behind it together, as far as they tell.
-    fn deployment(&self, _limit: Duration) -> Answer<Deployment> {
-        Box::pin(ready(Ok(Deployment::default())))
-    }
-
-    /// The replicas of a shard, as far as it and they tell.
-    fn replicas(&self, _shard: Shard, _limit: Duration) -> Answer<Vec<ReplicaFacts>> {
-        Box::pin(ready(Ok(Vec::new())))
-    }
+    /// The words of a shard's server about itself.
+    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid>;
 
     /// Why there is no connection for renewals to a shard, if there is none.
     fn trouble(&self, _shard: Shard) -> Option<String> {

@@ -1,5 +1,5 @@
 //! Requests to all nodes outside of an acquisition: for the holder of a lock, to take it away, and for what the servers
-//! can do.
+//! say of themselves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,13 +23,9 @@ use leasehold_protocol::{
 
 use super::{Asked, FanOut, Member, Quorum, vote_of};
 use crate::{
-    capabilities::Capabilities,
-    deployment::ReplicaFacts,
     node::{Answer, ShardInfo},
+    survey::ServerSaid,
 };
-
-/// One server, and what it has told.
-type OfShard = (NodeStatus, Result<Capabilities, Failure>);
 
 impl Quorum {
     fn ask_all<T>(&self, request: &Request, limit: Duration) -> FanOut<Asked<T>>
@@ -133,26 +129,13 @@ impl Quorum {
         Ok(said.iter().enumerate().filter(|(_, said)| matches!(said, Ok(true))).map(|(at, _)| at).collect())
     }
 
-    /// The common capabilities of the servers that answer.
-    pub(crate) async fn capabilities(&self, limit: Duration) -> Result<Capabilities, Failure> {
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, capabilities(member.clone(), limit));
-        let said = self.everybody(self.members().map(ask).collect()).await;
-        let common = said.iter().filter_map(|said| said.as_ref().ok()).cloned().reduce(Capabilities::common_with);
-        common.ok_or_else(|| self.failure(&said, |_| NodeAnswer::Granted))
-    }
-
-    /// The capabilities of each server, or why it does not tell them.
-    pub(crate) async fn capabilities_of_each(&self, limit: Duration) -> Vec<OfShard> {
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, capabilities_of_each(member.clone(), limit));
-        let said = self.everybody(self.members().map(ask).collect()).await;
-        said.into_iter().flatten().flatten().collect()
-    }
-
-    /// The replicas of all servers that answer.
-    pub(crate) async fn replicas(&self, limit: Duration) -> Vec<ReplicaFacts> {
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, replicas(member.clone(), limit));
-        let said = self.everybody(self.members().map(ask).collect()).await;
-        said.into_iter().flatten().flatten().collect()
+    /// The words of each server about itself, or why it does not answer. A shard that is away hides no other.
+    pub(crate) async fn survey(&self, limit: Duration) -> Vec<(NodeStatus, Result<ServerSaid, Failure>)> {
+        let members = self.members().map(|(_, member)| member);
+        let all = members.flat_map(|member| member.shards().into_iter().map(move |info| (member, info)));
+        let shards: Vec<(&Arc<Member>, ShardInfo)> = all.collect();
+        let said = join_all(shards.iter().map(|(member, info)| member.survey(info.shard, limit))).await;
+        shards.iter().zip(said).map(|((member, info), said)| (member.status(info), said)).collect()
     }
 
     /// Whether a majority could grant a lock with this prefix now.
@@ -221,7 +204,7 @@ impl Quorum {
     }
 }
 
-/// A key that nobody has on each shard of a node that has several, as far as there is one behind this prefix: with a hash
+/// A key that nobody has on each shard of a node that has several, as far as there is one behind this prefix. With a hash
 /// tag all are on one.
 fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Key>> {
     const TRIES: u32 = 1_000;
@@ -239,47 +222,6 @@ fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Ke
         }
     }
     (!keys.is_empty()).then_some(keys)
-}
-
-/// The common capabilities of all shards of a node.
-fn capabilities(member: Arc<Member>, limit: Duration) -> Answer<Capabilities> {
-    Box::pin(async move {
-        let ask = |shard| member.capabilities(shard, limit);
-        let all = of_shards(&member, ask).await?;
-        let common = all.into_iter().reduce(Capabilities::common_with);
-        let common = common.ok_or_else(|| Failure::unavailable("no server is known"))?;
-        Ok(Capabilities { deployment: member.deployment(limit).await?, ..common })
-    })
-}
-
-/// The capabilities of each shard of a node. A shard that is away hides no other.
-fn capabilities_of_each(member: Arc<Member>, limit: Duration) -> Answer<Vec<OfShard>> {
-    Box::pin(async move {
-        let infos = member.shards();
-        let ask = |(at, info): (usize, &ShardInfo)| (at, member.capabilities(info.shard, limit));
-        let mut asking: FanOut<_> = infos.iter().enumerate().map(ask).collect();
-        let mut said = BTreeMap::new();
-        while !asking.is_empty() {
-            let (at, answer) = asking.next().await;
-            said.insert(at, answer);
-        }
-        let deployment = member.deployment(limit).await.unwrap_or_default();
-        let with_deployment = |told| Capabilities { deployment: deployment.clone(), ..told };
-        let of_each = infos.iter().zip(said.into_values());
-        Ok(of_each.map(|(info, told)| (member.status(info), told.map(with_deployment))).collect())
-    })
-}
-
-/// The replicas of each shard of a node.
-fn replicas(member: Arc<Member>, limit: Duration) -> Answer<Vec<ReplicaFacts>> {
-    Box::pin(async move {
-        let infos = member.shards();
-        let told = join_all(infos.iter().map(|info| member.replicas(info.shard, limit))).await;
-        let of = |(info, told): (&ShardInfo, Vec<ReplicaFacts>)| {
-            told.into_iter().map(|facts| ReplicaFacts { primary: info.address.clone(), ..facts }).collect::<Vec<_>>()
-        };
-        Ok(infos.iter().zip(told.into_iter().map(Result::unwrap_or_default)).flat_map(of).collect())
-    })
 }
 
 /// Who holds a lock.
@@ -352,18 +294,4 @@ fn read_shard(
             cursor = next;
         }
     })
-}
-
-/// Asks all shards of a node side by side. Fails if one does.
-async fn of_shards<T, A>(member: &Member, ask: impl FnMut(Shard) -> A) -> Result<Vec<T>, Failure>
-where
-    A: Future<Output = Result<T, Failure>> + Unpin,
-{
-    let mut asking: FanOut<A> = member.shard_numbers().into_iter().map(ask).enumerate().collect();
-    let mut said = Vec::new();
-    while !asking.is_empty() {
-        let (_shard, answer) = asking.next().await;
-        said.push(answer?);
-    }
-    Ok(said)
 }

@@ -34,15 +34,14 @@ use super::{
     undo_limits::Undos,
 };
 use crate::{
-    capabilities::Capabilities,
     clock::{self, Clock, wall},
-    deployment::{Deployment, ReplicaFacts},
     error::Error,
     foreign::{self, Event},
     keeper::Host,
     metrics::{self, NodeMetrics},
     node::{Answer, Node, NodeListener, ShardInfo},
     per_shard::{Of, PerShard},
+    survey::ServerSaid,
     troubles::Troubles,
 };
 
@@ -225,24 +224,8 @@ impl Member {
         if self.is_sharded() { request.shard(|key| self.shard_of(key)) } else { Shard::FIRST }
     }
 
-    pub(super) fn capabilities(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<Capabilities, Capabilities> {
-        self.send(self.now(), shard, self.askable(shard, true), Ok, |node| node.capabilities(shard, limit))
-    }
-
-    /// The servers behind it together.
-    pub(super) async fn deployment(&self, limit: Duration) -> Result<Deployment, Failure> {
-        match self.node() {
-            Some(node) => node.deployment(limit).await,
-            None => Ok(Deployment::default()),
-        }
-    }
-
-    /// The replicas of one of its shards.
-    pub(super) async fn replicas(&self, shard: Shard, limit: Duration) -> Result<Vec<ReplicaFacts>, Failure> {
-        match self.node() {
-            Some(node) => node.replicas(shard, limit).await,
-            None => Ok(Vec::new()),
-        }
+    pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<ServerSaid, ServerSaid> {
+        self.send(self.now(), shard, self.askable(shard, true), Ok, |node| node.survey(shard, limit))
     }
 
     /// Asks it at `now` for its vote.

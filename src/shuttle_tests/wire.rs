@@ -26,7 +26,6 @@ use tokio::sync::oneshot;
 
 use super::time;
 use crate::{
-    capabilities::Capabilities,
     client::{Client, Options},
     clock::{Clock, SystemClock},
     keeper::Host,
@@ -35,6 +34,7 @@ use crate::{
     options::LockOptions,
     quorum::Quorum,
     scope::Scope,
+    survey::ServerSaid,
 };
 
 /// The kinds of request for a token.
@@ -168,8 +168,8 @@ impl Node for Wire {
         })
     }
 
-    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
-        self.memory.capabilities(shard, limit)
+    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
+        self.memory.survey(shard, limit)
     }
 
     fn reconnect(&self, _: Route, _: Shard) {}

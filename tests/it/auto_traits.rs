@@ -6,9 +6,8 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Capabilities, Credentials, Details, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, Lost,
-    MultiLease, MultiLeaseHandle, MultiLock, NodeStatus, Owner, Released, Server, Status, StatusChanges, Tls, Votes,
-    Waiter,
+    Builder, Credentials, Details, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, Lost, MultiLease,
+    MultiLeaseHandle, MultiLock, NodeStatus, Owner, Released, Server, Status, StatusChanges, Tls, Votes, Waiter,
 };
 
 fn may_go_everywhere<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe + 'static>() {}
@@ -22,7 +21,7 @@ fn every_type_may_go_to_another_thread_and_through_a_panic() {
     may_go_everywhere::<(Leases, Builder, Server, Credentials, Tls, Lock)>();
     may_go_everywhere::<(Lease, LeaseHandle, StatusChanges, Status, Lost, Released)>();
     may_go_everywhere::<(MultiLock, MultiLease, MultiLeaseHandle)>();
-    may_go_everywhere::<(Error, Details, Votes, Holder, Waiter, Fence, Owner, Capabilities, NodeStatus)>();
+    may_go_everywhere::<(Error, Details, Votes, Holder, Waiter, Fence, Owner, NodeStatus)>();
 }
 
 #[tokio::test]

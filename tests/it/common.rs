@@ -14,6 +14,7 @@ use std::{
 
 use leasehold::{
     Builder, Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status, block_on,
+    doctor::{ServerSaid, survey},
 };
 use support::{HANGS, Lag, Match, Wire, eventually_async, seen, within};
 
@@ -47,6 +48,12 @@ pub(crate) const COMMAND: Duration = Duration::from_millis(300);
 /// A client like a program's own, with all options as they are by default.
 pub(crate) async fn program(url: impl Into<String>) -> Leases {
     Leases::connect(url).await.expect("the server is there")
+}
+
+/// The words of the only server about itself. By then notifications are on, unless it refuses them.
+pub(crate) async fn told(leases: &Leases) -> ServerSaid {
+    let (_, said) = survey(leases).await.expect("it is connected").pop().expect("there is one");
+    said.expect("it tells")
 }
 
 /// Waits for a call on a thread that may wait.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use leasehold::{
-    Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Notifications, Owner, Status, block_on,
+    Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Owner, Status, block_on, doctor::survey,
 };
 use support::{HANGS, Lag, eventually_async, two_workers, within};
 use tokio::{
@@ -1605,27 +1605,29 @@ async fn debug_shows_state_and_no_secret(place: Place) {
 async fn what_the_server_can_do_is_told(place: Place) {
     let leases = place.program("one").await;
     for _ in 0..2 {
-        let told = leases.capabilities().await.unwrap();
-        assert_eq!(*told.notifications() == Notifications::On, place.pushes, "{told}");
-        assert_eq!(
-            matches!(told.notifications(), Notifications::Refused(reason) if !reason.is_empty()),
-            !place.pushes,
-            "{told}"
-        );
-        assert_eq!(told.notifies_waiters(), place.pushes, "{told}");
-        let is_known = |server: &str| ["memory", "redis ", "valkey "].iter().any(|known| server.starts_with(known));
-        assert_eq!(told.server().is_some_and(is_known), place.tells, "{told}");
-        if !place.tells {
-            assert_eq!((told.server(), told.eviction(), told.replicas()), (None, None, None), "{told}");
-        } else if !place.is_in_memory() {
-            assert_eq!((told.eviction(), told.append_only()), (Some("noeviction"), Some(false)), "{told}");
-            assert_eq!((told.role(), told.replicas()), (Some("master"), Some(place.replicas())), "{told}");
-            assert_eq!(told.append_fsync(), Some("always"), "{told}");
-            assert!(told.tracked_keys().is_some_and(|keys| !place.pushes || keys > 0), "{told}");
+        for (_, said) in survey(&leases).await.unwrap() {
+            let said = said.unwrap();
+            match &said.notifications {
+                Some(Ok(())) => assert!(place.pushes, "{said:?}"),
+                Some(Err(reason)) => assert!(!place.pushes && !reason.is_empty(), "{said:?}"),
+                None => panic!("it has not said whether it notifies: {said:?}"),
+            }
+            assert_eq!(said.notifies_waiters, place.pushes, "{said:?}");
+            if !place.tells || place.is_in_memory() {
+                assert!(said.info.text.is_empty(), "{said:?}");
+                continue;
+            }
+            let replicas = format!("connected_slaves:{}", place.replicas());
+            for line in ["maxmemory_policy:noeviction", "aof_enabled:0", "role:master", &replicas] {
+                assert!(said.info.text.lines().any(|told| told == line), "{line}: {said:?}");
+            }
+            assert!(said.info.text.contains("redis_version:"), "{said:?}");
+            assert_eq!(said.settings.get("appendfsync").map(String::as_str), Some("always"), "{said:?}");
+            assert!(!place.pushes || said.tracked_keys > 0, "{said:?}");
         }
     }
     leases.close().await;
-    assert!(matches!(leases.capabilities().await.unwrap_err(), Error::Closed));
+    assert!(matches!(survey(&leases).await.unwrap_err(), Error::Closed));
 }
 
 async fn a_thread_waits_for_the_calls(place: Place) {

@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Leases, NodeState};
+use leasehold::{Builder, Error, Leases, NodeState, doctor::survey};
 use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
 
-use crate::common::Confirmed as _;
+use crate::common::{Confirmed as _, told};
 
 const SOON: Duration = Duration::from_millis(200);
 
@@ -41,7 +41,7 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
             lock.try_acquire().await.map(drop).unwrap_err(),
             lock.holder().await.map(drop).unwrap_err(),
             leases.list("*").await.map(drop).unwrap_err(),
-            leases.capabilities().await.map(drop).unwrap_err(),
+            survey(&leases).await.map(drop).unwrap_err(),
             leases.health().await.unwrap_err(),
         ];
         for error in errors {
@@ -55,7 +55,7 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
         lease.release().await.unwrap().confirmed();
         // Once all of it is there, nothing connects again. Of several nodes, the last may still be on its way.
         if let [proxy] = proxies.as_slice() {
-            leases.capabilities().await.unwrap();
+            told(&leases).await;
             let last = || proxy.seen().iter().map(|seen| seen.connection).max();
             let settles = async {
                 // The last of its connections may be on their way as well.

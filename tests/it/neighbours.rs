@@ -10,7 +10,7 @@ use support::{
     within,
 };
 
-use crate::common::{LONG, program, program_with};
+use crate::common::{LONG, program, program_with, told};
 
 const TOKEN: &str = "lh1:00000000-0000-4000-8000-000000000000@one";
 const KEYS: [&str; 4] = ["job", "{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait"];
@@ -106,7 +106,7 @@ async fn beside_a_full_tracking_table_waiters_poll() {
     assert!(wire.tracked_keys() >= TABLE - 1);
 
     let [holders, waiters] = [program_with(server.url(), LONG).await, program_with(server.url(), LONG).await];
-    assert_eq!(waiters.capabilities().await.unwrap().tracked_keys(), Some(0));
+    assert_eq!(told(&waiters).await.tracked_keys, 0);
     let lag = Lag::start();
     let mut held = Vec::new();
     for number in 0..WAITED_FOR {

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Lease, Leases, LossReason, Status};
+use leasehold::{
+    Builder, Error, Lease, Leases, LossReason, Status,
+    doctor::{Info, survey},
+};
 use support::{
     Action, Cluster, HANGS, Lag, Match, Proxy, Replicated, SERVICE, SIGNAL, Sentinels, Server, Wire, await_replicas,
     eventually, eventually_async, fenced_write, on_no_runtime, scripts, within,
@@ -573,6 +576,15 @@ async fn waiting_for_replicas_ends_with_the_call() {
     assert!(took < COMMAND + COMMAND / 10 + lag.worst(), "{took:?}");
 }
 
+/// By how many microseconds the clock of the first is ahead of the other's.
+fn ahead(one: &Info, other: &Info) -> i128 {
+    let [one, other] = [one, other].map(|said| {
+        let time = said.text.lines().find_map(|line| line.strip_prefix("server_time_usec:"));
+        time.unwrap().parse::<i128>().unwrap() - i128::try_from(said.at.as_micros()).unwrap()
+    });
+    one - other
+}
+
 /// Each replica tells of itself, of one server, of a cluster and behind Sentinels; on no runtime too.
 #[test]
 fn replicas_are_told_of_one_by_one() {
@@ -581,23 +593,32 @@ fn replicas_are_told_of_one_by_one() {
     let replicas = [alone.replicas(), &cluster.servers()[2..4], sentinels.replicas()];
     for (url, replicas) in urls.iter().zip(replicas) {
         let leases = Leases::builder().url(url).build_lazy().unwrap();
-        let told = on_no_runtime("the replicas", leases.replicas()).unwrap();
+        let told = on_no_runtime("the survey", survey(&leases)).unwrap();
         let primaries: Vec<_> = leases.nodes().iter().map(|node| node.address().to_owned()).collect();
-        let mut addresses: Vec<_> = told.iter().map(|replica| &*replica.address).collect();
+        assert_eq!(told.iter().map(|(node, _)| node.address()).collect::<Vec<_>>(), primaries, "{url}");
+        let primaries: Vec<_> = told.into_iter().map(|(_, said)| said.unwrap()).collect();
+        let all = primaries.iter().flat_map(|primary| &primary.replicas);
+        let mut addresses: Vec<_> = all.map(|replica| &*replica.address).collect();
         let mut expected: Vec<_> = replicas.iter().map(|replica| format!("127.0.0.1:{}", replica.port())).collect();
         addresses.sort_unstable();
         expected.sort_unstable();
         assert_eq!(addresses, expected, "{url}");
-        for replica in told {
-            assert!(primaries.contains(&replica.primary), "{replica:?} {primaries:?}");
-            assert!(replica.is_online && replica.behind_bytes.is_some(), "{replica:?}");
-            assert_eq!((replica.eviction.as_deref(), &replica.unreachable), (Some("noeviction"), &None), "{replica:?}");
-            assert!(replica.clock_ahead_micros.is_some_and(|micros| micros.abs() < 200_000), "{replica:?}");
+        for primary in &primaries {
+            assert!(primary.info.text.contains("master_repl_offset:"), "{primary:?}");
+            for replica in &primary.replicas {
+                assert!(replica.told.contains("state=online") && replica.told.contains("offset="), "{replica:?}");
+                let info = replica.info.as_ref().unwrap();
+                assert!(info.text.lines().any(|line| line == "maxmemory_policy:noeviction"), "{replica:?}");
+                assert!(ahead(info, &primary.info).abs() < 200_000, "{replica:?} {primary:?}");
+            }
         }
         on_no_runtime("the close", leases.close());
     }
-    let in_memory = on_no_runtime("the replicas", Leases::in_memory().replicas()).unwrap();
-    assert!(in_memory.is_empty(), "{in_memory:?}");
+    let in_memory = on_no_runtime("the survey", survey(&Leases::in_memory())).unwrap();
+    assert!(
+        in_memory.iter().all(|(_, said)| said.as_ref().is_ok_and(|said| said.replicas.is_empty())),
+        "{in_memory:?}"
+    );
 }
 
 /// A key that is kept counts once a replica has it, too.

@@ -3,7 +3,7 @@
 use leasehold::{Error, Leases};
 use support::{Server, alone, two_workers};
 
-use crate::common::{Confirmed as _, NAME, program};
+use crate::common::{Confirmed as _, NAME, program, told};
 
 #[tokio::test]
 async fn a_scope_has_names_and_a_label_of_its_own() {
@@ -71,7 +71,7 @@ fn a_thousand_scopes_cost_no_thread_and_no_connection() {
         two_workers().block_on(async {
             let server = Server::start();
             let leases = program(server.url()).await;
-            leases.capabilities().await.unwrap();
+            told(&leases).await;
             let mut wire = server.wire();
             let mut cost = || {
                 // Others of this process may run tests of their own.

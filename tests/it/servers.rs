@@ -10,7 +10,7 @@ use support::{
     within,
 };
 
-use crate::common::{COMMAND, LONG, NAME};
+use crate::common::{COMMAND, LONG, NAME, told};
 
 async fn connect(url: &str) -> Result<Leases, Error> {
     within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
@@ -229,7 +229,7 @@ async fn a_value_of_another_type_costs_no_connection() {
     let proxy = Proxy::to(&server);
     let leases = connect(&proxy.url()).await.unwrap();
     // All connections are there.
-    leases.capabilities().await.unwrap();
+    told(&leases).await;
     server.wire().must(&["RPUSH", "list", "value"]);
     let before = connections(&proxy);
     for _ in 0..5 {

@@ -3,7 +3,7 @@
 use leasehold::{Credentials, Error, Leases, Server, Tls};
 use support::{HANGS, Proxy, Server as RealServer, eventually_async, within};
 
-use crate::common::Confirmed as _;
+use crate::common::{Confirmed as _, told};
 
 /// No text has it.
 const SECRET: &str = "p@ss/w:rd#1%";
@@ -80,7 +80,7 @@ fn what_is_wrong_in_the_settings_names_the_setting() {
 async fn each_connection_says_whose_it_is() {
     let real = RealServer::start();
     let leases = Leases::builder().url(real.url()).label("Büro 7").build().await.unwrap();
-    leases.capabilities().await.unwrap();
+    told(&leases).await;
     let mut wire = real.wire();
     let mut clients = || wire.must(&["CLIENT", "LIST"]).text();
     let role = |role: &str| format!("name=leasehold:B_ro_7:{role} ");

@@ -11,7 +11,7 @@ use leasehold::{Error, Lease, Leases, Owner};
 use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
-use crate::common::{COMMAND, Confirmed as _, program};
+use crate::common::{COMMAND, Confirmed as _, program, told};
 
 /// The least that the last look of a wait has for its answer.
 const LAST_LOOK: Duration = Duration::from_millis(15);
@@ -172,7 +172,7 @@ async fn unpolled(leases: &Leases, names: impl Iterator<Item = String>) -> Vec<U
     leases.lock("another").holder().await.unwrap();
     poll_each(&mut acquires).await;
     // The same, on the connection of the keeper, which waiters use. What they ask later would find the lock free.
-    leases.capabilities().await.unwrap();
+    told(leases).await;
     acquires
 }
 

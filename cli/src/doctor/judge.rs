@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use leasehold::{Capabilities, ClusterFacts, Deployment, Error, NodeStatus, Notifications, SentinelFacts};
+use leasehold::{
+    Error, NodeStatus,
+    doctor::{SentinelsSaid, Surveyed},
+};
 
 use super::{
     Section, advice_for,
+    facts::{ClusterFacts, Deployment, Facts},
     finding::{Finding, note, ok, problem},
 };
 
@@ -24,43 +28,41 @@ enum Kind {
     Replaceable,
 }
 
-/// Judges a server by its capabilities. A wait after each restart makes up for locks that it may have forgotten.
-pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart: bool) -> Vec<Finding> {
-    let kind = match server.deployment() {
-        Deployment::Cluster(_) | Deployment::Sentinel(_) => Kind::Replaceable,
-        _ if is_quorum => Kind::OfQuorum,
-        _ => Kind::Alone,
+/// Judges a server by itself. A wait after each restart makes up for locks that it may have forgotten.
+pub(super) fn judge(server: &Facts<'_>, is_quorum: bool, waits_after_restart: bool) -> Vec<Finding> {
+    let kind = match server.deployment {
+        Deployment::Cluster | Deployment::Sentinel => Kind::Replaceable,
+        Deployment::Alone if is_quorum => Kind::OfQuorum,
+        Deployment::Alone => Kind::Alone,
     };
     let mut findings = vec![
-        version(server.server()),
-        match server.eviction() {
+        version(server.server.as_deref()),
+        match server.eviction {
             None => note("eviction", "it does not tell its maxmemory-policy", "see to it that it is noeviction"),
             Some(policy) => eviction(policy, is_quorum),
         },
-        persistence(server.append_only(), server.append_fsync(), kind, waits_after_restart),
+        persistence(server.append_only, server.append_fsync, kind, waits_after_restart),
     ];
     findings.extend(saving(server));
-    if let Some(share @ MUCH..) = server.floors_percent() {
+    if let Some(share @ MUCH..) = server.floors_percent {
         findings.push(note(
             "floors",
             format!("about {share} % of its memory are floors of fences, one for each name of the last 24 hours"),
             "run --fence-memory 1h, or less: leasehold run --help",
         ));
     }
-    findings.push(match server.notifications() {
-        Notifications::On => {
-            ok("notifications", "the server notifies of changes: waiters and holders hear of them at once")
-        }
-        Notifications::Refused(reason) => note(
+    findings.push(match server.notifications {
+        Some(Ok(())) => ok("notifications", "the server notifies of changes: waiters and holders hear of them at once"),
+        Some(Err(reason)) => note(
             "notifications",
             format!(
                 "the server does not notify of changes ({reason}): waiters poll, and holders hear by the next renewal"
             ),
             "allow our user client and subscribe",
         ),
-        _ => note("notifications", "the server has not said in time whether it notifies of changes", ""),
+        None => note("notifications", "the server has not said in time whether it notifies of changes", ""),
     });
-    if !server.notifies_waiters() {
+    if !server.notifies_waiters {
         findings.push(note(
             "notifications",
             "the server cannot notify fair waiters: they poll",
@@ -71,11 +73,12 @@ pub(super) fn judge(server: &Capabilities, is_quorum: bool, waits_after_restart:
 }
 
 /// Judges the servers together, if they know of each other.
-pub(super) fn judge_together(deployment: &Deployment) -> Option<Section> {
-    let (place, findings) = match deployment {
-        Deployment::Cluster(cluster) => ("the cluster", judge_cluster(cluster)),
-        Deployment::Sentinel(sentinel) => ("the Sentinels", judge_sentinels(sentinel)),
-        _ => return None,
+pub(super) fn judge_together(servers: &[Surveyed]) -> Option<Section> {
+    let (node, said) = servers.iter().find_map(|(node, said)| Some((node, said.as_ref().ok()?)))?;
+    let (place, findings) = match &said.sentinels {
+        Some(sentinels) => ("the Sentinels", judge_sentinels(sentinels)),
+        None if node.slots().is_some() => ("the cluster", judge_cluster(&ClusterFacts::of(servers))),
+        None => return None,
     };
     Some(Section { place: place.into(), findings })
 }
@@ -102,7 +105,7 @@ const SLOTS: u16 = 16_384;
 const SLOW_FAILOVER: Duration = Duration::from_secs(15);
 
 fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
-    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout, .. } = cluster;
+    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout } = cluster;
     let mut findings = vec![if *slots == SLOTS {
         ok("cluster", format!("{primaries} primaries have all slots"))
     } else {
@@ -137,7 +140,7 @@ fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
     findings
 }
 
-fn judge_sentinels(SentinelFacts { service, names, no_quorum, .. }: &SentinelFacts) -> Vec<Finding> {
+fn judge_sentinels(SentinelsSaid { service, names, no_quorum }: &SentinelsSaid) -> Vec<Finding> {
     let silent: Vec<&str> = names.iter().filter(|(_, named)| named.is_none()).map(|(at, _)| &**at).collect();
     let mut named: Vec<&str> = names.iter().filter_map(|(_, named)| named.as_deref()).collect();
     named.sort_unstable();
@@ -246,15 +249,15 @@ fn persistence(
 }
 
 /// Judges what a full disk does. Most servers that cannot save refuse all writes (MISCONF), and so every lease ends.
-fn saving(server: &Capabilities) -> Option<Finding> {
-    if server.saved() == Some(false) {
+fn saving(server: &Facts<'_>) -> Option<Finding> {
+    if server.saved == Some(false) {
         return Some(problem(
             "saving",
             "its last snapshot, or the last write to its append-only file, has failed",
             "see to the server's disk, and to its log",
         ));
     }
-    server.stops_unsaved()?.then(|| {
+    server.stops_unsaved?.then(|| {
         note(
             "saving",
             "a full disk stops all locks: it refuses writes after a snapshot that failed (stop-writes-on-bgsave-error yes)",
@@ -311,7 +314,7 @@ mod tests {
 
     #[test]
     fn what_tells_nothing_is_no_problem() {
-        let findings = judge(&Capabilities::default(), false, false);
+        let findings = judge(&Facts::default(), false, false);
         assert!(findings.len() >= 5 && findings.iter().all(|finding| finding.level == Level::Note), "{findings:?}");
     }
 

@@ -3,11 +3,13 @@
 use std::{process::ExitCode, time::Duration};
 
 use leasehold::{
-    Capabilities, Error, Leases, NodeAnswer, NodeStatus, Owner, Released, ReplicaFacts, SystemClock, Vote, Votes,
+    Error, Leases, NodeAnswer, Owner, Released, SystemClock, Vote, Votes,
+    doctor::{Surveyed, survey},
 };
 use serde_json::{Value, json};
 
 use self::{
+    facts::{Facts, ReplicaFacts},
     finding::{Finding, Level, note, ok, problem, word},
     judge::{judge, judge_absence, judge_together},
     replicas::{judge_each, judge_number},
@@ -20,6 +22,7 @@ use crate::{
     servers::Servers,
 };
 
+mod facts;
 mod finding;
 mod judge;
 mod replicas;
@@ -123,24 +126,15 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
         // In a quorum, the other servers would hide one that grants nothing, and then none is to spare.
         match look(&alone, is_quorum.then_some(&*options.name)).await {
-            Ok(Seen { servers, replicas, vote }) => {
-                let together = servers.iter().find_map(|(_, told)| judge_together(told.as_ref().ok()?.deployment()));
-                for (node, told) in &servers {
-                    let mut findings = match told {
-                        Ok(capabilities) => [
-                            judge(capabilities, is_quorum, waits_after_restart),
-                            judge_number(capabilities, alone.min_replicas),
-                            judge_each(&replicas_of(node, &replicas)),
-                        ]
-                        .concat(),
-                        Err(error) => vec![judge_absence(node, error).unwrap_or_else(|| not_there(error))],
-                    };
+            Ok(Seen { servers, vote }) => {
+                for server in &servers {
+                    let mut findings = judge_server(server, is_quorum, waits_after_restart, alone.min_replicas);
                     findings.extend(vote.clone());
-                    sections.push(Section { place: node.address().to_owned(), findings });
+                    sections.push(Section { place: server.0.address().to_owned(), findings });
                 }
-                sections.extend(together);
-                is_any_there |= servers.iter().any(|(_, told)| told.is_ok());
-                are_all_there &= servers.iter().all(|(_, told)| told.is_ok());
+                sections.extend(judge_together(&servers));
+                is_any_there |= servers.iter().any(|(_, said)| said.is_ok());
+                are_all_there &= servers.iter().all(|(_, said)| said.is_ok());
             }
             Err(error) => {
                 are_all_there = false;
@@ -174,25 +168,32 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
 
 /// The answers of the servers of one URL: of one server, or of the primaries of a cluster.
 struct Seen {
-    servers: Vec<(NodeStatus, Result<Capabilities, Error>)>,
-    replicas: Vec<ReplicaFacts>,
+    servers: Vec<Surveyed>,
     /// The reason if it grants no lock for a name.
     vote: Option<Finding>,
 }
 
 async fn look(servers: &Servers, name: Option<&str>) -> Result<Seen, Error> {
     let leases = build(servers.builder()).await?;
-    let (told, replicas) = (leases.capabilities_of_each().await, leases.replicas().await);
+    let said = survey(&leases).await;
     let vote = match name {
         Some(name) => vote(&leases, name).await,
         None => None,
     };
     leases.close().await;
-    Ok(Seen { servers: told?, replicas: replicas?, vote })
+    Ok(Seen { servers: said?, vote })
 }
 
-fn replicas_of<'a>(node: &NodeStatus, replicas: &'a [ReplicaFacts]) -> Vec<&'a ReplicaFacts> {
-    replicas.iter().filter(|replica| replica.primary == node.address()).collect()
+/// Judges a server and its replicas, or its absence.
+fn judge_server((node, said): &Surveyed, is_quorum: bool, waits_after_restart: bool, wanted: u8) -> Vec<Finding> {
+    match said {
+        Ok(said) => {
+            let facts = Facts::of(said, node.slots().is_some());
+            let of_itself = judge(&facts, is_quorum, waits_after_restart);
+            [of_itself, judge_number(&facts, wanted), judge_each(&ReplicaFacts::of_each(said))].concat()
+        }
+        Err(error) => vec![judge_absence(node, error).unwrap_or_else(|| not_there(error))],
+    }
 }
 
 /// There is no connection to it.

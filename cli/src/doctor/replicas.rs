@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::{Capabilities, Deployment, ReplicaFacts};
-
 use super::{
     CLOCKS_DIFFER, TOO_FEW, apart,
+    facts::{Deployment, Facts, ReplicaFacts},
     finding::{Finding, note, ok, problem},
     judge::NO_EVICTION,
 };
@@ -17,19 +16,18 @@ const SILENT: Duration = Duration::from_secs(5);
 const MUCH_BEHIND: u64 = 1 << 20;
 
 /// Judges how many there are. So many have to confirm each lock.
-pub(super) fn judge_number(server: &Capabilities, wanted: u8) -> Vec<Finding> {
-    if server.role() == Some("slave") {
+pub(super) fn judge_number(server: &Facts<'_>, wanted: u8) -> Vec<Finding> {
+    if server.role == Some("slave") {
         return vec![problem("replicas", "it is a replica, and takes no writes", "name its primary")];
     }
-    let deployment = server.deployment();
-    let is_replaceable = matches!(deployment, Deployment::Cluster(_) | Deployment::Sentinel(_));
-    let start_one = match deployment {
-        Deployment::Cluster(_) => "redis-cli --cluster add-node NEW ANY --cluster-slave",
-        _ => "start another server, and make it a replica: REPLICAOF",
+    let is_replaceable = server.deployment != Deployment::Alone;
+    let start_one = match server.deployment {
+        Deployment::Cluster => "redis-cli --cluster add-node NEW ANY --cluster-slave",
+        Deployment::Alone | Deployment::Sentinel => "start another server, and make it a replica: REPLICAOF",
     };
-    let Some(number) = server.replicas() else { return Vec::new() };
+    let Some(number) = server.replicas else { return Vec::new() };
     let mut findings = Vec::new();
-    match server.min_replicas_to_write() {
+    match server.min_replicas_to_write {
         Some(least) if number < least => findings.push(problem(
             "replicas",
             format!("{number} replicating, and it writes only with {least} (min-replicas-to-write)"),
@@ -64,8 +62,8 @@ pub(super) fn judge_number(server: &Capabilities, wanted: u8) -> Vec<Finding> {
 }
 
 /// Judges each of them.
-pub(super) fn judge_each(replicas: &[&ReplicaFacts]) -> Vec<Finding> {
-    let findings: Vec<Finding> = replicas.iter().flat_map(|replica| judge_one(replica)).collect();
+pub(super) fn judge_each(replicas: &[ReplicaFacts<'_>]) -> Vec<Finding> {
+    let findings: Vec<Finding> = replicas.iter().flat_map(judge_one).collect();
     if replicas.is_empty() || !findings.is_empty() {
         return findings;
     }
@@ -75,7 +73,7 @@ pub(super) fn judge_each(replicas: &[&ReplicaFacts]) -> Vec<Finding> {
     vec![ok("replica", format!("all follow, at most {behind} bytes behind{}", clocks.unwrap_or_default()))]
 }
 
-fn judge_one(replica: &ReplicaFacts) -> Vec<Finding> {
+fn judge_one(replica: &ReplicaFacts<'_>) -> Vec<Finding> {
     let ReplicaFacts { address, is_online, behind_bytes, acknowledged_ago, eviction, .. } = replica;
     let mut findings = Vec::new();
     if !is_online {
@@ -95,7 +93,7 @@ fn judge_one(replica: &ReplicaFacts) -> Vec<Finding> {
             "see to it, and to the network between the two; or use --min-replicas",
         ));
     }
-    if let Some(policy) = eviction.as_deref().filter(|policy| *policy != "noeviction") {
+    if let Some(policy) = eviction.filter(|policy| *policy != "noeviction") {
         findings.push(note(
             "replica",
             format!("{address} has maxmemory-policy {policy}: once it has taken over, it may evict locks"),
@@ -113,7 +111,7 @@ fn judge_one(replica: &ReplicaFacts) -> Vec<Finding> {
             "have them synchronised (NTP)",
         ));
     }
-    if let Some(why) = &replica.unreachable {
+    if let Some(why) = replica.unreachable {
         findings.push(note(
             "replica",
             format!("{address} cannot be asked for its clock and its settings: {why}"),
@@ -128,20 +126,18 @@ mod tests {
     use super::*;
     use crate::doctor::finding::Level::{self, Note, Ok, Problem};
 
-    fn facts(change: impl FnOnce(&mut ReplicaFacts)) -> ReplicaFacts {
-        let mut facts = ReplicaFacts::default();
-        facts.address = "10.0.0.2:6379".into();
-        facts.is_online = true;
-        facts.behind_bytes = Some(14);
-        facts.acknowledged_ago = Some(Duration::from_secs(1));
-        facts.eviction = Some("noeviction".into());
-        facts.clock_ahead_micros = Some(-2_000);
+    fn levels(change: impl FnOnce(&mut ReplicaFacts<'_>)) -> Vec<Level> {
+        let mut facts = ReplicaFacts {
+            address: "10.0.0.2:6379",
+            is_online: true,
+            behind_bytes: Some(14),
+            acknowledged_ago: Some(Duration::from_secs(1)),
+            eviction: Some("noeviction"),
+            clock_ahead_micros: Some(-2_000),
+            unreachable: None,
+        };
         change(&mut facts);
-        facts
-    }
-
-    fn levels(change: impl FnOnce(&mut ReplicaFacts)) -> Vec<Level> {
-        judge_each(&[&facts(change)]).iter().map(|finding| finding.level).collect()
+        judge_each(&[facts]).iter().map(|finding| finding.level).collect()
     }
 
     #[test]
@@ -150,12 +146,12 @@ mod tests {
         assert_eq!(levels(|facts| facts.is_online = false), [Note]);
         assert_eq!(levels(|facts| facts.behind_bytes = Some(MUCH_BEHIND)), [Note]);
         assert_eq!(levels(|facts| facts.acknowledged_ago = Some(SILENT)), [Note]);
-        assert_eq!(levels(|facts| facts.eviction = Some("allkeys-lru".into())), [Note]);
-        assert_eq!(levels(|facts| facts.unreachable = Some("no answer".into())), [Note]);
+        assert_eq!(levels(|facts| facts.eviction = Some("allkeys-lru")), [Note]);
+        assert_eq!(levels(|facts| facts.unreachable = Some("no answer")), [Note]);
         for micros in [302_001, -302_001] {
             assert_eq!(levels(|facts| facts.clock_ahead_micros = Some(micros)), [Problem]);
         }
-        let told = judge_each(&[&facts(|facts| *facts = ReplicaFacts::default())]);
+        let told = judge_each(&[ReplicaFacts::default()]);
         assert_eq!(told.len(), 1, "it copies: {told:?}");
         assert!(judge_each(&[]).is_empty());
     }

@@ -20,10 +20,10 @@ use tokio::sync::watch;
 
 use super::Memory;
 use crate::{
-    capabilities::Capabilities,
     keeper::Host,
     node::{Answer, Node, NodeListener},
     random,
+    survey::ServerSaid,
 };
 
 /// The way of one `Leases` to a memory node, which can be closed.
@@ -135,8 +135,8 @@ impl Node for Gate {
         self.ask(limit, move |memory| memory.send(route, request, limit))
     }
 
-    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
-        self.ask(limit, move |memory| memory.capabilities(shard, limit))
+    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
+        self.ask(limit, move |memory| memory.survey(shard, limit))
     }
 
     fn reconnect(&self, route: Route, shard: Shard) {

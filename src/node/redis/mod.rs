@@ -20,10 +20,9 @@ pub(crate) use self::{
 };
 use super::{Answer, Node, NodeListener};
 use crate::{
-    capabilities::Capabilities,
-    deployment::ReplicaFacts,
     error::{Error, keeper_ended},
     keeper::Host,
+    survey::ServerSaid,
 };
 
 #[cfg(test)]
@@ -85,14 +84,10 @@ impl Node for Redis {
         self.0.set_aside(token);
     }
 
-    fn capabilities(&self, _: Shard, limit: Duration) -> Answer<Capabilities> {
-        self.0.capabilities(limit)
-    }
-
-    fn replicas(&self, _: Shard, limit: Duration) -> Answer<Vec<ReplicaFacts>> {
+    fn survey(&self, _: Shard, limit: Duration) -> Answer<ServerSaid> {
         let (server, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
-            let asking = pin!(server.replica_facts(limit, |place| server.beside(place)));
+            let asking = pin!(server.survey(limit, |place| server.beside(place)));
             time.keep(asking, || Err(keeper_ended())).await
         })
     }

@@ -11,7 +11,7 @@ use support::{
 };
 
 use super::line::{HEARTBEAT, History, PROMPT, SOON, all_can_be_called, had, nothing_is_left, place, tokens, wait_key};
-use crate::common::{Confirmed as _, LONG};
+use crate::common::{Confirmed as _, LONG, told};
 
 const GRANT: Duration = Duration::from_millis(200);
 
@@ -321,7 +321,7 @@ async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_wait
     let server = Server::start();
     let holder = program(server.url(), LONG).await;
     // Notifications are on by then. As they come on, leases are renewed, and waiters with tracked locks poll.
-    holder.capabilities().await.unwrap();
+    told(&holder).await;
     let mut cases = Vec::new();
     for fate in [Messages::Lose, Messages::Late(LATE), Messages::Twice] {
         let (lease, others) = (holder.lock(format!("{fate:?}")).acquire().await.unwrap(), holder.clone());
@@ -329,7 +329,7 @@ async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_wait
         cases.push(tokio::spawn(async move {
             let (lag, name) = (Lag::start(), format!("{fate:?}"));
             let theirs = program(proxy.url(), LONG).await;
-            theirs.capabilities().await.unwrap();
+            told(&theirs).await;
             // The first waiter polls once more, to have the lock tracked. That poll must not meet the grant.
             let polled = proxy.on(Match::script(POLL), 2, Action::HoldReply);
             let unlucky = place(&theirs.lock(&name)).await;

@@ -17,7 +17,7 @@ use support::{
     Action, HANGS, Lag, Match, Proxy, Server as RealServer, Wire, eventually_async, scripts::ACQUIRE, within,
 };
 
-use crate::common::{Confirmed as _, LONG, MEDIUM, is_ours};
+use crate::common::{Confirmed as _, LONG, MEDIUM, is_ours, told};
 
 const USER: &str = "worker";
 /// The beginning of each password: no text has it.
@@ -220,7 +220,7 @@ async fn f61_open_connections_authenticate_before_their_token_ends() {
     let (leases, lag) = (connect(Server::at("127.0.0.1", proxy.port()).credentials(token)).await, Lag::start());
     let held = leases.lock("held").acquire().await.unwrap();
     // Three connections: that for notifications takes no AUTH while it is subscribed.
-    leases.capabilities().await.unwrap();
+    told(&leases).await;
     let connections = proxy.connections();
     let authenticated = || proxy.count(Match::command("AUTH")) >= 3 + 2 * 3;
     eventually_async(HANGS, "three tokens for each of two connections after their first", authenticated).await;
@@ -249,7 +249,7 @@ async fn f61_an_open_connection_outlives_a_token_that_is_refused() {
     });
     let leases = connect(server).await;
     let held = leases.lock("held").acquire().await.unwrap();
-    leases.capabilities().await.unwrap();
+    told(&leases).await;
     let (connections, before) = (proxy.connections(), turn.load(Ordering::SeqCst));
     *rotation.known.lock() = Rotation::password_of(rotation.turns + 1);
     let (lock, refused) = (leases.lock("job"), Match::command("AUTH"));
@@ -285,7 +285,7 @@ async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() 
     };
     let leases = connect(Server::at("127.0.0.1", proxy.port()).credentials(token)).await;
     let held = leases.lock("held").acquire().await.unwrap();
-    leases.capabilities().await.unwrap();
+    told(&leases).await;
     // Of the two connections that authenticate before their token ends.
     let skipped = [1, 2].map(|nth| proxy.on(Match::command("AUTH"), nth, Action::Skip));
     for rule in &skipped {

@@ -16,7 +16,7 @@ use support::{
     within,
 };
 
-use crate::common::{Confirmed as _, FENCE, LONG};
+use crate::common::{Confirmed as _, FENCE, LONG, told};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -307,8 +307,8 @@ async fn a_share_of_floors_that_a_user_may_not_weigh_is_not_made_up() {
         let user = ["ACL", "SETUSER", "clerk", "reset", "on", ">secret", "&*", "+@all"];
         server.wire().must(&[&user[..], &rights[..]].concat());
         let clerk = Leases::connect(format!("redis://clerk:secret@127.0.0.1:{}", server.port())).await.unwrap();
-        let told = clerk.capabilities().await.unwrap();
-        assert_eq!(told.floors_percent().is_some(), is_told, "{rights:?}: {told}");
+        let said = told(&clerk).await;
+        assert_eq!(said.floors.is_some(), is_told, "{rights:?}: {said:?}");
     }
     let denied = server.wire().must(&["ACL", "LOG"]).array().len();
     assert!(denied <= 4, "one entry for each right that is missing, and not one for each key: {denied}");

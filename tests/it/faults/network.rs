@@ -20,7 +20,8 @@ use support::{
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::common::{
-    COMMAND, Confirmed as _, LONG, MEDIUM, NAME, SHORT, assert_says_lost, on_one_connection, requests, unconfirmed,
+    COMMAND, Confirmed as _, LONG, MEDIUM, NAME, SHORT, assert_says_lost, on_one_connection, requests, told,
+    unconfirmed,
 };
 
 /// How exact the end of a bounded wait is, besides the control timer.
@@ -762,7 +763,7 @@ async fn concurrent_waits_share_connections() {
     // The scripts are known, so that each call is one command.
     leases.lock("first").acquire().await.expect("free").release().await.expect("ours").confirmed();
     // So is the third connection there, which a lease asks for after a while.
-    leases.capabilities().await.expect("it tells");
+    told(&leases).await;
     let connections = || proxy.seen().iter().map(|seen| seen.connection).max();
     let before = connections();
     proxy.freeze(true);

@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases};
+use leasehold::{Lease, Leases, doctor::survey};
 use support::{HANGS, Lag, SIGNAL, Server, Wire, alone, eventually_async, two_workers, within};
 use tokio::task::JoinSet;
 
@@ -328,7 +328,7 @@ async fn use_locks(leases: Leases, mut random: Random, until: Instant, lag: Arc<
             0 => drop(within(HANGS, "a holder", lock.holder()).await),
             1 => drop(within(HANGS, "waiters", lock.waiters()).await),
             2 => drop(within(HANGS, "a list", leases.list("job:*")).await),
-            3 => drop(within(HANGS, "capabilities", leases.capabilities()).await),
+            3 => drop(within(HANGS, "a survey", survey(&leases)).await),
             4 => drop(within(HANGS, "the health", leases.health()).await),
             5 => drop(within(HANGS, "a forced release", lock.force_release()).await),
             6 => drop(within(HANGS, "all holders", lock.holders()).await),

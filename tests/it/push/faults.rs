@@ -15,7 +15,7 @@ use support::{
     waiter_is_tracked, within,
 };
 
-use crate::common::{COMMAND, Confirmed as _, program_with};
+use crate::common::{COMMAND, Confirmed as _, program_with, told};
 
 /// Ends a test that would hang.
 const SOON: Duration = Duration::from_secs(20);
@@ -126,7 +126,7 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
                 start_anew([&mut wire]).await;
                 if round + state > 0 {
                     // What ended while nobody needed it any more comes back for whoever asks.
-                    leases.capabilities().await.unwrap();
+                    told(&leases).await;
                     eventually_async(SOON, "pushes are on", || wire.trackers().len() == 1).await;
                 }
                 take(&mut wire, "job");

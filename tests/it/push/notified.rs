@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use support::scripts::{ACQUIRE, LOOK};
 
-use crate::common::{Confirmed as _, program};
+use crate::common::{Confirmed as _, program, told};
 
 fn median(mut all: Vec<Duration>) -> (Duration, Duration) {
     all.sort();
@@ -61,8 +61,8 @@ async fn our_own_commands_cause_no_more_notifications() {
         let counts = |wire: &mut Wire| (wire.calls("pexpire"), wire.scripts());
         // Notifications that come on have every waiter ask once more.
         for program in [&one, &two] {
-            let told = within(HANGS, "capabilities", program.capabilities()).await.unwrap();
-            assert_eq!(*told.notifications(), leasehold::Notifications::On, "{told}");
+            let said = within(HANGS, "what it says", told(program)).await;
+            assert_eq!(said.notifications, Some(Ok(())), "{said:?}");
         }
         let mut seen = (0, 0);
         let at_rest = async {
@@ -129,7 +129,7 @@ async fn a_notified_waiter_that_is_dropped_leaves_no_key() {
     let proxy = Proxy::to(&server);
     let (theirs, ours, mut wire) = (program(server.url()).await, program(proxy.url()).await, server.wire());
     // The holder's first renewal has been, and would have had the waiter look.
-    theirs.capabilities().await.unwrap();
+    told(&theirs).await;
     let lease = theirs.lock("job").acquire().await.unwrap();
     eventually_async(HANGS, "it is renewed, and tracked", || wire.tracked_keys() >= 1).await;
     let waiter = tokio::spawn(ours.lock("job").acquire());

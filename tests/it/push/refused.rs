@@ -10,6 +10,8 @@ use support::{
 };
 use tokio::task::JoinSet;
 
+use crate::common::told;
+
 /// The longest pause between two looks of a waiter that is not told of changes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -189,13 +191,13 @@ fn a_table_that_others_have_filled_is_told_once_however_many_sessions_find_it() 
                 neighbour.cmd(&["GET", &format!("cached:{number}")]);
             }
             let leases = Leases::connect(server.url()).await.unwrap();
-            assert_eq!(leases.capabilities().await.unwrap().tracked_keys(), Some(0));
+            assert_eq!(told(&leases).await.tracked_keys, 0);
             for _ in 0..3 {
                 let keeper = wire.trackers().into_iter().find(|tracker| tracker.told != id).unwrap().reads;
                 wire.kill_client(&keeper);
                 let is_back = || wire.trackers().iter().any(|tracker| tracker.told != id && tracker.reads != keeper);
                 eventually_async(HANGS, "another session", is_back).await;
-                assert_eq!(leases.capabilities().await.unwrap().tracked_keys(), Some(0));
+                assert_eq!(told(&leases).await.tracked_keys, 0);
             }
             assert_eq!(log.all().iter().filter(|name| *name == "crowded").count(), 1, "{:?}", log.all());
             leases.close().await;

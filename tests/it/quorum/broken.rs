@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use leasehold::doctor::survey;
 use support::{
     Action, Match, Server, Wire,
     scripts::{ACQUIRE, RELEASE, REPAIR},
@@ -99,7 +100,7 @@ async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first
     let holder = scene.other().await;
     // A request switches notifications on. Where they come on later, every waiter checks again: it may have missed one.
     for leases in [&holder, &scene.leases] {
-        let _told = leases.capabilities().await;
+        let _told = survey(leases).await;
     }
     let mut wires = scene.wires();
     let are_on = || wires.iter_mut().all(|wire| wire.trackers().len() == 2);

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases};
+use leasehold::{Error, Lease, Leases, doctor::survey};
 use support::{
     Child, Lag, Match, Part, SIGNAL, Server, Wire, eventually_async,
     scripts::{RENEW, REPAIR},
@@ -221,7 +221,7 @@ async fn changes_on_a_node_that_the_holder_lacks_are_a_repair_there_and_renew_no
     let mut wire = lacked.server.wire();
     wire.must(&["SET", NAME, "somebody", "PX", "60000"]);
     // This switches notifications on. Where they come on later, all leases are renewed: they may have missed one.
-    let _told = scene.leases.capabilities().await;
+    let _told = survey(&scene.leases).await;
     let mut wires = scene.wires();
     let are_on = || wires.iter_mut().all(|wire| wire.trackers().len() == 1);
     eventually_async(HANGS, "notifications are on", are_on).await;

@@ -46,23 +46,22 @@ use super::{
     },
 };
 use crate::{
-    capabilities::Capabilities,
     clock::Clock,
-    deployment::{Deployment, ReplicaFacts},
     error::{Error, keeper_ended},
     keeper::Host,
     metrics::NodeMetrics,
     node::{Answer, Node, NodeListener, ShardInfo},
     options::Names,
+    survey::ServerSaid,
 };
 
-mod facts;
 mod in_parts;
 mod narrowed;
 mod pulse;
 mod refresh;
 mod renewing;
 mod sentinel;
+mod survey;
 mod travel;
 mod views;
 mod watch;
@@ -413,28 +412,10 @@ impl Node for Routed {
         self.0.all().iter().any(|server| server.withdraw(token))
     }
 
-    fn capabilities(&self, shard: Shard, limit: Duration) -> Answer<Capabilities> {
-        let cluster = self.0.clone();
-        Box::pin(async move {
-            let (server, _) = cluster.server(shard)?;
-            let told = server.capabilities(limit).await;
-            told.map_err(|failure| cluster.unsent_to(shard, failure, &server))
-        })
-    }
-
-    fn deployment(&self, limit: Duration) -> Answer<Deployment> {
+    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
         let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
-            let asking = pin!(async { Ok(cluster.facts(limit).await) });
-            time.keep(asking, || Err(keeper_ended())).await
-        })
-    }
-
-    fn replicas(&self, shard: Shard, limit: Duration) -> Answer<Vec<ReplicaFacts>> {
-        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
-        Box::pin(async move {
-            let (server, _) = cluster.server(shard)?;
-            let asking = pin!(server.replica_facts(limit, |place| cluster.endpoint(place)));
+            let asking = pin!(cluster.survey(shard, limit));
             time.keep(asking, || Err(keeper_ended())).await
         })
     }

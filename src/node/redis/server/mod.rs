@@ -21,27 +21,20 @@ use self::{
     witness::Witness,
 };
 use super::{
-    info,
     subscription::{Subscription, channel},
     transport::{Connection, Endpoint, Side, unreachable},
 };
-use crate::{
-    capabilities::Capabilities,
-    error::{Error, keeper_ended},
-    keeper::Host,
-    metrics::NodeMetrics,
-    node::Answer,
-};
+use crate::{error::Error, keeper::Host, metrics::NodeMetrics};
 
 mod address;
 mod combining;
-mod following;
 mod pack;
 mod renewals;
 mod replicas;
 mod request;
 mod shares;
 mod single;
+mod survey;
 mod witness;
 
 /// One server, and our connections to it.
@@ -169,36 +162,6 @@ impl Connections {
             metrics,
             host,
             address,
-        })
-    }
-
-    pub(super) fn capabilities(&self, limit: Duration) -> Answer<Capabilities> {
-        let (keeper, subscription, host) = (self.keeper.clone(), self.subscription.clone(), self.host.clone());
-        Box::pin(async move {
-            let answer = pin!(async {
-                // A server that keeps it to itself can be a good one.
-                let (fsync, floors) = (keeper.setting("appendfsync", limit), Self::floors(&keeper, limit));
-                let least = keeper.setting("min-replicas-to-write", limit);
-                let (save, stops) =
-                    (keeper.setting("save", limit), keeper.setting("stop-writes-on-bgsave-error", limit));
-                let (info, append_fsync, floors, least, save, stops) =
-                    tokio::join!(keeper.info(limit), fsync, floors, least, save, stops);
-                let min_replicas_to_write = least.and_then(|least| least.parse().ok());
-                let info = info?;
-                let (notifications, notifies_waiters, capacity) = subscription.settled(host.sleep(limit)).await;
-                let tracked_keys = Some(capacity).filter(|&keys| keys != usize::MAX);
-                let told = info::capabilities(&info, floors);
-                Ok(Capabilities {
-                    notifications,
-                    notifies_waiters,
-                    tracked_keys,
-                    append_fsync,
-                    stops_unsaved: save.zip(stops).map(|(save, stops)| !save.is_empty() && stops == "yes"),
-                    min_replicas_to_write,
-                    ..told
-                })
-            });
-            host.time_keeper().keep(answer, || Err(keeper_ended())).await
         })
     }
 

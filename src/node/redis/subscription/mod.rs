@@ -41,7 +41,6 @@ use self::{
 };
 use super::transport::{Connection, Endpoint, Limits, NewLinks};
 use crate::{
-    capabilities,
     foreign::{self, Event},
     keeper::Host,
     metrics::NodeMetrics,
@@ -179,23 +178,18 @@ impl Subscription {
         }
     }
 
-    /// Whether the server notifies us of changes and of waiters' turns, and how many keys it tracks; waits for that if
-    /// need be, but not beyond `limit`.
-    pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (capabilities::Notifications, bool, usize) {
+    /// Whether the server notifies us of changes, or why not, and of waiters' turns; and how many keys it tracks. Waits for
+    /// that if need be, but not beyond `limit`.
+    pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (Option<Result<(), String>>, bool, usize) {
         let mut limit = pin!(limit);
         loop {
             // Made before the look, it hears of every change after it.
             let known = self.known.notified();
             let on = self.is_on();
             let refused = self.refused.lock().clone().filter(|_| self.tracking_capacity() == 0);
-            let notifications = match refused {
-                _ if on => capabilities::Notifications::On,
-                Some(reason) => capabilities::Notifications::Refused(reason),
-                None => capabilities::Notifications::Unknown,
-            };
-            let is_settled = notifications != capabilities::Notifications::Unknown;
+            let notifications = if on { Some(Ok(())) } else { refused.map(Err) };
             let answer = (notifications, self.notifies_waiters.load(Ordering::Acquire), self.tracking_capacity());
-            if is_settled {
+            if answer.0.is_some() {
                 return answer;
             }
             tokio::select! {

@@ -1,0 +1,23 @@
+//! The questions of `leasehold doctor`. For that tool and the tests only: they are no part of the API, and any version may
+//! change them.
+
+use leasehold_protocol::node_status::NodeStatus;
+
+pub use crate::survey::{Info, ReplicaSaid, SentinelsSaid, ServerSaid};
+use crate::{error::Error, foreign::relayed, leases::Leases};
+
+/// A server, and what it says of itself, or why it does not answer.
+pub type Surveyed = (NodeStatus, Result<ServerSaid, Error>);
+
+/// Asks each server: the only one, those of a quorum, or the primaries of a cluster, in the order of [`Leases::nodes`]. This
+/// switches notifications on, and waits for them within a command time-out.
+///
+/// # Errors
+///
+/// There is no connection yet and none can be made, or it was closed. That one of several servers is away is no error.
+pub async fn survey(leases: &Leases) -> Result<Vec<Surveyed>, Error> {
+    let client = &leases.scope.client;
+    client.ready().await?;
+    let said = relayed!(client.quorum.survey(client.options.command_timeout));
+    Ok(said.into_iter().map(|(node, said)| (node, said.map_err(Error::of))).collect())
+}

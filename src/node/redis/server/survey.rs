@@ -1,0 +1,95 @@
+//! The words of a server and its replicas about themselves: for people who look at a deployment.
+
+use std::{sync::Arc, time::Duration};
+
+use fred::error::Error as FredError;
+use futures_util::future::join_all;
+use leasehold_protocol::{failure::Failure, time::Time, topology::Place};
+
+use super::Connections;
+use crate::{
+    node::redis::{
+        info::{self, Following},
+        transport::{Address, Endpoint, Target, Wanted, question, words},
+    },
+    survey::{Info, ReplicaSaid, ServerSaid},
+};
+
+/// The settings that matter to locks.
+const SETTINGS: [&str; 6] = [
+    "appendfsync",
+    "cluster-node-timeout",
+    "cluster-require-full-coverage",
+    "min-replicas-to-write",
+    "save",
+    "stop-writes-on-bgsave-error",
+];
+
+impl Connections {
+    /// Asks with this limit for each question. Each replica is connected to for one question, where `reach` says.
+    pub(in crate::node::redis) async fn survey(
+        &self,
+        limit: Duration,
+        reach: impl Fn(&Place) -> Endpoint,
+    ) -> Result<ServerSaid, Failure> {
+        let keeper = &self.keeper;
+        // The time for a connection would count as a difference of clocks.
+        keeper.linked(limit).await?;
+        let began = keeper.now();
+        let info = between(began, keeper.info(limit).await?, keeper.now());
+        // A server that keeps the rest to itself can be a good one.
+        let settings = SETTINGS.map(|name| async move { Some((name, keeper.setting(name, limit).await?)) });
+        let replicas = info::following(&info.text).into_iter().map(|told| {
+            let endpoint = told.place.as_ref().map(&reach);
+            self.ask_replica(told, endpoint, limit)
+        });
+        let (settings, floors, (notifications, notifies_waiters, tracked_keys), replicas) = tokio::join!(
+            join_all(settings),
+            Self::floors(keeper, limit),
+            self.subscription.settled(self.host.sleep(limit)),
+            join_all(replicas),
+        );
+        Ok(ServerSaid {
+            info,
+            settings: settings.into_iter().flatten().collect(),
+            floors,
+            notifications,
+            notifies_waiters,
+            tracked_keys,
+            cluster_nodes: None,
+            sentinels: None,
+            replicas,
+        })
+    }
+
+    /// Where a replica of this server is reached.
+    pub(in crate::node::redis) fn beside(&self, place: &Place) -> Endpoint {
+        let endpoint = self.keeper.endpoint();
+        let tls = matches!(endpoint.target.address, Address::Tcp { tls: true, .. });
+        let address = Address::Tcp { host: place.host.to_string(), port: place.port, tls };
+        endpoint.another(Target { address, ..endpoint.target.clone() }, Wanted::Named)
+    }
+
+    async fn ask_replica(&self, told: Following, endpoint: Option<Endpoint>, limit: Duration) -> ReplicaSaid {
+        let info = match endpoint {
+            Some(endpoint) => self.info_at(&endpoint, limit).await.map_err(|error| words(&error).to_owned()),
+            None => Err("its primary names no address for it".to_owned()),
+        };
+        ReplicaSaid { address: told.address, told: told.fields, info }
+    }
+
+    async fn info_at(&self, endpoint: &Endpoint, limit: Duration) -> Result<Info, FredError> {
+        question::ask(self.host.clone(), endpoint, &Arc::default(), async |link| {
+            let began = endpoint.now();
+            let info = link.command("INFO", Vec::new(), limit).await?;
+            Ok(between(began, info.as_string().unwrap_or_default(), endpoint.now()))
+        })
+        .await
+    }
+}
+
+/// Said between these two times.
+fn between(began: Time, text: String, ended: Time) -> Info {
+    let middle = began + ended.since(began) / 2;
+    Info { text, at: Duration::from_nanos(middle.as_nanos()) }
+}
