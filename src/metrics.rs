@@ -48,7 +48,7 @@ const AT_RISK: &str = "leasehold_at_risk";
 /// A renewal is late if less than this is left of the TTL when it is confirmed. A good one leaves some two thirds.
 const LATE: f64 = 0.4;
 
-/// What is counted of a node.
+/// The counters of a node.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NodeCount {
     Reconnect,

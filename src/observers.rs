@@ -30,7 +30,7 @@ use crate::{
 /// The number of sharers that are read. If there are more, those that are released count as well.
 const READ: usize = 100;
 
-/// What an observer tells; nothing before its first look.
+/// The news of an observer; `None` before its first look.
 pub(crate) type Told = Option<Known>;
 
 /// Every observer of one `Leases`, by the lock that it observes.

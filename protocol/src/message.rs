@@ -198,7 +198,7 @@ replies! {
     Rehearsed(Option<Duration>),
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
     /// `None`: nobody.

@@ -19,8 +19,8 @@ use crate::{lost::Lost, sync::catching_panics};
 
 const TARGET: &str = "leasehold";
 
-/// The table of events: an event's level, name and variant, what it takes to tell it later on another thread, how that is told
-/// where it is not told as it is, and its text.
+/// The table of events: level, name, variant with the fields that are kept until it is told, and text. Fields that are told in
+/// another form stand behind `=>`.
 macro_rules! events {
     ($($(#[$doc:meta])* $level:ident $name:literal $event:ident { $($field:ident: $type:ty),* }
         $(=> { $($told:tt)* })? $text:literal $(, $arg:expr)?;)*) => {

@@ -12,7 +12,7 @@ use crate::sync::catching_panics;
 /// long as can be.
 const MOST: usize = 1024;
 
-/// What is to be told.
+/// An entry of the queue.
 enum Item {
     Event(Event, Option<LeaseSpan>),
     /// A value for a histogram.

@@ -3,7 +3,10 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Wake, Waker},
     thread,
 };
@@ -16,7 +19,7 @@ use crate::{lost::Lost, sync::catching_panics};
 /// Calls `tell` with the loss, on a thread of its own, for it may block. Never if the end is none.
 pub(crate) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: impl FnOnce(Lost) + Send + 'static) {
     let waiting: Waiting = (Box::pin(lost), Box::new(tell));
-    let telling = Arc::new(Telling(Mutex::new(Some(waiting))));
+    let telling = Arc::new(Telling { waiting: Mutex::new(Some(waiting)), woken: AtomicBool::new(false) });
     telling.wake();
 }
 
@@ -24,19 +27,29 @@ pub(crate) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: i
 type Waiting = (Pin<Box<dyn Future<Output = Lost> + Send>>, Box<dyn FnOnce(Lost) + Send>);
 
 /// The future is polled where it is woken, by the keeper too: nothing of it is foreign.
-struct Telling(Mutex<Option<Waiting>>);
+struct Telling {
+    waiting: Mutex<Option<Waiting>>,
+    /// It was woken since it was last polled; perhaps by that poll itself.
+    woken: AtomicBool,
+}
 
 impl Wake for Telling {
     fn wake(self: Arc<Self>) {
-        let mut waiting = self.0.lock();
-        let Some((lost, _)) = &mut *waiting else { return };
-        let waker = Waker::from(self.clone());
-        let Poll::Ready(lost) = lost.as_mut().poll(&mut Context::from_waker(&waker)) else { return };
-        let told = waiting.take();
-        drop(waiting);
-        let is_loss = !matches!(lost.reason(), LossReason::Released | LossReason::HandedOver);
-        if let Some((_, tell)) = told.filter(|_| is_loss) {
-            on_its_own_thread(move || tell(lost));
+        self.woken.store(true, Ordering::SeqCst);
+        while self.woken.load(Ordering::SeqCst) {
+            // Whoever polls it looks once more afterwards.
+            let Some(mut waiting) = self.waiting.try_lock() else { return };
+            self.woken.store(false, Ordering::SeqCst);
+            let Some((lost, _)) = &mut *waiting else { return };
+            let waker = Waker::from(self.clone());
+            let Poll::Ready(lost) = lost.as_mut().poll(&mut Context::from_waker(&waker)) else { continue };
+            let told = waiting.take();
+            drop(waiting);
+            let is_loss = !matches!(lost.reason(), LossReason::Released | LossReason::HandedOver);
+            if let Some((_, tell)) = told.filter(|_| is_loss) {
+                on_its_own_thread(move || tell(lost));
+            }
+            return;
         }
     }
 }

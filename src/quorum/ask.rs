@@ -224,7 +224,7 @@ fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Ke
     (!keys.is_empty()).then_some(keys)
 }
 
-/// Who holds a lock.
+/// The holder of a lock, as a look has found it.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) holder: Option<Holder>,

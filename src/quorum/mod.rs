@@ -61,7 +61,7 @@ pub(crate) struct Quorum {
     clocks_differ: AtomicBool,
 }
 
-/// What a node said, for people.
+/// The answer of a node, for people.
 fn vote_of<T>(said: &Result<T, Failure>, answer: impl Fn(&T) -> NodeAnswer) -> NodeAnswer {
     match said {
         Ok(said) => answer(said),

@@ -259,8 +259,8 @@ impl Watchdog {
     }
 }
 
-/// The parts of a batch that a node is asked for apart: those of each shard, and those that are shared, at most [`SHARES`] in one.
-/// What the node has refused goes alone, and has no other refused with it.
+/// The requests that a batch takes on one node: one for each shard, and for shares, of which each has at most [`SHARES`].
+/// A lease that the node has refused goes alone, so that no other is refused with it.
 fn parts(at: usize, member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch)> {
     let part = |(place, hold): (usize, &Arc<Hold>)| {
         let is_refused = batch.len() > 1 && hold.noted.is_refused_by(at);

@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// What the looks have found, and whether there is a reason for the next.
+/// The findings so far, and whether there is a reason for another look.
 #[derive(Debug, Default)]
 pub(super) struct Whereabouts {
     /// The address leads now to one server and now to another.

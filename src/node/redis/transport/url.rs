@@ -43,7 +43,7 @@ const FRAGMENT: &str = "the url has a fragment (#…), which means nothing here:
 pub(super) const NO_UNIX_SOCKETS: &str = "a unix:// url names a Unix socket, which this system has not: use redis://";
 
 impl Seeds {
-    /// What any url but `memory://` names.
+    /// The servers that a url names, except for `memory://`.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
         let scheme = scheme.to_ascii_lowercase();
@@ -111,7 +111,7 @@ fn several(rest: &str, tls: bool, are_sentinels: bool) -> Result<Seeds, Error> {
     let read = |host: &str, tls| on_host(&split(&format!("redis://{user}@{host}"))?, tls, port);
     let (first, _) = hosts.split_once(',').unwrap_or((hosts, ""));
     let mut target = Target { database: database_in(database)?, ..read(first, tls)? };
-    // Who we are on the hosts, where they are Sentinels.
+    // The credentials for the hosts, if they are Sentinels.
     let mut there = Target::at(target.address.clone());
     read_parameters(&mut there, query, known)?;
     let is_half = there.user.is_some() && there.password.is_none();
@@ -201,7 +201,7 @@ fn on_socket(url: &Url) -> Result<Target, Error> {
 /// Reads what follows the `?`: what it says is about this server, a socket or the first of several hosts.
 fn read_parameters(server: &mut Target, query: &str, known: &[&str]) -> Result<(), Error> {
     let all = if known.is_empty() { "none for TCP; the database is the path, /0".into() } else { known.join(", ") };
-    // What is wrong may be a part of a password with a bare &.
+    // It may be a part of a password with a bare &.
     let is_secret = percent_decode_str(query).decode_utf8_lossy().contains("password");
     let vague = "what follows the url's ? is not understood (in a password, & is %26 and + is %2B)";
     let wrong = |what: String| Error::config(format!("{}: known are {all}", if is_secret { vague } else { &what }));
