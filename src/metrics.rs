@@ -51,6 +51,7 @@ const LATE: f64 = 0.4;
 /// The counters of a node.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NodeCount {
+    #[cfg(feature = "metrics")]
     Reconnect,
     /// Its address leads to another server.
     Move,
