@@ -37,7 +37,7 @@ impl Wake for Telling {
     fn wake(self: Arc<Self>) {
         self.woken.store(true, Ordering::SeqCst);
         while self.woken.load(Ordering::SeqCst) {
-            // Whoever polls it looks once more afterwards.
+            // The thread that polls it does so again afterwards.
             let Some(mut waiting) = self.waiting.try_lock() else { return };
             self.woken.store(false, Ordering::SeqCst);
             let Some((lost, _)) = &mut *waiting else { return };
