@@ -3,8 +3,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
+    place::Place,
     slot::SLOTS,
-    topology::Place,
     votes::{NodeAnswer, Vote, Votes},
 };
 

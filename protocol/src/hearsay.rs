@@ -17,9 +17,9 @@ use std::{
 };
 
 use crate::{
-    message::Shard,
+    place::{Place, Shard},
     time::Time,
-    topology::{Claim, Place, Primary, Topology, View},
+    topology::{Claim, Primary, Topology, View},
 };
 
 /// A round of questions.

@@ -32,8 +32,8 @@
 //! | [`store`] | what a node answers: the server's side of all of it |
 //!
 //! The others are the vocabulary of these: [`time`], [`key`], [`mode`], [`token`], [`fence`], [`holder`], [`message`],
-//! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`slot`], [`jitter`], [`doubling`],
-//! [`rounded`], [`hash`] and [`glob`].
+//! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`place`], [`slot`], [`jitter`],
+//! [`doubling`], [`rounded`], [`hash`] and [`glob`].
 
 // A pure function whose result is not used does nothing: an attribute at each would say no more.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
@@ -66,6 +66,7 @@ pub mod node_health;
 pub mod node_status;
 pub mod observer;
 pub mod outliving;
+pub mod place;
 pub mod plurality;
 pub mod queue_position;
 pub mod reconnect;

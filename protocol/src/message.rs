@@ -5,10 +5,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-pub use crate::tally::Denial;
 use crate::{
     failure::Failure, fence::Fence, forced::ForcedRelease, holder::Holder, key::Key, mode::Mode, token::Token,
 };
+pub use crate::{place::Shard, tally::Denial};
 
 /// A request to a node. Each step is atomic on the node and idempotent for its token (rule 5).
 #[derive(Debug, Clone)]
@@ -236,16 +236,6 @@ pub enum Route {
     /// The same. The node, if it can, also notifies us once when a key changes that the request has found held, whoever
     /// changes it.
     Tracked,
-}
-
-/// A part of a node that fails by itself: of a cluster, one of its primaries. A node that is no cluster is one. The
-/// number of one that is gone is given to no other. It says what waits for what: nothing relies on who has a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Shard(pub u32);
-
-impl Shard {
-    /// The only one of a node that is no cluster.
-    pub const FIRST: Self = Self(0);
 }
 
 /// A lock, as one token has it or wants it.

@@ -14,7 +14,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
-use crate::{time::Time, topology::Place};
+use crate::{place::Place, time::Time};
 
 /// Sentinels tell each other of a failover every two seconds.
 const BEGUN_ANEW: Duration = Duration::from_secs(10);

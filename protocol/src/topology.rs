@@ -15,46 +15,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fmt,
     ops::RangeInclusive,
     time::Duration,
 };
 
+pub use crate::place::Place;
 use crate::{
-    message::Shard,
+    place::Shard,
     slot::{SLOTS, SlotSet},
     time::Time,
 };
 
 #[cfg(test)]
 mod tests;
-
-/// Where a server is.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
-    /// A name or an address, without brackets.
-    pub host: Box<str>,
-    /// Not zero.
-    pub port: u16,
-}
-
-impl Place {
-    /// From the text in a redirection: the port follows the last colon. One without a host is on the host that has sent
-    /// it; one without a port is nowhere.
-    pub fn read(text: &str, sender: &str) -> Option<Self> {
-        let (host, port) = text.rsplit_once(':')?;
-        let port = port.parse().ok().filter(|port| *port != 0)?;
-        let host = if host.is_empty() { sender } else { host };
-        Some(Self { host: host.into(), port }).filter(|place| !place.host.is_empty() && &*place.host != "?")
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
-    }
-}
 
 /// A primary, as one server sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crate::{
     failure::{Failure, Redirection},
-    message::Shard,
-    topology::{Place, Topology},
+    place::{Place, Shard},
+    topology::Topology,
 };
 
 /// How often a request is sent at most.
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::{
         time::Time,
-        topology::{Place, Primary, View},
+        topology::{Primary, View},
     };
 
     fn place(port: u16) -> Place {

@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use leasehold_protocol::{message::ServerIdentity, topology::Place};
+use leasehold_protocol::{message::ServerIdentity, place::Place};
 
 /// The value of a field, unless it is empty.
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

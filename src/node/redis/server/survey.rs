@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use fred::error::Error as FredError;
 use futures_util::future::join_all;
-use leasehold_protocol::{failure::Failure, time::Time, topology::Place};
+use leasehold_protocol::{failure::Failure, place::Place, time::Time};
 
 use super::Connections;
 use crate::{
