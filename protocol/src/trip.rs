@@ -1,14 +1,16 @@
-//! One request on its way through a cluster: where it goes, and whether an answer counts.
+//! One request on its way through a cluster: where it goes, whether an answer counts, and what follows from it.
 //!
 //! # Invariants
 //!
-//! 1. It is sent again only after an answer that says that nothing was executed. What may have happened is the caller's
-//!    to deal with (rule 6).
+//! 1. It is sent again only after an answer that says that nothing was executed. The caller deals with what may have
+//!    happened (rule 6).
 //! 2. It is sent `MOST` times at most; from the third redirection on after a pause, which doubles.
 //! 3. An answer counts only if its server has the key's slot when the answer is heard, or the one that sent the request
 //!    on to it (rule 11). It may be that of a primary which another has replaced.
 //! 4. A server that sends one request on (`ASK`) has the slot still. That holds for one sending.
 //! 5. Nothing is sent to a server that has said that its cluster is down.
+//! 6. Only the slot's owner, as we know it, is believed when it says where the slot is, or that its cluster is down. The word
+//!    of another server on that counts in a view only.
 
 use std::time::Duration;
 
@@ -57,6 +59,24 @@ pub enum Heard {
     Again(Duration),
 }
 
+/// The driver's orders after an answer.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct TripOrders {
+    /// The outcome for the request, once the rest is done.
+    pub outcome: Heard,
+    /// The owner has sent the request there, or nowhere: tell the topology, by [`moved`](Topology::moved).
+    pub moved: Option<Option<Place>>,
+    /// The owner's cluster is down: tell the topology, by [`is_down_now`](Topology::is_down_now).
+    pub is_down: bool,
+    /// Ask for views: the topology may be another by now.
+    pub doubt: bool,
+    /// The server that was asked has said something.
+    pub is_heard: bool,
+    /// The owner has answered as such: another server is asked about that (rule 11).
+    pub is_counted: bool,
+}
+
 impl Trip {
     /// Of a request for a key in this slot.
     pub fn new(slot: u16) -> Self {
@@ -82,15 +102,41 @@ impl Trip {
         self.sendings > 1
     }
 
-    /// A server has answered, or failed to; or the one that it has sent the request on to. The topology has taken in
-    /// what it said of the slot.
-    pub fn heard(&mut self, from: Shard, failure: Option<&Failure>, topology: &Topology) -> Heard {
+    /// A server has answered, or failed to; or the one that it has sent the request on to.
+    pub fn heard(&mut self, from: Shard, failure: Option<&Failure>, topology: &Topology) -> TripOrders {
         let redirection = failure.and_then(Failure::redirection);
+        let is_moving = matches!(redirection, Some(Redirection::Moving { .. }));
         let asked = self.on_to.take();
+        let is_of_owner = asked.is_none();
+        let outcome = self.outcome(from, failure, asked.as_ref(), topology);
+        let is_counted = match outcome {
+            Heard::Counts => failure.is_none(),
+            // By sending a request on, a server says that the slot is its own.
+            Heard::Again(_) => is_moving,
+            Heard::Void => false,
+        };
+        let moved = match redirection {
+            Some(Redirection::Moved { to, .. }) if is_of_owner => Some(to.clone()),
+            _ => None,
+        };
+        // A refusal would be that of another server too. A slot that is being moved is no reason for a doubt.
+        let is_telling = failure.is_some_and(|failure| !failure.is_refusal() || redirection.is_some());
+        TripOrders {
+            outcome,
+            moved,
+            is_down: is_of_owner && redirection == Some(&Redirection::Down),
+            doubt: is_telling && !is_moving,
+            is_heard: !failure.is_some_and(Failure::is_silence),
+            is_counted: is_of_owner && is_counted,
+        }
+    }
+
+    /// The outcome of an answer of this server; or of the one that it was `asked` of instead, where that sent it on.
+    fn outcome(&mut self, from: Shard, failure: Option<&Failure>, asked: Option<&Place>, topology: &Topology) -> Heard {
         let owner = topology.owner(self.slot);
-        let is_there_now = asked.is_some() && owner.and_then(|owner| topology.place(owner)) == asked.as_ref();
+        let is_there_now = asked.is_some() && owner.and_then(|owner| topology.place(owner)) == asked;
         let is_elsewhere = owner != Some(from) && !is_there_now;
-        match (redirection, failure) {
+        match (failure.and_then(Failure::redirection), failure) {
             (Some(Redirection::Moved { .. }), _) => Heard::Again(self.pause()),
             (Some(Redirection::Moving { to: Some(place) }), _) => {
                 if asked.is_none() && !is_elsewhere {
@@ -144,7 +190,7 @@ mod tests {
         while let Step::Send(to) = trip.next(&topology) {
             port += 1;
             let _changes = topology.moved(to, 7, Some(place(port)));
-            let Heard::Again(pause) = trip.heard(to, Some(&moved(Some(place(port)))), &topology) else {
+            let Heard::Again(pause) = trip.heard(to, Some(&moved(Some(place(port)))), &topology).outcome else {
                 panic!("{port}")
             };
             pauses.push(pause.as_millis());
@@ -160,13 +206,13 @@ mod tests {
         let mut trip = Trip::new(7);
         let Step::Send(old) = trip.next(&topology) else { panic!("it has an owner") };
         let unknown = Failure::unknown("silence");
-        assert_eq!(trip.heard(old, None, &topology), Heard::Counts);
+        assert_eq!(trip.heard(old, None, &topology).outcome, Heard::Counts);
         assert!(!trip.was_repeated());
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
-        assert_eq!(trip.heard(old, None, &topology), Heard::Void);
-        assert_eq!(trip.heard(old, Some(&Failure::refused("no")), &topology), Heard::Void);
-        assert_eq!(trip.heard(old, Some(&unknown), &topology), Heard::Counts, "it is unknown as it is");
-        assert_eq!(trip.heard(old, Some(&Failure::unsent("no link")), &topology), Heard::Again(Duration::ZERO));
+        assert_eq!(trip.heard(old, None, &topology).outcome, Heard::Void);
+        assert_eq!(trip.heard(old, Some(&Failure::refused("no")), &topology).outcome, Heard::Void);
+        assert_eq!(trip.heard(old, Some(&unknown), &topology).outcome, Heard::Counts, "it is unknown as it is");
+        assert_eq!(trip.heard(old, Some(&Failure::unsent("no link")), &topology).outcome, Heard::Again(Duration::ZERO));
     }
 
     #[test]
@@ -175,13 +221,83 @@ mod tests {
         let _changes = topology.merge(&view(1, 1), Time::ZERO);
         let mut trip = Trip::new(7);
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
-        assert_eq!(trip.heard(owner, Some(&Failure::unsent("no link")), &topology), Heard::Counts);
+        assert_eq!(trip.heard(owner, Some(&Failure::unsent("no link")), &topology).outcome, Heard::Counts);
         let moving = Failure::unavailable("TRYAGAIN").redirected(Some(Redirection::Moving { to: None }));
-        assert_eq!(trip.heard(owner, Some(&moving), &topology), Heard::Counts);
+        assert_eq!(trip.heard(owner, Some(&moving), &topology).outcome, Heard::Counts);
     }
 
     fn sent_on(port: u16) -> Failure {
         Failure::refused("ASK").redirected(Some(Redirection::Moving { to: Some(place(port)) }))
+    }
+
+    /// A request for slot 7 that its owner is asked for, or the server that the owner sends it on to.
+    fn asked(of_the_owner: bool) -> (Trip, Shard, Topology) {
+        let mut topology = Topology::default();
+        let _changes = topology.merge(&view(1, 1), Time::ZERO);
+        let mut trip = Trip::new(7);
+        let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
+        if !of_the_owner {
+            let _again = trip.heard(owner, Some(&sent_on(2)), &topology);
+            assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
+        }
+        (trip, owner, topology)
+    }
+
+    fn orders(of_the_owner: bool, failure: Option<&Failure>) -> TripOrders {
+        let (mut trip, owner, topology) = asked(of_the_owner);
+        trip.heard(owner, failure, &topology)
+    }
+
+    #[test]
+    fn only_the_owner_says_where_the_slot_is_and_whether_its_cluster_is_down() {
+        let down = Failure::unknown("CLUSTERDOWN").redirected(Some(Redirection::Down));
+        for to in [Some(place(2)), None] {
+            assert_eq!(orders(true, Some(&moved(to.clone()))).moved, Some(to.clone()));
+            assert_eq!(orders(false, Some(&moved(to))).moved, None);
+        }
+        assert!(orders(true, Some(&down)).is_down && !orders(false, Some(&down)).is_down);
+        for other in [None, Some(sent_on(2)), Some(Failure::refused("no"))] {
+            let orders = orders(true, other.as_ref());
+            assert!(orders.moved.is_none() && !orders.is_down, "{orders:?}");
+        }
+    }
+
+    #[test]
+    fn the_topology_is_doubted_after_silence_and_redirections_but_not_for_a_slot_that_is_being_moved() {
+        let try_again = Failure::unavailable("TRYAGAIN").redirected(Some(Redirection::Moving { to: None }));
+        let down = Failure::unknown("CLUSTERDOWN").redirected(Some(Redirection::Down));
+        for of_the_owner in [true, false] {
+            let doubts = |failure: Option<&Failure>| orders(of_the_owner, failure).doubt;
+            for failure in [Failure::unknown("no answer"), Failure::unsent("no link"), Failure::unavailable("LOADING")]
+            {
+                assert!(doubts(Some(&failure)), "{failure}");
+            }
+            assert!(doubts(Some(&moved(None))) && doubts(Some(&down)));
+            assert!(!doubts(Some(&sent_on(2))) && !doubts(Some(&try_again)));
+            assert!(!doubts(Some(&Failure::refused("no"))) && !doubts(None), "another server would say the same");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_heard_from_whoever_gives_it_and_counted_from_the_owner() {
+        let silence = [Failure::unknown("no answer"), Failure::unsent("no link")];
+        let refusal = Failure::refused("no");
+        let of = |of_the_owner, failure: Option<&Failure>| {
+            let orders = orders(of_the_owner, failure);
+            (orders.is_heard, orders.is_counted)
+        };
+        assert_eq!((of(true, None), of(false, None)), ((true, true), (true, false)));
+        assert_eq!(of(true, Some(&sent_on(2))), (true, true), "it says that the slot is its own");
+        assert_eq!(of(false, Some(&sent_on(2))), (true, false));
+        assert_eq!(of(true, Some(&moved(Some(place(2))))), (true, false));
+        assert_eq!(of(true, Some(&refusal)), (true, false), "it may have looked at nothing");
+        for silence in &silence {
+            assert_eq!(of(true, Some(silence)), (false, false));
+        }
+        let (mut trip, owner, mut topology) = asked(true);
+        let _changes = topology.merge(&view(2, 2), Time::ZERO);
+        let orders = trip.heard(owner, None, &topology);
+        assert_eq!((orders.outcome, orders.is_counted), (Heard::Void, false), "it was replaced");
     }
 
     #[test]
@@ -190,24 +306,24 @@ mod tests {
         let _changes = topology.merge(&view(1, 1), Time::ZERO);
         let mut trip = Trip::new(7);
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
-        assert_eq!(trip.heard(owner, Some(&sent_on(2)), &topology), Heard::Again(Duration::ZERO));
+        assert_eq!(trip.heard(owner, Some(&sent_on(2)), &topology).outcome, Heard::Again(Duration::ZERO));
         assert_eq!(topology.owner(7), Some(owner), "the slot is not there yet");
         assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
-        assert_eq!(trip.heard(owner, None, &topology), Heard::Counts);
+        assert_eq!(trip.heard(owner, None, &topology).outcome, Heard::Counts);
         assert!(trip.was_repeated());
         assert_eq!(trip.next(&topology), Step::Send(owner), "it was for one sending");
         // The slot has arrived before the answer is heard.
         let _again = trip.heard(owner, Some(&sent_on(2)), &topology);
         assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
-        assert_eq!(trip.heard(owner, None, &topology), Heard::Counts);
+        assert_eq!(trip.heard(owner, None, &topology).outcome, Heard::Counts);
         // A third server has it.
         let (mut trip, there) = (Trip::new(7), topology.owner(7).unwrap());
         assert_eq!(trip.next(&topology), Step::Send(there));
         let _again = trip.heard(there, Some(&sent_on(1)), &topology);
         assert_eq!(trip.next(&topology), Step::Ask(there, place(1)));
         let _changes = topology.merge(&view(3, 3), Time::ZERO);
-        assert_eq!(trip.heard(there, None, &topology), Heard::Void);
+        assert_eq!(trip.heard(there, None, &topology).outcome, Heard::Void);
     }
 
     #[test]
@@ -218,11 +334,13 @@ mod tests {
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
         let _again = trip.heard(owner, Some(&sent_on(2)), &topology);
         assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
-        assert_eq!(trip.heard(owner, Some(&moved(Some(place(1)))), &topology), Heard::Again(Duration::ZERO));
+        assert_eq!(trip.heard(owner, Some(&moved(Some(place(1)))), &topology).outcome, Heard::Again(Duration::ZERO));
         assert_eq!(trip.next(&topology), Step::Send(owner));
         // It was replaced when it sent the request on: nothing of that counts.
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
-        let Heard::Again(_) = trip.heard(owner, Some(&sent_on(3)), &topology) else { panic!("nothing was executed") };
+        let Heard::Again(_) = trip.heard(owner, Some(&sent_on(3)), &topology).outcome else {
+            panic!("nothing was executed")
+        };
         assert_eq!(trip.next(&topology), Step::Send(topology.owner(7).unwrap()));
     }
 
@@ -234,7 +352,7 @@ mod tests {
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
         let down = Failure::unknown("CLUSTERDOWN").redirected(Some(Redirection::Down));
         topology.is_down_now(owner);
-        assert_eq!(trip.heard(owner, Some(&down), &topology), Heard::Counts, "it may have happened");
+        assert_eq!(trip.heard(owner, Some(&down), &topology).outcome, Heard::Counts, "it may have happened");
         assert_eq!((trip.next(&topology), topology.down()), (Step::Await, vec![owner]));
         assert!(topology.serves_again(owner) && !topology.serves_again(owner));
         assert_eq!(trip.next(&topology), Step::Send(owner));

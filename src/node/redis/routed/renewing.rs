@@ -6,10 +6,11 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use leasehold_protocol::{
     failure::Failure,
-    message::{Claim, Owned, Reply, Request, Shard, only},
+    message::{Claim, Owned, Reply, Request, only},
+    place::Shard,
     slot,
     time::Time,
-    trip::{Heard, Step, Trip},
+    trip::{Step, Trip},
 };
 
 use super::{Cluster, pulse::Pulse, travel::rest};
@@ -107,7 +108,7 @@ impl Cluster {
         let counted = trips.map(|(claim, trip)| {
             let (mut trip, answer) = (trip?, answers.next()?);
             // The next script finds out what it was that this one met.
-            let owned = answer.ok().filter(|_| trip.heard(primary, None, &topology) == Heard::Counts)?;
+            let owned = answer.ok().filter(|_| trip.heard(primary, None, &topology).is_counted)?;
             counts = Some(&claim.key);
             Some(Ok(owned))
         });

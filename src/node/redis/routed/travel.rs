@@ -6,12 +6,14 @@ use leasehold_protocol::{
     failure::{Failure, Redirection},
     key::Key,
     message::{Reply, Request},
+    place::Shard,
     slot,
     time::Time,
-    trip::{Heard, Step, Trip},
+    trip::{Heard, Step, Trip, TripOrders},
 };
+use tokio::sync::watch::Receiver;
 
-use super::Cluster;
+use super::{Cluster, pulse::Pulse};
 use crate::node::{
     Answer,
     redis::{
@@ -19,6 +21,8 @@ use crate::node::{
         server::{Connections, Via},
     },
 };
+
+const REPLACED: &str = "another server was the primary of its key when the answer was heard";
 
 /// An answer that counts, and whether it was to a second sending.
 pub(super) type Counted<T> = (T, bool);
@@ -94,27 +98,13 @@ impl Cluster {
                 Step::Ask(owner, place) => (owner, Some(place)),
                 Step::Enough => return Err(self.wandering(slot)),
                 Step::Await => {
-                    self.doubt();
-                    let Some(changes) = &mut changes else {
-                        // Made before the next look, it hears of what comes after that.
-                        changes = Some(self.changes.subscribe());
-                        continue;
-                    };
-                    tokio::select! {
-                        biased;
-                        () = self.closed.cancelled() => return Err(Failure::unsent("it was closed meanwhile")),
-                        _ = changes.changed() => {}
-                        () = self.host.sleep(patient_until.since(now)) => return Err(self.no_owner(slot)),
-                    }
+                    self.await_owner(slot, &mut changes, patient_until.since(now)).await?;
                     now = self.now();
                     continue;
                 }
             };
             let via = Via { is_asking: on_to.is_some(), ..rest(via, until, now) };
-            let server = match &on_to {
-                None => self.server(owner),
-                Some(place) => self.guest(place),
-            };
+            let server = on_to.as_ref().map_or_else(|| self.server(owner), |place| self.guest(place));
             let (answer, pulse) = match server {
                 Ok((server, pulse)) => {
                     let under_way = pulse.begin(now);
@@ -122,70 +112,75 @@ impl Cluster {
                     let answer = ask(&server, via).await;
                     drop(under_way);
                     let answer = answer.map_err(|failure| {
-                        let place = on_to.clone().or_else(|| self.topology.read().place(owner).cloned());
+                        let place = on_to.or_else(|| self.topology.read().place(owner).cloned());
                         self.unsent(failure, &server, place.as_ref(), Some(slot))
                     });
                     (answer, Some(pulse))
                 }
                 Err(failure) => (Err(failure), None),
             };
-            let failure = answer.as_ref().err();
             now = self.now();
-            if let Some(pulse) = pulse.as_ref().filter(|_| !failure.is_some_and(Failure::is_silence)) {
-                pulse.heard(now);
-            }
-            let redirection = failure.and_then(Failure::redirection);
-            if let Some(redirection) = redirection {
+            let orders = trip.heard(owner, answer.as_ref().err(), &self.topology.read());
+            if let Some(redirection) = answer.as_ref().err().and_then(Failure::redirection) {
                 self.metrics.count(redirection.into());
             }
-            match redirection {
-                // From the owner only: what another server says of the slot is for a view to tell.
-                Some(Redirection::Moved { to: target, .. }) if on_to.is_none() => {
-                    let moved = self.topology.write().moved(owner, slot, target.clone());
-                    // Others with a key there hear it from the server that has lost it.
-                    self.take_over(&moved);
-                    // Unless that has died.
-                    if !moved.taken_over.is_empty() {
-                        self.have_missed(&moved);
-                    }
-                }
-                Some(Redirection::Down) if on_to.is_none() => self.topology.write().is_down_now(owner),
-                _ => {}
-            }
-            // A refusal would be that of another server too. A slot that is being moved is no reason for a doubt.
-            let is_moving = matches!(redirection, Some(Redirection::Moving { .. }));
-            if failure.is_some_and(|failure| !failure.is_refusal() || redirection.is_some()) && !is_moving {
-                self.doubt();
-            }
-            let heard = trip.heard(owner, failure, &self.topology.read());
-            match heard {
-                Heard::Counts => {
-                    if let Some(pulse) = pulse.filter(|_| answer.is_ok() && on_to.is_none()) {
-                        pulse.counted(key, now);
-                        self.wake();
-                    }
-                    return answer.map(|answer| (answer, trip.was_repeated()));
-                }
-                Heard::Void => {
-                    return Err(Failure::unknown(
-                        "another server was the primary of its key when the answer was heard",
-                    ));
-                }
+            self.carry_out(&orders, owner, (key, slot), pulse.as_deref(), now);
+            match orders.outcome {
+                Heard::Counts => return answer.map(|answer| (answer, trip.was_repeated())),
+                Heard::Void => return Err(Failure::unknown(REPLACED)),
+                Heard::Again(_) if now >= patient_until => return Err(self.wandering(slot)),
+                Heard::Again(pause) if pause.is_zero() => {}
                 Heard::Again(pause) => {
-                    // By sending a request on, a server says that the slot is its own.
-                    if let Some(pulse) = pulse.filter(|_| is_moving && on_to.is_none()) {
-                        pulse.counted(key, now);
-                        self.wake();
-                    }
-                    if now >= patient_until {
-                        return answer.map(|answer| (answer, true)).map_err(|_| self.wandering(slot));
-                    }
-                    if !pause.is_zero() {
-                        self.host.sleep(pause).await;
-                        now = self.now();
-                    }
+                    self.host.sleep(pause).await;
+                    now = self.now();
                 }
             }
+        }
+    }
+
+    /// Waits for another topology. The first call only begins to listen: so the look after it misses nothing.
+    async fn await_owner(
+        &self,
+        slot: u16,
+        changes: &mut Option<Receiver<u64>>,
+        patience: Duration,
+    ) -> Result<(), Failure> {
+        self.doubt();
+        let Some(changes) = changes else {
+            *changes = Some(self.changes.subscribe());
+            return Ok(());
+        };
+        tokio::select! {
+            biased;
+            () = self.closed.cancelled() => Err(Failure::unsent("it was closed meanwhile")),
+            _ = changes.changed() => Ok(()),
+            () = self.host.sleep(patience) => Err(self.no_owner(slot)),
+        }
+    }
+
+    /// Does what follows from an answer of the server that has this key's slot, or of the one that it has sent it on to.
+    fn carry_out(&self, orders: &TripOrders, owner: Shard, (key, slot): (&Key, u16), pulse: Option<&Pulse>, now: Time) {
+        if let Some(pulse) = pulse.filter(|_| orders.is_heard) {
+            pulse.heard(now);
+        }
+        if let Some(to) = &orders.moved {
+            let moved = self.topology.write().moved(owner, slot, to.clone());
+            // Others with a key there hear it from the server that has lost it.
+            self.take_over(&moved);
+            // Unless that has died.
+            if !moved.taken_over.is_empty() {
+                self.have_missed(&moved);
+            }
+        }
+        if orders.is_down {
+            self.topology.write().is_down_now(owner);
+        }
+        if orders.doubt {
+            self.doubt();
+        }
+        if let Some(pulse) = pulse.filter(|_| orders.is_counted) {
+            pulse.counted(key, now);
+            self.wake();
         }
     }
 

@@ -85,34 +85,24 @@ impl<H: Handover> Run<'_, H> {
         answer: Answer,
         ground: Ground,
     ) {
-        let redirection = answer.as_ref().err().and_then(Failure::redirection);
-        let is_moving = matches!(redirection, Some(Redirection::Moving { .. }));
-        if let Some(Redirection::Moved { slot, to }) = redirection.filter(|_| !message.is_asking) {
-            let news = News::Moved(message.shard, *slot, to.clone());
-            self.learn(me, Some(session), &news);
-        }
         let topology = self.topology(me);
-        let heard = match errand.trip.heard(message.shard, answer.as_ref().err(), &topology) {
-            Heard::Void if self.setup.bug == Some(SeededBug::ReplacedCounts) => Heard::Counts,
-            heard => heard,
-        };
-        match heard {
-            Heard::Counts => {
-                if answer.is_ok() && !message.is_asking {
-                    self.count(me, ground);
-                }
-                self.concluded(me, session, errand, answer, ground, message.server);
-            }
+        let mut orders = errand.trip.heard(message.shard, answer.as_ref().err(), &topology);
+        if orders.outcome == Heard::Void && self.setup.bug == Some(SeededBug::ReplacedCounts) {
+            (orders.outcome, orders.is_counted) = (Heard::Counts, answer.is_ok() && !message.is_asking);
+        }
+        if let Some(to) = orders.moved {
+            self.learn(me, Some(session), &News::Moved(message.shard, self.setup.slot, to));
+        }
+        if orders.is_counted {
+            self.count(me, ground);
+        }
+        match orders.outcome {
+            Heard::Counts => self.concluded(me, session, errand, answer, ground, message.server),
             Heard::Void => {
                 let failure = Failure::unknown("another server had the slot when the answer was heard");
                 self.concluded(me, session, errand, Err(failure), ground, message.server);
             }
-            Heard::Again(_) => {
-                if is_moving && !message.is_asking {
-                    self.count(me, ground);
-                }
-                self.travel(me, session, errand);
-            }
+            Heard::Again(_) => self.travel(me, session, errand),
         }
     }
 
