@@ -63,52 +63,45 @@ pub enum Next {
 /// One acquire.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stepwise {
-    claim: Claim,
-    step: Step,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Step {
-    Take,
-    Issue,
-    Confirm(Fence),
+    /// The step that was asked for last.
+    asked: Single,
 }
 
 impl Stepwise {
     /// Of this lock.
     pub fn new(claim: Claim) -> Self {
-        Self { claim, step: Step::Take }
+        Self { asked: Single::Take(claim) }
     }
 
     /// The first step.
     pub fn first(&self) -> Single {
-        Single::Take(self.claim.clone())
+        self.asked.clone()
     }
 
     /// The last step has this answer.
     pub fn heard(&mut self, answer: Result<SingleReply, Failure>) -> Next {
-        let step = self.step;
-        let answer = match answer {
-            Ok(answer) => answer,
+        let next = match (&self.asked, answer) {
+            (Single::Take(_), Err(failure)) => return Next::Over(Err(failure)),
             // The lock may have been taken before.
-            Err(failure) => return Next::Over(Err(if step == Step::Take { failure } else { failure.halfway() })),
+            (_, Err(failure)) => return Next::Over(Err(failure.halfway())),
+            (Single::Take(claim), Ok(SingleReply::Taken)) => Single::Issue(claim.clone()),
+            (Single::Take(_), Ok(SingleReply::Busy(holder))) => {
+                return Next::Over(Ok(Acquired::Busy { holder, tracked: false }));
+            }
+            (Single::Issue(claim), Ok(SingleReply::Issued(fence))) if fence > fence::ZERO => {
+                Single::Confirm(Claim { fence: Some(fence), ..claim.clone() })
+            }
+            (Single::Confirm(Claim { fence: Some(fence), .. }), Ok(SingleReply::Owned(Ok(())))) => {
+                return Next::Over(Ok(Acquired::Granted(*fence)));
+            }
+            (Single::Confirm(_), Ok(SingleReply::Owned(Err(_)))) => {
+                let text = "the lock was somebody else's again before it had its fence";
+                return Next::Over(Err(Failure::unknown(text)));
+            }
+            _ => return Next::Over(Err(Failure::unknown("this is the answer to another request"))),
         };
-        match (step, answer) {
-            (Step::Take, SingleReply::Taken) => {
-                self.step = Step::Issue;
-                Next::Ask(Single::Issue(self.claim.clone()))
-            }
-            (Step::Take, SingleReply::Busy(holder)) => Next::Over(Ok(Acquired::Busy { holder, tracked: false })),
-            (Step::Issue, SingleReply::Issued(fence)) if fence > fence::ZERO => {
-                self.step = Step::Confirm(fence);
-                Next::Ask(Single::Confirm(Claim { fence: Some(fence), ..self.claim.clone() }))
-            }
-            (Step::Confirm(fence), SingleReply::Owned(Ok(()))) => Next::Over(Ok(Acquired::Granted(fence))),
-            (Step::Confirm(_), SingleReply::Owned(Err(_))) => {
-                Next::Over(Err(Failure::unknown("the lock was somebody else's again before it had its fence")))
-            }
-            _ => Next::Over(Err(Failure::unknown("this is the answer to another request"))),
-        }
+        self.asked = next.clone();
+        Next::Ask(next)
     }
 }
 

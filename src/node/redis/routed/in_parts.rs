@@ -23,9 +23,8 @@ impl Cluster {
             }
             // The place in the queue runs out by itself, and so does the key of a phase that nobody is in.
             Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave(_) } => {
-                let key = claim.key.clone();
                 let single = if claim.mode.is_shared() { Single::Part } else { Single::Release };
-                Ok(owned(self.ask_single(via, &key, single(claim)).await?)?.into())
+                Ok(self.ask_owned(via, single, &claim).await?.into())
             }
             Request::Renew(claims) => {
                 let shares = claims.iter().map(|claim| self.renew_share_in_steps(via, claim));
@@ -37,8 +36,7 @@ impl Cluster {
                     Request::Poll(_) => "fair locks wait until that is done",
                     _ => "try again once that is done",
                 };
-                let text = format!("slot{slot} is being moved to another server of the cluster: {what}");
-                Err(Failure::unavailable(text))
+                Err(Failure::unavailable(format!("slot{slot} is being moved to another server of the cluster: {what}")))
             }
         }
     }
@@ -61,24 +59,24 @@ impl Cluster {
 
     /// The key first: nobody ends the phase while the share is not over, and the second step brings none back.
     async fn renew_share_in_steps(self: &Arc<Self>, via: Via, claim: &Claim) -> Result<Owned, Failure> {
-        let (until, key) = (self.now() + via.limit, &claim.key);
-        let phase = owned(self.ask_single(via, key, Single::ExtendPhase(claim.clone())).await?)?;
+        let until = self.now() + via.limit;
+        let phase = self.ask_owned(via, Single::ExtendPhase, claim).await?;
         if phase.is_err() {
             return Ok(phase);
         }
         let via = rest(via, until, self.now());
-        owned(self.ask_single(via, key, Single::ExtendShare(claim.clone())).await.map_err(Failure::halfway)?)
+        self.ask_owned(via, Single::ExtendShare, claim).await.map_err(Failure::halfway)
+    }
+
+    async fn ask_owned(self: &Arc<Self>, via: Via, of: fn(Claim) -> Single, claim: &Claim) -> Result<Owned, Failure> {
+        match self.ask_single(via, &claim.key, of(claim.clone())).await? {
+            SingleReply::Owned(owned) => Ok(owned),
+            _ => Err(Failure::unknown("this is the answer to another request")),
+        }
     }
 
     async fn ask_single(self: &Arc<Self>, via: Via, key: &Key, single: Single) -> Result<SingleReply, Failure> {
         let ask = |server: &Arc<Connections>, via| server.ask_single(via, single.clone());
         self.travel(via, self.now(), via.limit, key, ask).await.map(|(reply, _)| reply)
-    }
-}
-
-fn owned(reply: SingleReply) -> Result<Owned, Failure> {
-    match reply {
-        SingleReply::Owned(owned) => Ok(owned),
-        _ => Err(Failure::unknown("this is the answer to another request")),
     }
 }

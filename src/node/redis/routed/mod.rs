@@ -24,11 +24,12 @@ use futures_util::future::join_all;
 use leasehold_protocol::{
     failure::Failure,
     key::Key,
-    message::{Reply, Request, Route, Shard},
+    message::{Reply, Request, Route},
+    place::{Place, Shard},
     slot,
     time::Time,
     token::Token,
-    topology::{Place, Topology, View},
+    topology::{Topology, View},
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::{
@@ -90,15 +91,16 @@ struct Cluster {
     channel: Arc<str>,
     left_out: Arc<LeftOut>,
     topology: RwLock<Topology>,
-    /// The views that bring nothing new to this topology. To merge one takes 16,384 steps, once a second.
-    settled: Mutex<(Topology, Vec<View>)>,
+    /// The views that bring nothing new to the topology, as it is now. To merge one takes 16,384 steps, once a second.
+    settled: Mutex<Vec<View>>,
     /// Counts how often the topology has changed.
     changes: Sender<u64>,
-    servers: Mutex<HashMap<Shard, Server>>,
+    /// The primaries in use, each with what its notifications go through.
+    servers: Mutex<HashMap<Shard, (Connected, Arc<Narrowed>)>>,
     /// Servers without slots that were asked for keys of a slot which is being moved to them.
     guests: Mutex<HashMap<Place, Connected>>,
     listener: OnceLock<Weak<dyn NodeListener>>,
-    /// The topology may be another by now.
+    /// The topology may be another by now: it was doubted since the watch looked last.
     is_doubted: AtomicBool,
     /// Nothing was under way when the watch looked last.
     is_asleep: AtomicBool,
@@ -110,14 +112,6 @@ struct Cluster {
 
 /// Our connections to a server, and what is under way with it.
 type Connected = (Arc<Connections>, Arc<Pulse>);
-
-/// A primary in use.
-struct Server {
-    connections: Arc<Connections>,
-    pulse: Arc<Pulse>,
-    /// Its notifications go through this.
-    _listener: Arc<Narrowed>,
-}
 
 /// So many primaries are connected to before they are asked for anything.
 const AT_ONCE: usize = 16;
@@ -142,7 +136,7 @@ impl Routed {
         let kind = if service.is_some() { Wanted::Sentinel } else { Wanted::InCluster };
         let at = |target| named(pattern.another(target, kind), None, kind, &names);
         let seeds_at: Vec<Endpoint> = seeds.targets().into_iter().map(at).collect();
-        let sentinels = service.map(|service| Sentinels::new(service, &seeds_at));
+        let sentinels = service.map(Sentinels::new);
         let address = seeds.to_string();
         Box::pin(async move {
             let transport = host.transport().await.map_err(|error| no_thread(&error))?;
@@ -225,22 +219,21 @@ impl Cluster {
     /// A primary, and what is under way with it. It is connected to in the background, if it is not yet.
     fn server(&self, shard: Shard) -> Result<Connected, Failure> {
         let mut servers = self.servers.lock();
-        if let Some(server) = servers.get(&shard) {
-            return Ok((server.connections.clone(), server.pulse.clone()));
+        if let Some((server, _)) = servers.get(&shard) {
+            return Ok(server.clone());
         }
         // A close, or the end of a primary, looks at the servers afterwards.
         if self.closed.is_cancelled() {
             return Err(Failure::unsent("it was closed meanwhile"));
         }
-        let Some(place) = self.topology.read().place(shard).cloned() else {
-            return Err(Failure::unsent(format!("a primary of {} is none any more", self.address)));
-        };
+        let place = self.topology.read().place(shard).cloned();
+        let place = place.ok_or_else(|| Failure::unsent(format!("a primary of {} is none any more", self.address)))?;
         let guest = self.guests.lock().remove(&place);
-        let (connections, pulse) = guest.unwrap_or_else(|| self.begin(&place));
+        let server = guest.unwrap_or_else(|| self.begin(&place));
         let listener = Arc::new(Narrowed::new(self.me.clone(), shard));
-        connections.subscription.listen(Arc::downgrade(&listener) as Weak<dyn NodeListener>);
-        servers.insert(shard, Server { connections: connections.clone(), pulse: pulse.clone(), _listener: listener });
-        Ok((connections, pulse))
+        server.0.subscription.listen(Arc::downgrade(&listener) as Weak<dyn NodeListener>);
+        servers.insert(shard, (server.clone(), listener));
+        Ok(server)
     }
 
     fn begin(&self, place: &Place) -> Connected {
@@ -263,19 +256,18 @@ impl Cluster {
         if guests.len() >= GUESTS && !guests.contains_key(place) {
             leave_idle(&mut guests);
         }
-        let (connections, pulse) = guests.entry(place.clone()).or_insert_with(|| self.begin(place));
-        Ok((connections.clone(), pulse.clone()))
+        Ok(guests.entry(place.clone()).or_insert_with(|| self.begin(place)).clone())
     }
 
     /// The same, if there are connections to it.
     fn known(&self, shard: Shard) -> Option<Connected> {
-        self.servers.lock().get(&shard).map(|server| (server.connections.clone(), server.pulse.clone()))
+        self.servers.lock().get(&shard).map(|(server, _)| server.clone())
     }
 
     fn all(&self) -> Vec<Arc<Connections>> {
-        let mut all: Vec<_> = self.servers.lock().values().map(|server| server.connections.clone()).collect();
-        all.extend(self.guests.lock().values().map(|(connections, _)| connections.clone()));
-        all
+        let mut all: Vec<Connected> = self.servers.lock().values().map(|(server, _)| server.clone()).collect();
+        all.extend(self.guests.lock().values().cloned());
+        all.into_iter().map(|(connections, _)| connections).collect()
     }
 
     /// A server that keeps locks, as others announce it.
@@ -293,29 +285,18 @@ impl Cluster {
         named(like.another(target, kind), Some(&place.host), kind, &self.names)
     }
 
-    /// A failure to send something to the server that is announced there. One that was never reached may have another
-    /// address from here than the others say.
-    fn unsent(&self, failure: Failure, server: &Connections, announced: Option<&Place>, slot: Option<u16>) -> Failure {
-        let why = if failure.is_unsent() { server.never_reached() } else { None };
-        match (announced, why) {
-            (Some(place), Some(why)) => {
-                let named = match (&self.sentinels, slot) {
-                    (Some(sentinels), _) => {
-                        format!("Sentinels name {place} as the primary of {:?}", sentinels.service())
-                    }
-                    (None, Some(slot)) => format!("the cluster names {place} for slot {slot}"),
-                    (None, None) => format!("the cluster names {place}"),
-                };
-                Failure::unsent(out_of_reach(&named, place, &self.endpoint(place).target, &why))
-            }
-            _ => failure,
-        }
-    }
-
-    /// The same of a primary that was not asked for a key.
-    fn unsent_to(&self, shard: Shard, failure: Failure, server: &Connections) -> Failure {
-        let place = self.topology.read().place(shard).cloned();
-        self.unsent(failure, server, place.as_ref(), None)
+    /// A failure of a primary, perhaps asked for this slot; or of the server that it has sent the request `on` to. One that
+    /// was never reached may have another address from here than the others say.
+    fn unsent(&self, failure: Failure, by: &Connections, of: Shard, on: Option<Place>, slot: Option<u16>) -> Failure {
+        let why = if failure.is_unsent() { by.never_reached() } else { None };
+        let announced = on.or_else(|| self.topology.read().place(of).cloned());
+        let (Some(place), Some(why)) = (announced, why) else { return failure };
+        let named = match (&self.sentinels, slot) {
+            (Some(sentinels), _) => format!("Sentinels name {place} as the primary of {:?}", sentinels.service),
+            (None, Some(slot)) => format!("the cluster names {place} for slot {slot}"),
+            (None, None) => format!("the cluster names {place}"),
+        };
+        Failure::unsent(out_of_reach(&named, &place, &self.endpoint(&place).target, &why))
     }
 
     fn listener(&self) -> Option<Arc<dyn NodeListener>> {
@@ -335,15 +316,6 @@ impl Cluster {
     fn doubt(&self) {
         self.is_doubted.store(true, Ordering::Release);
         self.woken.notify_one();
-    }
-
-    /// Whether it was doubted since the last look.
-    fn was_doubted(&self) -> bool {
-        self.is_doubted.swap(false, Ordering::AcqRel)
-    }
-
-    fn set_asleep(&self, is_asleep: bool) {
-        self.is_asleep.store(is_asleep, Ordering::SeqCst);
     }
 
     /// Something is under way.
@@ -423,7 +395,7 @@ impl Node for Routed {
     fn trouble(&self, shard: Shard) -> Option<String> {
         let (server, _) = self.0.known(shard)?;
         let trouble = server.keeper.trouble()?;
-        Some(self.0.unsent_to(shard, Failure::unsent(trouble), &server).to_string())
+        Some(self.0.unsent(Failure::unsent(trouble), &server, shard, None, None).to_string())
     }
 
     fn unlinked(&self, route: Route, shard: Shard) -> Pin<Box<dyn Future<Output = ()> + Send>> {

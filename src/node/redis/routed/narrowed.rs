@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold_protocol::{message::Shard, slot::Keys};
+use leasehold_protocol::{place::Shard, slot::Keys};
 
 use super::Cluster;
 use crate::node::NodeListener;
@@ -27,19 +27,27 @@ impl Narrowed {
     }
 }
 
+/// Defines calls that are passed on. While nobody listens, nothing is needed, held or awaited.
+macro_rules! passed_on {
+    ($($call:ident($($what:ident: $kind:ty),*) $(-> $answer:ty)?;)*) => {
+        $(
+            fn $call(&self, $($what: $kind),*) $(-> $answer)? {
+                self.listener().map_or_else(Default::default, |listener| listener.$call($($what),*))
+            }
+        )*
+    };
+}
+
 impl NodeListener for Narrowed {
-    fn changed(&self, key: &str) {
-        if let Some(listener) = self.listener() {
-            listener.changed(key);
-        }
-    }
-
-    fn holds(&self, key: &str) -> bool {
-        self.listener().is_some_and(|listener| listener.holds(key))
-    }
-
-    fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
-        self.listener().is_some_and(|listener| listener.is_as_left(key, value, left))
+    passed_on! {
+        changed(key: &str);
+        holds(key: &str) -> bool;
+        is_as_left(key: &str, value: &str, left: Duration) -> bool;
+        is_needed() -> bool;
+        granted(key: &str, token: &str);
+        next(token: &str, within: Duration);
+        has_waiters() -> bool;
+        has_waiter(token: &str) -> bool;
     }
 
     fn missed(&self, keys: &Keys) {
@@ -49,29 +57,5 @@ impl NodeListener for Narrowed {
             Keys::All => own().iter().for_each(|own| listener.missed(own)),
             some @ Keys::Of(_) => listener.missed(some),
         }
-    }
-
-    fn is_needed(&self) -> bool {
-        self.listener().is_some_and(|listener| listener.is_needed())
-    }
-
-    fn granted(&self, key: &str, token: &str) {
-        if let Some(listener) = self.listener() {
-            listener.granted(key, token);
-        }
-    }
-
-    fn next(&self, token: &str, within: Duration) {
-        if let Some(listener) = self.listener() {
-            listener.next(token, within);
-        }
-    }
-
-    fn has_waiters(&self) -> bool {
-        self.listener().is_some_and(|listener| listener.has_waiters())
-    }
-
-    fn has_waiter(&self, token: &str) -> bool {
-        self.listener().is_some_and(|listener| listener.has_waiter(token))
     }
 }

@@ -12,14 +12,17 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     types::Value,
 };
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{
+    future::try_join_all,
+    stream::{FuturesUnordered, StreamExt},
+};
 use leasehold_protocol::{
     doubling::Doubling,
     failure::Failure,
     hearsay::{self, Hearsay},
-    message::Shard,
+    place::{Place, Shard},
     slot::Keys,
-    topology::{Changes, Place, TakenOver, View},
+    topology::{Changes, TakenOver, View},
 };
 
 use super::{Cluster, leave_idle, sentinel::Sentinels, views};
@@ -40,6 +43,9 @@ const MOST_SETTLED: usize = 32;
 const OTHERS: Duration = Duration::from_millis(200);
 
 const NO_SLOTS: &str = "is in a cluster in which no server has a slot, or none tells where it is";
+
+/// The questions for a view.
+const VIEW: [&str; 2] = ["NODES", "SLOTS"];
 
 /// The pauses between tries to reach a seed.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -104,9 +110,7 @@ impl Cluster {
             Error::config(format!("{one} and {other} are of two clusters: name servers of one"))
         })?;
         let mut hearsay = Hearsay::default();
-        for (_, view) in views {
-            hearsay.heard(None, Some(view));
-        }
+        views.into_iter().for_each(|(_, view)| hearsay.heard(None, Some(view)));
         self.go_on(&mut hearsay);
         Ok(())
     }
@@ -142,7 +146,7 @@ impl Cluster {
             let (words, mut failed) = self.first_answers(|seed| Box::pin(self.said_by(sentinels, seed))).await;
             let (mut may_change, mut refused) = (false, Vec::new());
             for said in sentinels.sort(self.now(), words) {
-                let primary = said.primary().clone();
+                let primary = said.1.primary.clone();
                 if refused.contains(&primary) {
                     continue;
                 }
@@ -169,27 +173,24 @@ impl Cluster {
     /// Asks a seed until it answers, for as long as a connection may take.
     async fn answer_of<'a, T>(&self, seed: &Endpoint, ask: impl Fn() -> Coming<'a, T>) -> Result<T, Error> {
         let until = seed.now() + seed.limits.connect;
-        let mut pauses = Doubling::from(FIRST_PAUSE);
-        let mut last = None;
+        let (mut pauses, mut last) = (Doubling::from(FIRST_PAUSE), None);
         loop {
-            let too_late = self.host.sleep(until.since(seed.now()));
-            let error = tokio::select! {
+            let answer = tokio::select! {
                 biased;
-                answer = ask() => match answer {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) => error,
-                },
-                () = too_late => return Err(last.unwrap_or_else(|| unreachable(seed, "no answer"))),
+                answer = ask() => answer,
+                () = self.host.sleep(until.since(seed.now())) => {
+                    return Err(last.unwrap_or_else(|| unreachable(seed, "no answer")));
+                }
             };
-            let error = match error {
-                NoView::Failed(error) => match mistake_of(seed, &error) {
+            last = Some(match answer {
+                Ok(answer) => return Ok(answer),
+                Err(NoView::Failed(error)) => match mistake_of(seed, &error) {
                     Some(mistake) => return Err(mistake),
                     None => unreachable(seed, words(&error)),
                 },
-                NoView::Told(error @ Error::Unavailable(_)) => error,
-                NoView::Told(error) => return Err(error),
-            };
-            last = Some(error);
+                Err(NoView::Told(error @ Error::Unavailable(_))) => error,
+                Err(NoView::Told(error)) => return Err(error),
+            });
             self.host.sleep(pauses.next(LONGEST_PAUSE).min(until.since(seed.now()))).await;
         }
     }
@@ -200,11 +201,9 @@ impl Cluster {
             Source::Primary(shard) => {
                 let (server, _) = self.known(*shard)?;
                 let _asking = self.ask_once(server.address.clone())?;
-                let limit = self.pattern.limits.command;
-                let nodes = server.keeper.command("CLUSTER", vec!["NODES".into()], limit);
-                let slots = server.keeper.command("CLUSTER", vec!["SLOTS".into()], limit);
-                let host = self.topology.read().place(*shard).map(|place| place.host.clone())?;
-                let answers = tokio::try_join!(nodes, slots).map_err(NoView::from);
+                let (host, limit) = (self.topology.read().place(*shard)?.host.clone(), self.pattern.limits.command);
+                let asking = VIEW.map(|what| server.keeper.command("CLUSTER", vec![what.into()], limit));
+                let answers = try_join_all(asking).await.map_err(NoView::from);
                 Some(answers.and_then(|answers| read(&answers, &server.address, &host)))
             }
             Source::Other(endpoint) => {
@@ -220,7 +219,8 @@ impl Cluster {
 
     async fn view_afresh(&self, server: &Endpoint) -> Result<View, NoView> {
         if let Some(sentinels) = &self.sentinels {
-            return Box::pin(self.view_of_sentinel(sentinels, server)).await;
+            let said = Box::pin(self.said_by(sentinels, server)).await?;
+            return Box::pin(self.judge(sentinels, said)).await;
         }
         let Address::Tcp { host, .. } = &server.target.address else {
             return Err(FredError::new(FredKind::Config, "a cluster has no sockets").into());
@@ -228,11 +228,19 @@ impl Cluster {
         let limit = server.limits.command;
         // It is large, and seldom.
         let asking = Box::pin(question::ask(self.host.clone(), server, &self.left_out, async |link| {
-            let nodes = link.command("CLUSTER", vec!["NODES".into()], limit);
-            let slots = link.command("CLUSTER", vec!["SLOTS".into()], limit);
-            tokio::try_join!(nodes, slots)
+            try_join_all(VIEW.map(|what| link.command("CLUSTER", vec![what.into()], limit))).await
         }));
         read(&asking.await?, &server.target.to_string(), host)
+    }
+
+    /// A server's answer, on a connection that is made for it.
+    pub(super) async fn question(&self, of: &Endpoint, what: &'static str, more: &[&str]) -> Result<Value, FredError> {
+        let asking = question::ask(self.host.clone(), of, &self.left_out, async |link| {
+            let arguments: Vec<Value> = more.iter().map(|argument| (*argument).into()).collect();
+            link.command(what, arguments, of.limits.command).await
+        });
+        // It is large, and seldom.
+        Box::pin(asking).await
     }
 
     /// Asks some servers side by side, others in each round.
@@ -260,7 +268,7 @@ impl Cluster {
             let Some((source, answer)) = asking.next().await else { return };
             match self.view_in(&source, answer, &mut hearsay) {
                 Some(view) if self.sentinels.is_some() => self.take_in(&view),
-                view => hearsay.heard(source.primary(), view.filter(|view| !self.is_settled(view))),
+                view => hearsay.heard(source.primary(), view.filter(|view| !self.settled.lock().contains(view))),
             }
             self.silent().into_iter().for_each(|primary| hearsay.is_silent(primary));
             self.go_on(&mut hearsay);
@@ -285,7 +293,12 @@ impl Cluster {
             }
         }
         foreign::tell_debug(|| Event::Connection {
-            node: self.address_of(source),
+            node: match source {
+                Source::Primary(shard) => {
+                    self.topology.read().place(*shard).map(ToString::to_string).unwrap_or_default()
+                }
+                Source::Other(endpoint) => endpoint.target.to_string(),
+            },
             error: match error {
                 NoView::Failed(error) => words(&error).into(),
                 NoView::Told(error) => error.to_string(),
@@ -298,7 +311,7 @@ impl Cluster {
     fn silent(&self) -> Vec<Shard> {
         let now = self.now();
         let servers = self.servers.lock();
-        let silent = servers.iter().filter(|(_, server)| server.pulse.is_silent(now)).map(|(shard, _)| *shard);
+        let silent = servers.iter().filter(|(_, ((_, pulse), _))| pulse.is_silent(now)).map(|(shard, _)| *shard);
         silent.chain(self.topology.read().down()).collect()
     }
 
@@ -315,37 +328,23 @@ impl Cluster {
         self.have_changed(&changes);
     }
 
-    /// Whether it brings nothing new.
-    fn is_settled(&self, view: &View) -> bool {
-        let (topology, settled) = (self.topology.read(), self.settled.lock());
-        settled.0 == *topology && settled.1.contains(view)
-    }
-
     fn merge(&self, view: &View) -> Changes {
         let (mut topology, mut settled) = (self.topology.write(), self.settled.lock());
-        let (of, views) = &mut *settled;
-        let is_same = *of == *topology;
+        let before = topology.clone();
         let changes = topology.merge(view, self.now());
-        if *of != *topology {
-            (*of, *views) = (topology.clone(), Vec::new());
-        } else if is_same && !topology.is_foreign() && views.len() < MOST_SETTLED {
+        if *topology != before {
+            settled.clear();
+        } else if !topology.is_foreign() && settled.len() < MOST_SETTLED {
             // A foreign view counts once all were such for a while.
-            views.push(view.clone());
+            settled.push(view.clone());
         }
         changes
-    }
-
-    fn address_of(&self, source: &Source) -> String {
-        match source {
-            Source::Primary(shard) => self.topology.read().place(*shard).map(ToString::to_string).unwrap_or_default(),
-            Source::Other(endpoint) => endpoint.target.to_string(),
-        }
     }
 
     /// Those to ask in this round: primaries on the connections that there are, and a replica or a seed.
     fn sources(&self, round: usize) -> Vec<Source> {
         if let Some(sentinels) = &self.sentinels {
-            return sentinels.from(round).into_iter().map(|one| Source::Other(Box::new(one))).collect();
+            return sentinels.from(&self.seeds, round).into_iter().map(|one| Source::Other(Box::new(one))).collect();
         }
         let topology = self.topology.read();
         let primaries = topology.servers();
@@ -356,7 +355,7 @@ impl Cluster {
             replicas.iter().map(|place| self.endpoint(place)).chain(self.seeds.iter().cloned()).collect();
         let some =
             primaries.iter().cycle().skip(round * ASKED % primaries.len().max(1)).take(ASKED.min(primaries.len()));
-        let other = others.iter().cycle().nth(round % others.len().max(1));
+        let other = others.get(round % others.len().max(1));
         some.map(|shard| Source::Primary(*shard))
             .chain(other.cloned().map(|other| Source::Other(Box::new(other))))
             .collect()
@@ -406,8 +405,8 @@ impl Cluster {
             let mut servers = self.servers.lock();
             changes.retired.iter().chain(&changes.elsewhere).filter_map(|left| servers.remove(left)).collect()
         };
-        for server in left {
-            server.connections.retire();
+        for ((connections, _), _) in left {
+            connections.retire();
         }
         let failovers = changes.taken_over.iter().filter(|taken_over| taken_over.is_new);
         failovers.for_each(|_| self.metrics.count(NodeCount::Failover));
@@ -422,9 +421,11 @@ impl Cluster {
     }
 }
 
-fn read((nodes, slots): &(Value, Value), server: &str, host: &str) -> Result<View, NoView> {
+/// The answers to the questions of [`VIEW`].
+fn read(answers: &[Value], server: &str, host: &str) -> Result<View, NoView> {
     let text = || format!("{server}: its CLUSTER NODES and CLUSTER SLOTS cannot be read, or do not belong together");
-    views::view(slots, nodes, host).ok_or_else(|| NoView::Told(Error::unavailable(text())))
+    let view = if let [nodes, slots] = answers { views::view(slots, nodes, host) } else { None };
+    view.ok_or_else(|| NoView::Told(Error::unavailable(text())))
 }
 
 /// Why no seed is of use: what each has said, and once what all have. Only if all of them turn us down is trying again

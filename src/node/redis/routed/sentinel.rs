@@ -13,10 +13,11 @@ use fred::{
 };
 use leasehold_protocol::{
     failure::Failure,
+    place::Place,
     sentinel_reports::{Report, Reports, Verdict},
     slot::SLOTS,
     time::Time,
-    topology::{Place, Primary, Replica, View},
+    topology::{Primary, Replica, View},
 };
 use parking_lot::Mutex;
 
@@ -32,57 +33,37 @@ const MOST: usize = 64;
 /// For so long a Sentinel that does not answer, and those that it has named, are asked still.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
+/// The question where the primary is.
+const ADDRESS: &str = "GET-MASTER-ADDR-BY-NAME";
+
 /// The Sentinels of a service.
 pub(super) struct Sentinels {
-    service: String,
-    /// Those of the url.
-    seeds: Vec<Endpoint>,
+    /// The name that they have for the primary.
+    pub(super) service: String,
     /// Those that each of them has named last.
     named: Mutex<BTreeMap<String, (Time, Vec<Endpoint>)>>,
     reports: Mutex<Reports>,
 }
 
 /// The words of the Sentinel at an address.
-pub(super) struct Said {
-    at: Box<str>,
-    report: Report,
-}
+pub(super) type Said = (Box<str>, Report);
 
-/// One Sentinel's answers.
-struct Answers {
-    /// Its own name, if it tells that.
-    name: String,
-    epoch: u64,
-    primary: Place,
-    replicas: Vec<Place>,
-    sentinels: Vec<Place>,
-}
-
-impl Said {
-    pub(super) fn primary(&self) -> &Place {
-        &self.report.primary
-    }
-}
+/// The same, and where the others are that it knows.
+type Answers = (Report, Vec<Place>);
 
 impl Sentinels {
-    pub(super) fn new(service: &str, seeds: &[Endpoint]) -> Self {
-        let (named, reports) = (Mutex::default(), Mutex::default());
-        Self { service: service.into(), seeds: seeds.to_vec(), named, reports }
-    }
-
-    /// The name that they have for the primary.
-    pub(super) fn service(&self) -> &str {
-        &self.service
+    pub(super) fn new(service: &str) -> Self {
+        Self { service: service.into(), named: Mutex::default(), reports: Mutex::default() }
     }
 
     /// The first words, those first that are most likely right.
     pub(super) fn sort(&self, now: Time, words: Vec<Said>) -> Vec<Said> {
-        self.reports.lock().sort(now, words, |said| (&said.at, &said.report))
+        self.reports.lock().sort(now, words, |(at, report)| (at, report))
     }
 
     /// All of them, beginning with another one each round. One that goes by several addresses is there with each.
-    pub(super) fn from(&self, round: usize) -> Vec<Endpoint> {
-        let mut all = self.seeds.clone();
+    pub(super) fn from(&self, seeds: &[Endpoint], round: usize) -> Vec<Endpoint> {
+        let mut all = seeds.to_vec();
         for one in self.named.lock().values().flat_map(|(_, named)| named) {
             let is_new = all.iter().all(|other| other.target.address != one.target.address);
             if is_new && all.len() < MOST {
@@ -96,19 +77,13 @@ impl Sentinels {
 }
 
 impl Cluster {
-    /// The service as this Sentinel sees it, if that is to be believed.
-    pub(super) async fn view_of_sentinel(&self, sentinels: &Sentinels, asked: &Endpoint) -> Result<View, NoView> {
-        let said = self.said_by(sentinels, asked).await?;
-        self.judge(sentinels, said).await
-    }
-
     /// Asks a Sentinel for its words.
     pub(super) async fn said_by(&self, sentinels: &Sentinels, asked: &Endpoint) -> Result<Said, NoView> {
         let (service, at) = (&*sentinels.service, asked.target.to_string());
         let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
-            Box::pin(read_from(link, service, asked.limits.command)).await
+            Box::pin(read_from(link, &at, service, asked.limits.command)).await
         });
-        let Answers { name, epoch, primary, replicas, sentinels: others } = match Box::pin(asking).await {
+        let (report, others) = match Box::pin(asking).await {
             Ok(Ok(said)) => said,
             Ok(Err(services)) => return Err(NoView::Told(unknown(&at, service, &services))),
             Err(error) if is_of_the_password(&error) => {
@@ -118,33 +93,31 @@ impl Cluster {
             Err(error) => return Err(error.into()),
         };
         let others = others.iter().map(|place| self.reach(place, asked, Wanted::Sentinel));
-        let name = if name.is_empty() { &at } else { &name }.as_str().into();
-        let report = Report { name, primary, epoch, replicas, sentinels: others.len() + 1 };
         let (heard, named) = (self.now(), others.chain([asked.clone()]).collect());
         let mut all = sentinels.named.lock();
         all.insert(at.clone(), (heard, named));
         // The words of one that has not answered for so long are forgotten.
         all.retain(|_, (at, _)| heard.since(*at) < REMEMBERED);
-        Ok(Said { at: at.into(), report })
+        Ok((at.into(), report))
     }
 
     /// Concludes from a Sentinel's words, if they are to be believed.
-    pub(super) async fn judge(&self, sentinels: &Sentinels, Said { at, report }: Said) -> Result<View, NoView> {
-        let (now, epoch_now) = {
+    pub(super) async fn judge(&self, sentinels: &Sentinels, (at, report): Said) -> Result<View, NoView> {
+        let ours = {
             let topology = self.topology.read();
-            let owner = topology.owner(0);
-            (owner.and_then(|owner| topology.place(owner)).cloned(), owner.map_or(0, |owner| topology.epoch(owner)))
+            topology.owner(0).and_then(|owner| Some((topology.place(owner)?.clone(), topology.epoch(owner))))
         };
-        let ours = now.as_ref().map(|place| (place, epoch_now));
-        let mut verdict = sentinels.reports.lock().heard(self.now(), &at, report.clone(), ours);
+        let known = ours.as_ref().map(|(place, epoch)| (place, *epoch));
+        let now = known.map(|(place, _)| place);
+        let mut verdict = sentinels.reports.lock().heard(self.now(), &at, report.clone(), known);
         // Whether they say so for long enough is to be seen.
         if verdict == Verdict::Perhaps && self.is_needed() {
             self.doubt();
         }
         let Report { primary, epoch, replicas, .. } = report;
-        if let Some(place) = now.as_ref().filter(|place| verdict.is_open() && **place != primary) {
+        if let Some(place) = now.filter(|place| verdict.is_open() && **place != primary) {
             if let Some(_asking) = self.ask_once("the primary whether it is one".into()) {
-                verdict = match (verdict, self.is_primary(place).await) {
+                verdict = match (verdict, self.is_primary(&self.endpoint(place)).await) {
                     (Verdict::Contested, Ok(false) | Err(_)) => Verdict::Taken,
                     (_, Ok(false)) => Verdict::BegunAnew,
                     (verdict, _) => verdict,
@@ -156,27 +129,23 @@ impl Cluster {
                 "Sentinel {at} names {primary} in epoch {epoch}, and is behind the times, or alone with that"
             ))));
         }
-        if now.as_ref() != Some(&primary) {
+        if now != Some(&primary) {
             self.check_primary(&at, &sentinels.service, &primary).await?;
         }
         let name = |place: &Place| -> Box<str> { place.to_string().into() };
-        let known = now.iter().chain([&primary]).map(name).collect();
+        let known = now.into_iter().chain([&primary]).map(name).collect();
         let (id, slots) = (name(&primary), vec![0..=SLOTS - 1]);
         let replicas =
             replicas.into_iter().map(|place| Replica { id: name(&place), place, is_failing: false }).collect();
         let primaries = vec![Primary { id, place: Some(primary), epoch, slots, replicas }];
-        let begins_anew = now.filter(|_| verdict == Verdict::BegunAnew).map(|now| (now, epoch_now));
+        let begins_anew = ours.filter(|_| verdict == Verdict::BegunAnew);
         Ok(View { by: None, primaries, known, begins_anew })
     }
 
     /// Whether it says that it is one.
-    async fn is_primary(&self, place: &Place) -> Result<bool, FredError> {
-        let endpoint = self.endpoint(place);
-        let asking = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
-            link.command("ROLE", Vec::new(), endpoint.limits.command).await
-        });
+    async fn is_primary(&self, endpoint: &Endpoint) -> Result<bool, FredError> {
         // A caller has the time of one connection for this and the Sentinel's own.
-        let role = tokio::time::timeout(endpoint.limits.connect / 2, Box::pin(asking)).await;
+        let role = tokio::time::timeout(endpoint.limits.connect / 2, self.question(endpoint, "ROLE", &[])).await;
         let role = role.map_err(|_| FredError::new(FredKind::Timeout, "it does not answer"))??;
         Ok(matches!(&role, Value::Array(parts) if parts.first().and_then(Value::as_str).as_deref() == Some("master")))
     }
@@ -185,7 +154,7 @@ impl Cluster {
     async fn check_primary(&self, sentinel: &str, service: &str, place: &Place) -> Result<(), NoView> {
         let endpoint = self.endpoint(place);
         let named = format!("Sentinel {sentinel} names {place} as the primary of {service:?}");
-        Err(NoView::Told(match self.is_primary(place).await {
+        Err(NoView::Told(match self.is_primary(&endpoint).await {
             Ok(true) => return Ok(()),
             Ok(false) => Error::unavailable(format!("{named}, which says that it is a replica")),
             Err(error) => match mistake_of(&endpoint, &error) {
@@ -200,22 +169,14 @@ impl Cluster {
 
     /// Where this one says that the primary is; nothing if it does not say that.
     pub(super) async fn primary_by(&self, asked: &Endpoint) -> Option<Place> {
-        let service = self.sentinels.as_ref()?.service.clone();
-        let limit = asked.limits.command;
-        let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
-            ask(link, "GET-MASTER-ADDR-BY-NAME", &service, limit).await
-        });
-        read_address(&Box::pin(asking).await.ok()?)
+        let asking = [ADDRESS, self.sentinels.as_ref()?.service.as_str()];
+        read_address(&self.question(asked, "SENTINEL", &asking).await.ok()?)
     }
 
     /// Why a failover would not happen now, if this one says so.
     pub(super) async fn no_quorum_by(&self, asked: &Endpoint) -> Option<String> {
-        let service = self.sentinels.as_ref()?.service.clone();
-        let limit = asked.limits.command;
-        let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
-            ask(link, "CKQUORUM", &service, limit).await
-        });
-        let error = Box::pin(asking).await.err()?;
+        let asking = ["CKQUORUM", self.sentinels.as_ref()?.service.as_str()];
+        let error = self.question(asked, "SENTINEL", &asking).await.err()?;
         error.details().starts_with("NOQUORUM").then(|| error.details().to_owned())
     }
 }
@@ -224,11 +185,16 @@ async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) ->
     link.command("SENTINEL", vec![what.into(), service.into()], limit).await
 }
 
-/// The service as a Sentinel knows it; or the services that it watches instead.
+/// The service as the Sentinel at this address knows it; or the services that it watches instead.
 ///
 /// The epoch is asked for before the address. So a newer address may come with an older epoch, and is taken a moment
 /// later; never an older address with a newer epoch.
-async fn read_from(link: &Link, service: &str, limit: Duration) -> Result<Result<Answers, Vec<String>>, FredError> {
+async fn read_from(
+    link: &Link,
+    at: &str,
+    service: &str,
+    limit: Duration,
+) -> Result<Result<Answers, Vec<String>>, FredError> {
     let unreadable = || FredError::new(FredKind::Protocol, "what it says of its service cannot be read");
     let master = match ask(link, "MASTER", service, limit).await {
         Ok(master) => master,
@@ -239,15 +205,17 @@ async fn read_from(link: &Link, service: &str, limit: Duration) -> Result<Result
         Err(error) => return Err(error),
     };
     let (address, replicas, sentinels, name) = tokio::try_join!(
-        ask(link, "GET-MASTER-ADDR-BY-NAME", service, limit),
+        ask(link, ADDRESS, service, limit),
         ask(link, "REPLICAS", service, limit),
         ask(link, "SENTINELS", service, limit),
         async { Ok(link.command("SENTINEL", vec!["MYID".into()], limit).await.ok()) },
     )?;
-    let name = name.and_then(|name| name.as_string()).unwrap_or_default();
+    let name = name.and_then(|name| name.as_string()).filter(|name| !name.is_empty());
+    let (name, sentinels) = (name.as_deref().unwrap_or(at).into(), places(&sentinels));
     let epoch = field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok()).ok_or_else(unreadable)?;
     let primary = read_address(&address).ok_or_else(unreadable)?;
-    Ok(Ok(Answers { name, epoch, primary, replicas: places(&replicas), sentinels: places(&sentinels) }))
+    let report = Report { name, primary, epoch, replicas: places(&replicas), sentinels: sentinels.len() + 1 };
+    Ok(Ok((report, sentinels)))
 }
 
 fn unknown(sentinel: &str, service: &str, services: &[String]) -> Error {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use leasehold_protocol::{failure::Failure, message::Shard};
+use leasehold_protocol::{failure::Failure, place::Shard};
 
 use super::Cluster;
 use crate::{
@@ -16,7 +16,7 @@ impl Cluster {
     pub(super) async fn survey(&self, shard: Shard, limit: Duration) -> Result<ServerSaid, Failure> {
         let (server, _) = self.server(shard)?;
         let said = server.survey(limit, |place| self.endpoint(place)).await;
-        let said = said.map_err(|failure| self.unsent_to(shard, failure, &server))?;
+        let said = said.map_err(|failure| self.unsent(failure, &server, shard, None, None))?;
         let (cluster_nodes, sentinels) = tokio::join!(self.nodes_by(&server, limit), self.said_by_all(limit));
         Ok(ServerSaid { cluster_nodes, sentinels, ..said })
     }
@@ -32,13 +32,13 @@ impl Cluster {
     /// The words of the Sentinels, if they name the primary.
     async fn said_by_all(&self, limit: Duration) -> Option<SentinelsSaid> {
         let sentinels = self.sentinels.as_ref()?;
-        let all = sentinels.from(0);
+        let all = sentinels.from(&self.seeds, 0);
         let named = all.iter().map(|one| async move {
             let named = tokio::time::timeout(limit, self.primary_by(one)).await.ok().flatten();
             (one.target.to_string(), named.map(|place| place.to_string()))
         });
         let (names, refusals) = tokio::join!(join_all(named), join_all(all.iter().map(|one| self.no_quorum_by(one))));
         let no_quorum = refusals.into_iter().flatten().next();
-        Some(SentinelsSaid { service: sentinels.service().into(), names, no_quorum })
+        Some(SentinelsSaid { service: sentinels.service.clone(), names, no_quorum })
     }
 }

@@ -35,7 +35,7 @@ impl Cluster {
             Request::Held { shard, .. } => {
                 let (server, _) = self.server(shard)?;
                 let answer = server.ask(via, request).await;
-                answer.map_err(|failure| self.unsent_to(shard, failure, &server))
+                answer.map_err(|failure| self.unsent(failure, &server, shard, None, None))
             }
             request => self.send_alone(via, self.now(), via.limit, request).await,
         }
@@ -49,27 +49,19 @@ impl Cluster {
         patience: Duration,
         request: Request,
     ) -> Result<Reply, Failure> {
-        match self.send_whole(via, began, patience, &request).await {
-            Err(failure) if is_in_two_places(&failure) => {
-                // It is large, and seldom.
-                Box::pin(self.send_in_parts(rest(via, began + via.limit, self.now()), request)).await
-            }
-            answer => answer,
-        }
-    }
-
-    async fn send_whole(
-        self: &Arc<Self>,
-        via: Via,
-        began: Time,
-        patience: Duration,
-        request: &Request,
-    ) -> Result<Reply, Failure> {
         let Some(key) = request.key() else {
             return Err(Failure::refused("there is no server that this could be asked of"));
         };
         let ask = |server: &Arc<Connections>, via| server.ask(via, request.clone());
-        let (reply, was_repeated) = self.travel(via, began, patience, key, ask).await?;
+        let (reply, was_repeated) = match self.travel(via, began, patience, key, ask).await {
+            Ok(counted) => counted,
+            // The slot is being moved, and not all that the request needs is on either server.
+            Err(failure) if matches!(failure.redirection(), Some(Redirection::Moving { .. })) => {
+                // It is large, and seldom.
+                return Box::pin(self.send_in_parts(rest(via, began + via.limit, self.now()), request)).await;
+            }
+            Err(failure) => return Err(failure),
+        };
         if matches!(&reply, Reply::Renewed(all) if all.iter().any(Result::is_err)) {
             // Perhaps it is a replica now.
             self.doubt();
@@ -111,11 +103,7 @@ impl Cluster {
                     self.wake();
                     let answer = ask(&server, via).await;
                     drop(under_way);
-                    let answer = answer.map_err(|failure| {
-                        let place = on_to.or_else(|| self.topology.read().place(owner).cloned());
-                        self.unsent(failure, &server, place.as_ref(), Some(slot))
-                    });
-                    (answer, Some(pulse))
+                    (answer.map_err(|failure| self.unsent(failure, &server, owner, on_to, Some(slot))), Some(pulse))
                 }
                 Err(failure) => (Err(failure), None),
             };
@@ -164,7 +152,11 @@ impl Cluster {
             pulse.heard(now);
         }
         if let Some(to) = &orders.moved {
-            let moved = self.topology.write().moved(owner, slot, to.clone());
+            let moved = {
+                let mut topology = self.topology.write();
+                self.settled.lock().clear();
+                topology.moved(owner, slot, to.clone())
+            };
             // Others with a key there hear it from the server that has lost it.
             self.take_over(&moved);
             // Unless that has died.
@@ -212,9 +204,4 @@ impl Cluster {
 /// The same way with what is left of the time.
 pub(super) fn rest(via: Via, until: Time, now: Time) -> Via {
     Via { limit: until.since(now).max(Duration::from_millis(1)), ..via }
-}
-
-/// Whether a slot is being moved, and not all that the request needs is on either server.
-fn is_in_two_places(failure: &Failure) -> bool {
-    matches!(failure.redirection(), Some(Redirection::Moving { .. }))
 }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use fred::types::Value;
-use leasehold_protocol::topology::{Place, Primary, Replica, View};
+use leasehold_protocol::{
+    place::Place,
+    topology::{Primary, Replica, View},
+};
 
 /// The view of a server on this host. Nothing if that is not what it has answered, or its answers do not belong together.
 pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {

@@ -2,19 +2,24 @@
 //! whenever there is a doubt.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
-use fred::types::Value;
 use futures_util::{
     future::join_all,
     stream::{FuturesUnordered, StreamExt},
 };
-use leasehold_protocol::{failure::Redirection, key::Key, message::Shard, slot, time::Time, topology::Place};
+use leasehold_protocol::{
+    failure::Redirection,
+    key::Key,
+    place::{Place, Shard},
+    slot,
+    time::Time,
+};
 
 use super::{Cluster, leave_idle, pulse::Pulse, refresh::Source, sentinel::Sentinels};
-use crate::node::redis::transport::{Endpoint, is_answer, question};
+use crate::node::redis::transport::{Endpoint, is_answer};
 
 /// How often it is looked whether a primary answers what was asked of it.
 const TICK: Duration = Duration::from_millis(50);
@@ -50,10 +55,10 @@ pub(super) async fn run(cluster: Weak<Cluster>) {
     loop {
         let Some(cluster) = cluster.upgrade() else { return };
         // Set before the look: what begins after it wakes us.
-        cluster.set_asleep(true);
+        cluster.is_asleep.store(true, Ordering::SeqCst);
         let now = cluster.now();
         let next = cluster.tick(&mut watch, now);
-        cluster.set_asleep(next > now + TICK);
+        cluster.is_asleep.store(next > now + TICK, Ordering::SeqCst);
         let host = cluster.host.clone();
         drop(cluster);
         let pause = async {
@@ -74,8 +79,8 @@ impl Cluster {
     fn tick(self: &Arc<Self>, watch: &mut Watch, now: Time) -> Time {
         let is_needed = self.is_needed();
         let pulses: Vec<(Shard, Arc<Pulse>)> =
-            self.servers.lock().iter().map(|(shard, server)| (*shard, server.pulse.clone())).collect();
-        if self.was_doubted() || pulses.iter().any(|(_, pulse)| pulse.is_silent(now)) {
+            self.servers.lock().iter().map(|(shard, ((_, pulse), _))| (*shard, pulse.clone())).collect();
+        if self.is_doubted.swap(false, Ordering::AcqRel) || pulses.iter().any(|(_, pulse)| pulse.is_silent(now)) {
             if watch.doubted_until <= now {
                 watch.doubted_since = now;
             }
@@ -137,7 +142,7 @@ impl Cluster {
 
     /// Asks Sentinels side by side whether this is the primary still. If one names another, all say what they know.
     async fn cross_check_by_sentinels(&self, sentinels: &Sentinels, place: Option<Place>, round: usize) {
-        let (all, limits) = (sentinels.from(round), self.pattern.limits);
+        let (all, limits) = (sentinels.from(&self.seeds, round), self.pattern.limits);
         let ask = async |sentinel: &Endpoint| {
             // One that hangs is asked again once it has answered, or will not.
             let _asking = self.ask_once(format!("who it is: {}", sentinel.target))?;
@@ -170,18 +175,13 @@ impl Cluster {
         if let Some(sentinels) = &self.sentinels {
             return self.cross_check_by_sentinels(sentinels, place, round).await;
         }
-        let (arguments, limit) = (|| vec![Value::from(key.lock())], self.pattern.limits.command);
-        let (source, asked, answer) = if let Some(other) = others.iter().cycle().nth(round % others.len().max(1)) {
+        let (source, asked, answer) = if let Some(other) = others.get(round % others.len().max(1)) {
             let Ok((server, _)) = self.server(*other) else { return };
-            let answer = server.keeper.command("GET", arguments(), limit).await;
+            let answer = server.keeper.command("GET", vec![key.lock().into()], self.pattern.limits.command).await;
             (Source::Primary(*other), server.address.clone(), answer)
-        } else if let Some(replica) = replicas.iter().cycle().nth(round % replicas.len().max(1)) {
+        } else if let Some(replica) = replicas.get(round % replicas.len().max(1)) {
             let endpoint = self.endpoint(replica);
-            let ask = question::ask(self.host.clone(), &endpoint, &self.left_out, async |link| {
-                link.command("GET", arguments(), limit).await
-            });
-            // It is large, and seldom.
-            let answer = Box::pin(ask).await;
+            let answer = self.question(&endpoint, "GET", &[key.lock()]).await;
             (Source::Other(Box::new(endpoint)), replica.to_string(), answer)
         } else {
             return;
