@@ -19,6 +19,7 @@
 //! | [`multi_lock`] | which of several locks are tried, kept and waited for |
 //! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
+//! | [`link_health`] | when one link to a node is given up, though it has not ended |
 //! | [`addressees`] | which of a process's fair waiters a server's notification is for |
 //! | [`tracking`] | which keys the servers are asked to track |
 //! | [`topology`] | which server of a cluster has which slot |
@@ -58,6 +59,7 @@ pub mod holder;
 pub mod identities;
 pub mod jitter;
 pub mod key;
+pub mod link_health;
 pub mod loss;
 pub mod message;
 pub mod mode;

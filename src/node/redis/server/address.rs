@@ -98,7 +98,7 @@ impl Connections {
         if let Finding::Moved(run_id) = finding {
             // What the server that is left answers from now on is not heard. One that does not answer may yet.
             let elsewhere = ours.iter().filter(|(_, _, ours)| ours.as_ref() != Some(&run_id));
-            let left = elsewhere.filter(|(connection, link, _)| connection.leave(link)).count();
+            let left = elsewhere.filter(|(connection, link, _)| connection.give_up(link)).count();
             // None, if the server was restarted meanwhile. If nobody knew where ours led, they may have led there.
             if left > 0 && ours.iter().any(|(_, _, run_id)| run_id.is_some()) {
                 self.metrics.count(NodeCount::Move);
@@ -118,9 +118,9 @@ impl Connections {
         for connection in [Some(&self.keeper), home].into_iter().flatten() {
             if let Some((link, info)) = connection.server_info().await {
                 if let Some(run_id) = info.and_then(|info| info::identity(&info).run_id) {
-                    link.note_where_it_leads(&run_id);
+                    link.note_where_it_leads(Some(run_id));
                 }
-                let run_id = link.leads_to().map(Into::into);
+                let run_id = link.leads_to().flatten().map(Into::into);
                 ours.push((&**connection, link, run_id));
             }
         }

@@ -53,7 +53,7 @@ impl Connections {
     pub(super) fn renew(&self, via: Via, batch: Arc<[Claim]>) -> Answer<Reply> {
         let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(batch.first(), via);
         let (connection, keys, claims) = (self.connection(via.route), keys * batch.len(), batch.clone());
-        let wanted = connection.endpoint().wanted;
+        let wanted = connection.endpoint.wanted;
         let arguments = move |all: &mut Vec<Value>| arguments(&batch, watches, all);
         let renewal: Answer<Reply> = self.run(via, script, keys, arguments, move |reply, _| {
             if reply::is_of_no_primary(reply) {
@@ -86,7 +86,7 @@ impl Connections {
         if looks {
             self.subscription.look_at(&claims.iter().map(|claim| claim.key.lock()).collect());
         }
-        let wanted = connection.endpoint().wanted;
+        let wanted = connection.endpoint.wanted;
         let read = |reply: &Value| reply::renewed(reply, wanted).ok_or_else(reply::unreadable).and_then(only);
         let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();
         let shortest = claims.iter().map(|claim| claim.ttl).min();

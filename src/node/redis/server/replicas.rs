@@ -201,7 +201,7 @@ impl Replicas {
     }
 
     fn short(&self, seen: u32, all: Duration) -> Failure {
-        let (server, wanted) = (self.connection.server(), self.state.lock().wanted());
+        let (server, wanted) = (&self.connection.server, self.state.lock().wanted());
         self.shortage.is_met(self.connection.now(), seen, wanted);
         Failure::unknown(format!(
             "redis at {server} has written it, but {seen} of {wanted} replicas confirmed that within {} (min_replicas)",

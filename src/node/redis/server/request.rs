@@ -29,7 +29,7 @@ use crate::{
                 ACQUIRE, FLOORS, FORCE_RELEASE, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE, RAISE, REHEARSE, RELEASE,
                 REPAIR, SUCCEED, Script,
             },
-            transport::{Before, Connection, Way, is_no_right_to_a_key, left},
+            transport::{Before, Connection, Way, is_no_right_to_a_key},
         },
     },
 };
@@ -78,13 +78,13 @@ impl Connections {
             Entered::Alone(flight) => self.ask_alone(via, request, Some(flight)),
             Entered::Full(failure) => Box::pin(ready(Err(failure))),
             Entered::Queued(told) => {
-                let (server, combining, until) = (self.clone(), combining.clone(), now + limit);
+                let (server, until) = (self.clone(), now + limit);
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
                         Ok(Ok(Told::Reply(reply))) => Ok(reply),
                         // Later requests on this route may have come before it now.
                         Ok(Ok(Told::Alone { repeated })) => {
-                            let left = left(combining.now(), limit, until);
+                            let (left, _) = server.keeper.left(limit, until);
                             let answer =
                                 server.ask_alone(Via::new(route, left), request, None).await.map(reply::overtaken);
                             // The batch may have done what this one did not come to.
@@ -287,7 +287,7 @@ impl Connections {
             let pause = via.limit / 4;
             let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
             server.host.time_keeper().keep(deciding, || ()).await;
-            let left = left(server.keeper.now(), via.limit, until);
+            let (left, _) = server.keeper.left(via.limit, until);
             server.poll_once(Via { limit: left, ..via }, poll).await
         })
     }
@@ -358,7 +358,7 @@ impl Connections {
     /// How many bytes the floors of the fences of this program's locks take, about. Nothing if the server keeps it to itself.
     pub(crate) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
         let mut arguments = |all: &mut Vec<Value>| {
-            all.extend([KEYS_OF_A_SAMPLE.into(), connection.endpoint().names.prefix.as_ref().into()]);
+            all.extend([KEYS_OF_A_SAMPLE.into(), connection.endpoint.names.prefix.as_ref().into()]);
             Some(0)
         };
         let (reply, _) = connection.run(&FLOORS, &mut arguments, limit, || Before::Nothing).await.ok()?;

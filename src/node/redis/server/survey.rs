@@ -64,7 +64,7 @@ impl Connections {
 
     /// Where a replica of this server is reached.
     pub(in crate::node::redis) fn beside(&self, place: &Place) -> Endpoint {
-        let endpoint = self.keeper.endpoint();
+        let endpoint = &self.keeper.endpoint;
         let tls = endpoint.target.address.has_tls();
         let address = Address::Tcp { host: place.host.to_string(), port: place.port, tls };
         endpoint.another(Target { address, ..endpoint.target.clone() }, Wanted::Named)

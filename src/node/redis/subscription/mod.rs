@@ -247,7 +247,7 @@ impl Subscription {
 
     async fn sessions(&self, endpoint: &Endpoint, keeper: &Connection, own_invalidations: &Arc<OwnInvalidations>) {
         let limits = endpoint.limits;
-        let mut links = keeper.links();
+        let mut links = keeper.new_links();
         let mut reconnect = Reconnect::new(RECONNECT);
         loop {
             tokio::select! {

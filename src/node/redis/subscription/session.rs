@@ -14,7 +14,7 @@ use crate::node::redis::{
     transport::{
         Connection, Endpoint, Limits, Role,
         client::{self, ask},
-        connected, is_left_out, is_refusal, words,
+        connected, introduce, is_left_out, is_refusal, words,
     },
 };
 
@@ -40,7 +40,7 @@ impl Session {
             Ok(Self { client, id: Err(String::new()), router, errors, messages })
         };
         let mut session = connected(endpoint, connect).await.map_err(|error| ended(&error))?;
-        let introducing = keeper.introduce(&session.client, Role::Notifications);
+        let introducing = introduce(&session.client, endpoint, Role::Notifications, &keeper.left_out);
         let (introduced, id) = tokio::join!(introducing, session.subscribe(limits));
         introduced.map_err(|error| ended(&error))?;
         session.id = id?;

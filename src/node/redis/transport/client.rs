@@ -30,6 +30,12 @@ const BACKLOG: usize = 2048;
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
 
+/// A command, with its arguments.
+pub(crate) type Command = (&'static str, Vec<Value>);
+
+/// The server's answer to a command, or why there is none.
+pub(crate) type Answer = Result<Value, FredError>;
+
 /// The client of a link.
 pub(super) fn of_link(config: Config, limits: Limits) -> Client {
     Client::new(config, Some(performance(limits)), Some(settings(limits)), Some(waits_for_its_end()))
@@ -99,12 +105,7 @@ pub(crate) async fn connect(client: &Client) -> Result<ConnectHandle, FredError>
 }
 
 /// Sends a command that is no script.
-pub(crate) async fn ask(
-    client: &Client,
-    command: &'static str,
-    arguments: Vec<Value>,
-    limit: Duration,
-) -> Result<Value, FredError> {
+pub(crate) async fn ask(client: &Client, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
     once(client, limit).custom(custom(command), arguments).await
 }
 
@@ -118,27 +119,32 @@ pub(super) fn custom(command: &'static str) -> CustomCommand {
     CustomCommand::new_static(command, ClusterHash::FirstKey, false)
 }
 
-/// Sends a command right behind another; the answers of both. fred does not take a pipeline out of its queue when the
-/// time is over; but it keeps the order, so an undo on the same link comes later.
+/// Commands to be sent one right behind the other. fred does not take a pipeline out of its queue when the time is
+/// over; but it keeps the order, so an undo on the same link comes later.
+pub(super) async fn queue(
+    client: WithOptions<Client>,
+    commands: impl IntoIterator<Item = Command>,
+) -> Result<Pipeline<WithOptions<Client>>, FredError> {
+    let pipeline = Pipeline::from(client);
+    for (command, arguments) in commands {
+        let _queued: Value = pipeline.custom(custom(command), arguments).await?;
+    }
+    Ok(pipeline)
+}
+
+/// Sends a command right behind another; the answers of both.
 pub(super) async fn send_behind(
-    client: &WithOptions<Client>,
-    (first, words): (&'static str, &'static [&'static str]),
-    command: &'static str,
-    arguments: Vec<Value>,
-) -> Result<(Result<Value, FredError>, Result<Value, FredError>), FredError> {
-    let pipeline = Pipeline::from(client.clone());
-    let _queued: Value = pipeline.custom(custom(first), words.to_vec()).await?;
-    let _queued: Value = pipeline.custom(custom(command), arguments).await?;
-    let answers = all(&pipeline, 2).await?;
+    client: WithOptions<Client>,
+    first: Command,
+    command: Command,
+) -> Result<(Answer, Answer), FredError> {
+    let answers = all(&queue(client, [first, command]).await?, 2).await?;
     let [first, second] = <[_; 2]>::try_from(answers).map_err(|_| unread())?;
     Ok((first, second))
 }
 
 /// The answers of a pipeline of so many.
-pub(super) async fn all(
-    pipeline: &Pipeline<WithOptions<Client>>,
-    many: usize,
-) -> Result<Vec<Result<Value, FredError>>, FredError> {
+pub(super) async fn all(pipeline: &Pipeline<WithOptions<Client>>, many: usize) -> Result<Vec<Answer>, FredError> {
     let mut answers = pipeline.try_all::<Value>().await;
     // fred tells once what befell all of them.
     let is_of_all = matches!(&answers[..], [Err(error)] if !is_answer(error));
@@ -148,6 +154,6 @@ pub(super) async fn all(
     Err(answers.pop().and_then(Result::err).unwrap_or_else(unread))
 }
 
-pub(super) fn unread() -> FredError {
+fn unread() -> FredError {
     FredError::new(FredKind::Protocol, "the answers cannot be read")
 }

@@ -1,17 +1,8 @@
 //! A connection to one server: how a request is sent on its links, and what its failure means.
 
-use std::{
-    fmt,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, ops::Deref, pin::pin, sync::Arc, time::Duration};
 
 use fred::{
-    clients::Client,
     error::{Error as FredError, ErrorKind as FredKind},
     types::Value,
 };
@@ -20,16 +11,15 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
+    client::Answer,
     endpoint::Endpoint,
     failure::{
         self, classify_of, is_a_replica_by_now, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server,
         missing_right,
     },
-    introduction::{Role, introduce},
     kind::ServerKind,
-    left_out::LeftOut,
-    link::{Before, Link},
-    links::{Links, NewLinks, SHORTEST_LIMIT},
+    link::{Before, Ending, Link},
+    links::{Links, SHORTEST_LIMIT},
     opening::{Opening, Side},
     question,
 };
@@ -55,45 +45,39 @@ pub(crate) struct Way {
 /// A connection to one server, multiplexed, which reconnects by itself.
 pub(crate) struct Connection {
     links: Arc<Links>,
-    left_out: Arc<LeftOut>,
-    /// The number of the link that has not answered a question about its server.
-    mute: AtomicU64,
     /// Makes the next link when one has ended.
     maintenance: AbortHandle,
 }
 
-/// The rest of this limit, which is over at `until`; all of it in a process that stood still then.
-pub(crate) fn left(now: Time, limit: Duration, until: Time) -> Duration {
-    if stood_still(now, until) { limit } else { until.since(now).max(SHORTEST_LIMIT) }
-}
+/// It is its links, and has them maintained for as long as it lives.
+impl Deref for Connection {
+    type Target = Links;
 
-fn is_timeout(error: &FredError) -> bool {
-    error.kind() == &FredKind::Timeout
+    fn deref(&self) -> &Links {
+        &self.links
+    }
 }
 
 impl Connection {
     /// Connects, trying until `limits.connect` has passed or the server refuses us. The task that replaces its links
     /// lives on the runtime of this call, the links themselves at `place`.
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "like fred's own tasks it belongs to this runtime and this connection"
-    )]
     pub(crate) async fn open(place: Side, endpoint: &Endpoint, last_reason: &Mutex<String>) -> Result<Self, Error> {
-        let mut opening = Opening::new(place, endpoint.clone());
-        let (link, ending) = opening.first(last_reason).await?;
-        let links = Links::new(endpoint.clone(), Some(link));
-        let left_out = opening.left_out();
-        let maintenance = tokio::task::spawn(links.clone().maintain(Some(ending), opening)).abort_handle();
-        Ok(Self { links, left_out, mute: AtomicU64::new(0), maintenance })
+        let mut opening = Opening::new(place.role(), place, endpoint.clone(), Arc::default());
+        let first = opening.first(last_reason).await?;
+        Ok(Self::of(&Handle::current(), opening, Some(first)))
     }
 
     /// The same, but connects in the background: requests wait for the link within their limits. The task that makes it
     /// lives on `runtime`.
     pub(crate) fn begin(runtime: &Handle, place: Side, endpoint: &Endpoint) -> Self {
-        let opening = Opening::new(place, endpoint.clone());
-        let (links, left_out) = (Links::new(endpoint.clone(), None), opening.left_out());
-        let maintenance = runtime.spawn(links.clone().maintain(None, opening)).abort_handle();
-        Self { links, left_out, mute: AtomicU64::new(0), maintenance }
+        Self::of(runtime, Opening::new(place.role(), place, endpoint.clone(), Arc::default()), None)
+    }
+
+    fn of(runtime: &Handle, opening: Opening, first: Option<(Link, Ending)>) -> Self {
+        let (first, ending) = first.unzip();
+        let links = Links::new(&opening.next, first);
+        let maintenance = runtime.spawn(links.clone().maintain(ending, opening)).abort_handle();
+        Self { links, maintenance }
     }
 
     /// Runs a script: by its text the first time on a link, then by its hash. So a server that has never seen it needs
@@ -133,12 +117,11 @@ impl Connection {
         (limit, mut until): (Duration, Time),
         before: &(impl Fn() -> Before + Send),
     ) -> Result<(Value, Way), Failure> {
-        let links = &*self.links;
-        let (mut left, mut overtaken) = (limit, links.up().is_none());
+        let (mut left, mut overtaken) = (limit, self.up().is_none());
         loop {
-            let link = links.link(&mut left).await?;
+            let link = self.link(&mut left).await?;
             if link.is_full() {
-                return Err(links.full());
+                return Err(self.full());
             }
             let (before, mut by_hash) = (before(), !link.is_first(script));
             let outcome = loop {
@@ -154,11 +137,11 @@ impl Connection {
             match outcome {
                 Ok((value, tracked)) => {
                     link.answered();
-                    return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number() }));
+                    return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
                 Err(error) if is_unsent(&error) && self.now() < until => {
-                    links.give_up(&link);
+                    self.give_up(&link);
                     overtaken = true;
                     (left, until) = self.left(limit, until);
                 }
@@ -186,17 +169,16 @@ impl Connection {
         before: Before,
     ) -> Result<(Vec<Result<Value, Failure>>, u64), Failure> {
         let until = self.now() + limit;
-        let link = self.links.link(&mut limit).await?;
+        let link = self.link(&mut limit).await?;
         if link.is_full() {
-            return Err(self.links.full());
+            return Err(self.full());
         }
         let call = |one: &T| link.call(script, !link.is_first(script), &mut |all| Some(arguments(one, all)));
         let outcome = link.send_each(each.iter().filter_map(call), limit, before).await;
-        let answers = outcome.map_err(|error| self.failed(&link, &error, (limit, until)))?;
+        let failed = |error: FredError| self.failed(&link, &error, (limit, until));
+        let answers = outcome.map_err(failed)?;
         link.answered();
-        let read =
-            |answer: Result<Value, FredError>| answer.map_err(|error| self.failed(&link, &error, (limit, until)));
-        Ok((answers.into_iter().map(read).collect(), link.number()))
+        Ok((answers.into_iter().map(|answer| answer.map_err(failed)).collect(), link.number))
     }
 
     /// Runs the script of votes: that of the run that the link leads to, if it is known and `is_trusted`, else
@@ -209,8 +191,8 @@ impl Connection {
         before: impl Fn() -> Before + Send,
         is_trusted: impl Fn(&str) -> bool + Send,
     ) -> Result<(Value, Way), Failure> {
-        let (links, until) = (&*self.links, self.now() + limit);
-        let link = links.up().filter(|link| !link.is_full());
+        let until = self.now() + limit;
+        let link = self.up().filter(|link| !link.is_full());
         let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
         let Some((link, run)) = link.and_then(of_run) else {
             return self.run_once(script, arguments, (limit, until), &before).await;
@@ -219,12 +201,12 @@ impl Connection {
         match link.send(call, limit, before()).await {
             Ok((value, tracked)) => {
                 link.answered();
-                return Ok((value, Way { tracked, overtaken: false, repeated: false, link: link.number() }));
+                return Ok((value, Way { tracked, overtaken: false, repeated: false, link: link.number }));
             }
             // It may be another run by now: it is asked, and not given the text.
             Err(error) if unknown_script(&error) => link.forget_run(),
             Err(error) if is_unsent(&error) && self.now() < until => {
-                links.give_up(&link);
+                self.give_up(&link);
             }
             Err(error) => return Err(self.failed(&link, &error, (limit, until))),
         }
@@ -235,17 +217,17 @@ impl Connection {
 
     /// This run has answered on the link with this number.
     pub(crate) fn note_run(&self, link: u64, run_id: &str) {
-        if let Some(link) = self.links.up().filter(|up| up.number() == link) {
+        if let Some(link) = self.up().filter(|up| up.number == link) {
             link.note_run(run_id);
         }
     }
 
     /// How many replicas have what was written on this link, as soon as so many have it; within this time at most.
     pub(crate) async fn replicas(&self, link: u64, wanted: u8, time: Duration) -> Result<u32, Failure> {
-        let Some(link) = self.links.up().filter(|up| up.number() == link) else {
+        let Some(link) = self.up().filter(|up| up.number == link) else {
             return Err(Failure::unknown("the connection ended before replicas were asked for"));
         };
-        let limit = time + self.links.endpoint.limits.command;
+        let limit = time + self.endpoint.limits.command;
         let until = self.now() + limit;
         let read = |count: Value| count.as_u64().and_then(|count| u32::try_from(count).ok());
         match count_replicas(&link, wanted, time, limit).await {
@@ -253,41 +235,32 @@ impl Connection {
                 link.answered();
                 let count = read(count);
                 if count.is_some_and(|count| count < u32::from(wanted)) {
-                    link.has_waited_in_vain(time, self.now());
+                    let now = self.now();
+                    link.health().replicas_missing(time, now);
                 }
                 count.ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
             }
             // It was a primary when it wrote.
             Err(error) if is_a_replica_by_now(error.details()) => {
-                self.links.find_primary();
-                Err(Failure::unknown(format!("redis at {} has become a replica", self.links.server)))
+                self.find_primary();
+                Err(Failure::unknown(format!("redis at {} has become a replica", self.server)))
             }
             Err(error) => Err(self.failed(&link, &error, (limit, until)).halfway()),
         }
     }
 
-    /// The server, without who we are there.
-    pub(crate) fn server(&self) -> &str {
-        &self.links.server
-    }
-
     /// Sends a command that is no script.
-    pub(crate) async fn command(
-        &self,
-        command: &'static str,
-        arguments: Vec<Value>,
-        limit: Duration,
-    ) -> Result<Value, FredError> {
+    pub(crate) async fn command(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         let unsent = |failure: Failure| FredError::new(FredKind::IO, failure.to_string());
         let mut left = limit;
-        let link = self.links.link(&mut left).await.map_err(unsent)?;
+        let link = self.link(&mut left).await.map_err(unsent)?;
         self.ask(&link, command, arguments, left).await
     }
 
     /// The server's `INFO`; empty if it refuses that.
     pub(crate) async fn info(&self, limit: Duration) -> Result<String, Failure> {
         let (mut left, until) = (limit, self.now() + limit);
-        let link = self.links.link(&mut left).await?;
+        let link = self.link(&mut left).await?;
         match self.ask(&link, "INFO", Vec::new(), left).await {
             Ok(info) => {
                 link.answered();
@@ -303,17 +276,14 @@ impl Connection {
 
     /// The link that there is; and what its server says of itself, if it does, and was not asked before.
     pub(crate) async fn server_info(&self) -> Option<(Arc<Link>, Option<String>)> {
-        let link = self.links.up()?;
+        let link = self.up()?;
         if link.leads_to().is_some() {
-            return Some((link, None));
-        }
-        // Its runtime may have stopped: questions must not pile up there.
-        if self.mute.load(Ordering::Relaxed) == link.number() {
             return Some((link, None));
         }
         let info = self.info_of(&link).await.ok();
         if info.is_none() {
-            self.mute.store(link.number(), Ordering::Relaxed);
+            // Its runtime may have stopped: questions must not pile up there.
+            link.note_where_it_leads(None);
         }
         Some((link, info))
     }
@@ -321,33 +291,20 @@ impl Connection {
     /// Reads the `INFO` of the server at the address, on a connection of its own. An error if there is none, or only a
     /// replica.
     pub(crate) async fn fresh_info(&self, host: Host) -> Result<String, FredError> {
-        // It is large, and seldom.
-        let info = Box::pin(self.ask_afresh(host)).await;
-        if let Err(error) = &info {
-            self.links.tell_trouble(error);
-        }
-        info
-    }
-
-    async fn ask_afresh(&self, host: Host) -> Result<String, FredError> {
-        question::ask(host, &self.links.endpoint, &self.left_out, async |link| match link.kind().await {
+        let asking = question::ask(host, &self.endpoint, &self.left_out, async |link| match link.kind.get().await {
             ServerKind::Replica => Err(FredError::new(FredKind::Config, "its address leads to a replica")),
             _ => self.info_of(link).await,
-        })
-        .await
+        });
+        // Boxed: it is large, and seldom.
+        Box::pin(asking).await.inspect_err(|error| self.tell_trouble(error))
     }
 
     /// Of an answer that is there in a quarter of a command's time.
     async fn info_of(&self, link: &Link) -> Result<String, FredError> {
-        let limit = self.links.endpoint.limits.command / 4;
+        let limit = self.endpoint.limits.command / 4;
         let asking = self.ask(link, "INFO", vec!["server".into()], limit.max(SHORTEST_LIMIT));
         let info = tokio::time::timeout(limit, asking).await.map_err(|_| no_answer())??;
         Ok(info.as_string().unwrap_or_default())
-    }
-
-    /// No answer on this link counts from now on, and there will be another. Whether it was the link until now.
-    pub(crate) fn leave(&self, link: &Arc<Link>) -> bool {
-        self.links.give_up(link)
     }
 
     /// One of its settings; `None` if it does not tell that.
@@ -355,91 +312,39 @@ impl Connection {
         setting(&self.command("CONFIG", vec!["GET".into(), name.into()], limit).await.ok()?)
     }
 
-    /// Where it leads, and who we are there.
-    pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.links.endpoint
-    }
-
-    pub(crate) fn now(&self) -> Time {
-        self.links.now()
-    }
-
-    /// Says whose another connection to this server is.
-    pub(crate) async fn introduce(&self, other: &Client, role: Role) -> Result<(), FredError> {
-        introduce(other, &self.links.endpoint, role, &self.left_out).await
-    }
-
-    /// It takes no more requests now.
-    pub(crate) fn full(&self) -> Failure {
-        self.links.full()
-    }
-
     /// It has not taken a request that waited for its turn.
     pub(crate) fn late(&self) -> Failure {
-        let no_link = self.links.link_now().err();
-        no_link.unwrap_or_else(|| {
-            Failure::unsent("the requests before this one took all of its time, and it was not sent")
-        })
+        let in_vain = || Failure::unsent("the requests before this one took all of its time, and it was not sent");
+        self.link_now().err().unwrap_or_else(in_vain)
     }
 
     /// Completes when there is a link. An error says why there is none after this limit.
     pub(crate) async fn linked(&self, mut limit: Duration) -> Result<(), Failure> {
-        self.links.link(&mut limit).await.map(|_link| ())
-    }
-
-    /// Completes once there is no link.
-    pub(crate) async fn unlinked(&self) {
-        self.links.unlinked().await;
+        self.link(&mut limit).await.map(|_link| ())
     }
 
     /// Why there is no link, if there is none.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.links.link_now().err().map(|failure| failure.to_string())
-    }
-
-    /// Completes when there is a link; or when the server has no room for another client. Then a program goes on with the
-    /// connection that it has: those that wait for their second would keep others from their first.
-    pub(crate) async fn settled(&self) -> Result<(), Error> {
-        self.links.settled().await
-    }
-
-    /// Whether its server has no room for another client, and turns this one away.
-    pub(crate) fn is_turned_away(&self) -> bool {
-        self.links.is_turned_away()
-    }
-
-    /// Why its server was never reached, unless that has turned us away.
-    pub(crate) fn never_reached(&self) -> Option<String> {
-        self.links.never_up()
+        self.link_now().err().map(|failure| failure.to_string())
     }
 
     /// It gave no answer in time.
     pub(crate) fn silent(&self, limit: Duration) -> Failure {
-        failure::silent(&self.links.server, limit)
-    }
-
-    /// The links that come after the one that there is now.
-    pub(crate) fn links(&self) -> NewLinks {
-        self.links.new_ones()
+        failure::silent(&self.server, limit)
     }
 
     /// Gives the link up and makes a new one, in the background; unless no silence on it could be told yet.
     pub(crate) fn reconnect(&self) {
-        if let Some(link) = self.links.up() {
-            if !link.is_beyond_doubt(self.links.now()) {
-                self.links.give_up(&link);
-            }
+        let now = self.now();
+        if let Some(link) = self.up().filter(|link| !link.health().is_beyond_doubt(now)) {
+            self.give_up(&link);
         }
-    }
-
-    /// The server has answered that it is no primary: another one may be by now.
-    pub(crate) fn find_primary(&self) {
-        self.links.find_primary();
     }
 
     /// Two connections to one server: when one hears that it is no primary, the other looks for another too.
     pub(crate) fn pair(&self, other: &Self) {
-        self.links.pair(&other.links);
+        let _paired = self.sibling.set(Arc::downgrade(&other.links));
+        let _paired = other.sibling.set(Arc::downgrade(&self.links));
     }
 
     /// No answer counts from now on, and nothing is sent any more.
@@ -459,13 +364,7 @@ impl Connection {
     }
 
     /// Sends a command that we can do without.
-    async fn ask(
-        &self,
-        link: &Link,
-        command: &'static str,
-        arguments: Vec<Value>,
-        limit: Duration,
-    ) -> Result<Value, FredError> {
+    async fn ask(&self, link: &Link, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         self.left_out.check(command, self.now())?;
         let outcome = link.command(command, arguments, limit).await;
         self.left_out.note(command, &outcome, self.now());
@@ -487,22 +386,24 @@ impl Connection {
         more: impl FnOnce(&str) -> Option<String>,
     ) -> Failure {
         let now = self.now();
-        if is_timeout(error) && !stood_still(now, until) && link.is_silent(limit, now) {
-            self.links.give_up(link);
-        }
-        if is_wrong_server(error) || is_unauthenticated(error) {
-            self.links.give_up(link);
+        let is_silence = error.kind() == &FredKind::Timeout && !stood_still(now, until);
+        if is_wrong_server(error)
+            || is_unauthenticated(error)
+            || (is_silence && link.health().waited_in_vain(limit, now))
+        {
+            self.give_up(link);
         }
         if is_no_primary(error.details()) {
-            self.links.find_primary();
+            self.find_primary();
         }
-        classify_of((&self.links.server, self.links.endpoint.wanted), error, limit, more)
+        classify_of((&self.server, self.endpoint.wanted), error, limit, more)
     }
 
-    /// The rest of this limit, which is over at `until`, and when that is over.
-    fn left(&self, limit: Duration, until: Time) -> (Duration, Time) {
+    /// The rest of this limit, which is over at `until`, and when that is over; all of it in a process that stood still
+    /// then.
+    pub(crate) fn left(&self, limit: Duration, until: Time) -> (Duration, Time) {
         let now = self.now();
-        let left = left(now, limit, until);
+        let left = if stood_still(now, until) { limit } else { until.since(now).max(SHORTEST_LIMIT) };
         (left, now + left)
     }
 }
@@ -516,23 +417,19 @@ impl Drop for Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("server", &self.links.server).finish_non_exhaustive()
+        f.debug_struct("Connection").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
 /// The value in the answer to `CONFIG GET` of one setting.
 pub(crate) fn setting(reply: &Value) -> Option<String> {
-    match reply {
-        Value::Array(parts) => match &**parts {
-            [_name, value] => value.as_string(),
-            _ => None,
-        },
-        _ => None,
-    }
+    let Value::Array(parts) = reply else { return None };
+    let [_name, value] = &**parts else { return None };
+    value.as_string()
 }
 
 /// The answer to a `WAIT` of so long.
-async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> Result<Value, FredError> {
+async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> Answer {
     let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
     let mut waiting = pin!(link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit));
     tokio::select! {
@@ -618,7 +515,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
         let (connection, _stop) = connection(server().await).await;
-        let (link, mut links) = (connection.links.up().unwrap(), connection.links());
+        let (link, mut links) = (connection.up().unwrap(), connection.new_links());
         link.quit(LIMIT).await;
         tokio::time::timeout(LIMIT, links.next()).await.expect("there is another link");
         for before in [Before::Nothing, Before::Tracking, Before::Asking] {

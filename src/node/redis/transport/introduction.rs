@@ -2,15 +2,10 @@
 
 use std::time::Duration;
 
-use fred::{
-    clients::{Client, Pipeline},
-    error::Error as FredError,
-    interfaces::ClientLike,
-    types::Value,
-};
+use fred::{clients::Client, error::Error as FredError, types::Value};
 
 use super::{
-    client::{custom, once},
+    client::{once, queue},
     endpoint::Endpoint,
     failure::is_answer,
     left_out::LeftOut,
@@ -46,16 +41,10 @@ pub(crate) async fn introduce(
 }
 
 async fn say(client: &Client, name: &str, limit: Duration) -> Result<(), FredError> {
-    let pipeline = Pipeline::from(once(client, limit));
-    for words in [
-        &["SETNAME", name][..],
-        &["SETINFO", "LIB-NAME", "leasehold"],
-        &["SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")],
-    ] {
-        let words: Vec<Value> = words.iter().map(|&word| word.into()).collect();
-        let _queued: Value = pipeline.custom(custom("CLIENT"), words).await?;
-    }
-    let answers = pipeline.try_all::<Value>().await;
+    let words: [&[&str]; 3] =
+        [&["SETNAME", name], &["SETINFO", "LIB-NAME", "leasehold"], &["SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]];
+    let commands = words.map(|words| ("CLIENT", words.iter().map(|&word| word.into()).collect::<Vec<Value>>()));
+    let answers = queue(once(client, limit), commands).await?.try_all::<Value>().await;
     answers.into_iter().filter_map(Result::err).find(|error| !is_answer(error)).map_or(Ok(()), Err)
 }
 

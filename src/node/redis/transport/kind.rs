@@ -8,12 +8,12 @@
 
 use std::{
     future::{Future, poll_fn},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     task::Poll,
 };
 
 use fred::{error::Error as FredError, types::Value};
-use tokio::sync::Notify;
+use tokio::sync::SetOnce;
 
 use super::failure::{CLUSTER, NO_CLUSTER, NO_SENTINEL, SENTINEL, wrong_server};
 
@@ -51,10 +51,7 @@ pub(crate) enum ServerKind {
 
 /// The kind of the server that a link leads to, once it is known.
 #[derive(Debug, Default)]
-pub(crate) struct Kind {
-    known: OnceLock<ServerKind>,
-    told: Notify,
-}
+pub(crate) struct Kind(SetOnce<ServerKind>);
 
 impl Kind {
     /// Asks, and does not wait for the answer. `is_wrong` is called if the url may not lead there.
@@ -80,30 +77,17 @@ impl Kind {
 
     /// The same for one that is known.
     pub(crate) fn known(found: ServerKind) -> Arc<Self> {
-        let kind = Self::default();
-        let _first = kind.known.set(found);
-        Arc::new(kind)
+        Arc::new(Self(SetOnce::from(found)))
     }
 
     /// Completes when it is known.
     pub(crate) async fn get(&self) -> ServerKind {
-        // Every answer asks, and it is known for nearly all.
-        if let Some(kind) = self.known.get() {
-            return *kind;
-        }
-        loop {
-            // Made before the look, it hears of every answer after it.
-            let told = self.told.notified();
-            if let Some(kind) = self.known.get() {
-                return *kind;
-            }
-            told.await;
-        }
+        *self.0.wait().await
     }
 
     /// Why the url may not lead there, if that is known.
     pub(crate) fn wrong(&self) -> Option<FredError> {
-        self.known.get()?.check().err()
+        self.0.get()?.check().err()
     }
 }
 
@@ -112,8 +96,7 @@ struct Asking(Arc<Kind>);
 
 impl Asking {
     fn note(&self, kind: ServerKind) {
-        let _first_stays = self.0.known.set(kind);
-        self.0.told.notify_waiters();
+        let _first_stays = self.0.0.set(kind);
     }
 }
 

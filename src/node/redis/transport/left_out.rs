@@ -1,7 +1,7 @@
 //! Commands other than scripts, which we can do without. A proxy may end the connection on a command that it does not
 //! know. Such a command is left out for a while, and counts as refused.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use fred::error::{Error as FredError, ErrorKind as FredKind};
 use leasehold_protocol::time::Time;
@@ -23,46 +23,35 @@ pub(crate) fn is_left_out(error: &FredError) -> bool {
     error.details().starts_with(LEFT_OUT)
 }
 
-/// The commands on which connections to one server have ended.
+/// The commands on which connections to one server have ended: how often, and when the last time.
 #[derive(Debug, Default)]
-pub(crate) struct LeftOut(Mutex<Vec<Ended>>);
-
-#[derive(Debug)]
-struct Ended {
-    command: &'static str,
-    times: u32,
-    last: Time,
-}
+pub(crate) struct LeftOut(Mutex<BTreeMap<&'static str, (u32, Time)>>);
 
 impl LeftOut {
     /// An error in the place of an answer, if it is left out now.
     pub(crate) fn check(&self, command: &'static str, now: Time) -> Result<(), FredError> {
-        let all = self.0.lock();
-        match all.iter().find(|ended| ended.command == command) {
-            Some(ended) if ended.times >= ENOUGH && now.since(ended.last) < FOR => Err(FredError::new(
-                FredKind::Unknown,
-                format!(
-                    "{LEFT_OUT} {command}, on which connections have ended: is a proxy there that does not know it?"
-                ),
-            )),
-            _ => Ok(()),
+        let ended = self.0.lock().get(command).copied();
+        if ended.is_none_or(|(times, last)| times < ENOUGH || now.since(last) >= FOR) {
+            return Ok(());
         }
+        Err(FredError::new(
+            FredKind::Unknown,
+            format!("{LEFT_OUT} {command}, on which connections have ended: is a proxy there that does not know it?"),
+        ))
     }
 
     /// Records the outcome of a command.
     pub(crate) fn note<T>(&self, command: &'static str, outcome: &Result<T, FredError>, now: Time) {
         match outcome {
             Err(error) if error.kind() == &FredKind::Timeout || is_unsent(error) => {}
-            Err(error) if !is_answer(error) => self.ended_on(command, now),
-            _ => self.0.lock().retain(|ended| ended.command != command),
-        }
-    }
-
-    fn ended_on(&self, command: &'static str, now: Time) {
-        let mut all = self.0.lock();
-        match all.iter_mut().find(|ended| ended.command == command) {
-            Some(ended) => (ended.times, ended.last) = (ended.times.saturating_add(1), now),
-            None => all.push(Ended { command, times: 1, last: now }),
+            Err(error) if !is_answer(error) => {
+                let mut all = self.0.lock();
+                let times = all.get(command).map_or(1, |(times, _)| times.saturating_add(1));
+                all.insert(command, (times, now));
+            }
+            _ => {
+                self.0.lock().remove(command);
+            }
         }
     }
 }

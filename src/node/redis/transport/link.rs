@@ -18,14 +18,14 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::Poll,
     time::Duration,
 };
 
 use fred::{
-    clients::{Client, Pipeline},
+    clients::Client,
     error::{Error as FredError, ErrorKind as FredKind},
     interfaces::{ClientLike, EventInterface},
     types::{
@@ -33,8 +33,8 @@ use fred::{
         config::{Config, Server},
     },
 };
-use leasehold_protocol::time::Time;
-use parking_lot::Mutex;
+use leasehold_protocol::link_health::LinkHealth;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, broadcast::Receiver, watch},
     task::AbortHandle,
@@ -42,7 +42,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    client::{self, all, ask, connect, custom, once, send_behind, unread},
+    client::{self, Answer, Command, all, ask, connect, custom, once, queue, send_behind},
     endpoint::{Endpoint, Limits},
     failure::{LINK_IS_OVER, is_answer},
     introduction::{INTRODUCTION, Role, introduce},
@@ -77,6 +77,7 @@ const ARGUMENTS: usize = 8;
 /// The next link of a connection.
 #[derive(Clone)]
 pub(crate) struct NextLink {
+    pub(crate) endpoint: Endpoint,
     pub(crate) number: u64,
     pub(crate) role: Role,
     /// Whether it is there only once the kind of the server is known. If not, requests may go out behind that question.
@@ -85,40 +86,33 @@ pub(crate) struct NextLink {
 }
 
 impl NextLink {
-    async fn kind(&self, client: &Client, endpoint: &Endpoint) -> Result<ServerKind, FredError> {
-        if self.left_out.check(HELLO, endpoint.now()).is_err() {
+    async fn kind(&self, client: &Client) -> Result<ServerKind, FredError> {
+        if self.left_out.check(HELLO, self.endpoint.now()).is_err() {
             return Ok(ServerKind::Unknown);
         }
-        let kind = kind_of(client, endpoint.limits, endpoint.wanted).await;
-        self.left_out.note(HELLO, &kind, endpoint.now());
+        let kind = kind_of(client, self.endpoint.limits, self.endpoint.wanted).await;
+        self.left_out.note(HELLO, &kind, self.endpoint.now());
         kind
     }
 
     /// The first words on it, in one flight: the question, and whose the connection is.
-    async fn greet(
-        &self,
-        client: &Client,
-        endpoint: &Endpoint,
-        has_answered: &AtomicBool,
-    ) -> Result<ServerKind, FredError> {
+    async fn greet(&self, client: &Client, has_answered: &AtomicBool) -> Result<ServerKind, FredError> {
         let kind = async {
-            let kind = self.kind(client, endpoint).await;
+            let kind = self.kind(client).await;
             has_answered.store(true, Ordering::Relaxed);
             kind
         };
-        let (kind, introduced) = tokio::join!(kind, self.introduce(client, endpoint));
-        let kind = kind?;
-        introduced?;
-        Ok(kind)
+        let (kind, introduced) = tokio::join!(kind, self.introduce(client));
+        kind.and_then(|kind| introduced.map(|()| kind))
     }
 
-    async fn introduce(&self, client: &Client, endpoint: &Endpoint) -> Result<(), FredError> {
-        introduce(client, endpoint, self.role, &self.left_out).await
+    async fn introduce(&self, client: &Client) -> Result<(), FredError> {
+        introduce(client, &self.endpoint, self.role, &self.left_out).await
     }
 
-    fn ended_on<T>(&self, command: &'static str, endpoint: &Endpoint) -> Result<T, FredError> {
+    fn ended_on<T>(&self, command: &'static str) -> Result<T, FredError> {
         let ended = Err(FredError::new(FredKind::Canceled, format!("it ended on {command}")));
-        self.left_out.note(command, &ended, endpoint.now());
+        self.left_out.note(command, &ended, self.endpoint.now());
         ended
     }
 }
@@ -131,25 +125,20 @@ pub(crate) struct Link {
     client: Client,
     router: AbortHandle,
     /// Which of its connection's links it is.
-    number: u64,
+    pub(super) number: u64,
     /// The credentials that it was made with, if a provider gave them.
-    login: Option<Login>,
-    kind: Arc<Kind>,
-    made: Time,
-    /// The silence after which the link is given up: half a command time-out, or the time that the handshake took if
-    /// that was longer. Every answer may take as long as the handshake.
-    patience: Duration,
-    /// How long requests have waited in vain since the last answer, and until when that was counted, in nanoseconds.
-    silent: AtomicU64,
-    counted: AtomicU64,
-    /// Until when the server's word on its replicas shows that it answers, in nanoseconds.
-    alive_until: AtomicU64,
+    pub(super) login: Option<Login>,
+    /// The server's kind when it was made, once that is known.
+    pub(super) kind: Arc<Kind>,
+    health: Mutex<LinkHealth>,
+    /// Whether there was an answer that its health does not know of yet: each request brings one, and takes no lock.
+    has_answered: AtomicBool,
     /// The scripts that were sent on it, so that the server knows them.
     known: AtomicU32,
     /// The vote of the server's run, once that is known.
     of_run: Mutex<Option<Arc<OfRun>>>,
-    /// The run of a server to which it leads, once that was asked: it leads nowhere else.
-    leads_to: OnceLock<Box<str>>,
+    /// The run of a server to which it leads, or that it does not say, once that was asked: it leads nowhere else.
+    leads_to: OnceLock<Option<Box<str>>>,
     load: Arc<AtomicUsize>,
     given_up: Arc<Notify>,
     /// Cancelled once fred's task has ended (invariant 3).
@@ -189,19 +178,13 @@ pub(crate) enum Before {
 }
 
 impl Before {
-    fn command(self) -> Option<(&'static str, &'static [&'static str])> {
+    fn command(self) -> Option<Command> {
         match self {
             Self::Nothing => None,
-            Self::Tracking => Some(("CLIENT", &["CACHING", "YES"])),
-            Self::Asking => Some(("ASKING", &[])),
+            Self::Tracking => Some(("CLIENT", vec!["CACHING".into(), "YES".into()])),
+            Self::Asking => Some(("ASKING", Vec::new())),
         }
     }
-}
-
-/// A command for a link to send.
-pub(crate) struct Command {
-    name: &'static str,
-    arguments: Vec<Value>,
 }
 
 /// Tells when a link has ended.
@@ -245,34 +228,30 @@ async fn has_ended(router: &mut Option<ConnectHandle>) {
 
 impl Link {
     /// Connects, on the runtime that this runs on, with these settings. `login` is what a provider gave for them.
-    pub(crate) async fn open(endpoint: &Endpoint, next: &NextLink, config: Config, login: Option<Login>) -> Opened {
-        let limits = endpoint.limits;
+    pub(crate) async fn open(next: NextLink, config: Config, login: Option<Login>) -> Opened {
+        let limits = next.endpoint.limits;
         let client = client::of_link(config, limits);
-        let errors = client.error_rx();
-        let began = endpoint.now();
+        let (errors, began) = (client.error_rx(), next.endpoint.now());
         let mut router = AbortOnDropHandle::new(connect(&client).await?);
         let given_up = Arc::<Notify>::default();
         let kind = if next.is_wary {
             let has_answered = AtomicBool::new(false);
             let known = tokio::select! {
                 biased;
-                known = next.greet(&client, endpoint, &has_answered) => known,
+                known = next.greet(&client, &has_answered) => known,
                 // The rest would stay in a queue that nobody reads.
                 _ended = &mut router => {
-                    next.ended_on(if has_answered.load(Ordering::Relaxed) { INTRODUCTION } else { HELLO }, endpoint)
+                    next.ended_on(if has_answered.load(Ordering::Relaxed) { INTRODUCTION } else { HELLO })
                 }
             }?;
             known.check()?;
             Kind::known(known)
         } else {
-            let (asking, given_up) = ((client.clone(), next.clone(), endpoint.clone()), given_up.clone());
-            let answer = async move {
-                let (client, next, endpoint) = asking;
-                next.kind(&client, &endpoint).await.unwrap_or(ServerKind::Unknown)
-            };
+            let (its, asking, given_up) = (client.clone(), next.clone(), given_up.clone());
+            let answer = async move { asking.kind(&its).await.unwrap_or(ServerKind::Unknown) };
             let kind = Kind::ask(answer, move || given_up.notify_one()).await;
-            let (client, next, endpoint) = (client.clone(), next.clone(), endpoint.clone());
-            let introducing = async move { drop(next.introduce(&client, &endpoint).await) };
+            let (its, introduced) = (client.clone(), next.clone());
+            let introducing = async move { drop(introduced.introduce(&its).await) };
             #[allow(
                 clippy::disallowed_methods,
                 reason = "like fred's own tasks it belongs to this runtime and this link"
@@ -281,18 +260,14 @@ impl Link {
             kind
         };
         let router = router.detach();
-        let made = endpoint.now();
         let link = Self {
             client,
             router: router.abort_handle(),
             number: next.number,
             login,
             kind,
-            made,
-            patience: made.since(began).max(limits.command / 2),
-            silent: AtomicU64::new(0),
-            counted: AtomicU64::new(0),
-            alive_until: AtomicU64::new(0),
+            health: Mutex::new(LinkHealth::new(began, next.endpoint.now(), limits.command / 2)),
+            has_answered: AtomicBool::new(false),
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
             leads_to: OnceLock::new(),
@@ -305,30 +280,20 @@ impl Link {
         Ok((link, Ending { errors, router: Some(router), given_up, kind, over }))
     }
 
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// The credentials that it was made with, if a provider gave them.
-    pub(crate) fn login(&self) -> Option<&Login> {
-        self.login.as_ref()
-    }
-
     /// Authenticates with other ones. If the server does not take these, the link stays as it was; if it does not say, the
     /// link ends (invariant 4).
     pub(crate) async fn authenticate(&self, login: &Login) -> Result<(), FredError> {
         let Credentials { user, password, .. } = &login.credentials;
         let words: Vec<Value> = user.iter().chain([password]).map(|word| word.as_str().into()).collect();
+        let marker = random::number().to_string();
+        let patience = self.health().patience();
         self.step.send_replace(Step::Unknown);
         let mut doubt = Doubt(self, Step::In);
         // Now all is answered that was sent before.
-        self.ping().await?;
-        let (pipeline, marker) = (Pipeline::from(once(&self.client, self.patience)), random::number().to_string());
-        let _queued: Value = pipeline.custom(custom("AUTH"), words).await?;
-        let _queued: Value = pipeline.custom(custom(PING), vec![Value::from(&marker)]).await?;
+        self.ping(patience).await?;
         doubt.1 = Step::Out;
-        let answers = self.or_over(pin!(all(&pipeline, 2))).await?;
-        let [taken, answer] = <[_; 2]>::try_from(answers).map_err(|_| unread())?;
+        let (client, marked) = (once(&self.client, patience), (PING, vec![Value::from(&marker)]));
+        let (taken, answer) = self.or_over(pin!(send_behind(client, ("AUTH", words), marked))).await?;
         if is_of_ping(&answer, &marker) {
             doubt.1 = Step::In;
         }
@@ -336,33 +301,16 @@ impl Link {
     }
 
     /// A barrier: what was sent before has been answered.
-    async fn ping(&self) -> Result<(), FredError> {
-        match self.or_over(pin!(ask(&self.client, PING, Vec::new(), self.patience))).await {
+    async fn ping(&self, limit: Duration) -> Result<(), FredError> {
+        match self.or_over(pin!(ask(&self.client, PING, Vec::new(), limit))).await {
             Err(error) if !is_answer(&error) => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// The server's kind when the link was made, once that is known.
-    pub(crate) async fn kind(&self) -> ServerKind {
-        self.kind.get().await
-    }
-
     /// Whether it leads to a replica still.
     pub(crate) async fn is_to_a_replica(&self, limits: Limits) -> bool {
         !matches!(kind_of(&self.client, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
-    }
-
-    /// Whether no silence on it could be told yet. It is too young; or its server says that replicas are missing, and has
-    /// answered the requests that wait for them.
-    pub(crate) fn is_beyond_doubt(&self, now: Time) -> bool {
-        now.since(self.made) < self.patience || now.as_nanos() < self.alive_until.load(Ordering::Relaxed)
-    }
-
-    /// Its server says that replicas are missing, after a `WAIT` of so long. The next answer comes after a rest as long, and a
-    /// `WAIT` that is four times as long at most.
-    pub(crate) fn has_waited_in_vain(&self, time: Duration, now: Time) {
-        self.alive_until.store((now + time * 5 + self.patience).as_nanos(), Ordering::Relaxed);
     }
 
     /// Whether it takes no more requests now (invariant 2).
@@ -387,14 +335,14 @@ impl Link {
         self.evaluate(|| (name, Text::Fixed(text)), arguments)
     }
 
-    /// The run of a server to which it leads, if that is known.
-    pub(crate) fn leads_to(&self) -> Option<&str> {
-        self.leads_to.get().map(|run_id| &**run_id)
+    /// The run of a server to which it leads, if that is known; nothing before it was asked.
+    pub(crate) fn leads_to(&self) -> Option<Option<&str>> {
+        self.leads_to.get().map(Option::as_deref)
     }
 
-    /// It has said so.
-    pub(crate) fn note_where_it_leads(&self, run_id: &str) {
-        let _the_same = self.leads_to.set(run_id.into());
+    /// It has said so, or does not say.
+    pub(crate) fn note_where_it_leads(&self, run_id: Option<Box<str>>) {
+        let _the_same = self.leads_to.set(run_id);
     }
 
     /// The vote of the run that this link leads to, if that is known.
@@ -430,7 +378,7 @@ impl Link {
             *first = weighed.into();
             *second = i64::try_from(keys).unwrap_or(i64::MAX).into();
         }
-        Some(Command { name, arguments: all })
+        Some((name, all))
     }
 
     /// Sends it, with what goes before it. Whether it is tracked comes with the answer.
@@ -440,7 +388,7 @@ impl Link {
         limit: Duration,
         before: Before,
     ) -> Result<(Value, bool), FredError> {
-        let (client, Command { name, arguments }) = (once(&self.client, limit), command);
+        let (client, (name, arguments)) = (once(&self.client, limit), command);
         let outcome = match before.command() {
             None => {
                 let answer = pin!(client.custom(custom(name), arguments));
@@ -448,7 +396,7 @@ impl Link {
             }
             Some(first) => {
                 // Boxed: it is large, and most requests go alone.
-                let mut sending = Box::pin(send_behind(&client, first, name, arguments));
+                let mut sending = Box::pin(send_behind(client, first, (name, arguments)));
                 let answers = self.unless_over(sending.as_mut()).await;
                 answers.and_then(|(first, answer)| match before {
                     // If that is refused, it is why the other is.
@@ -472,26 +420,14 @@ impl Link {
         commands: impl Iterator<Item = Command>,
         limit: Duration,
         before: Before,
-    ) -> Result<Vec<Result<Value, FredError>>, FredError> {
-        let (pipeline, mut sent) = (Pipeline::from(once(&self.client, limit)), 0);
-        for Command { name, arguments } in commands {
-            if let Some((first, words)) = before.command() {
-                let _queued: Value = pipeline.custom(custom(first), words.to_vec()).await?;
-                sent += 1;
-            }
-            let _queued: Value = pipeline.custom(custom(name), arguments).await?;
-            sent += 1;
-        }
-        let mut answers = self.unless_over(pin!(all(&pipeline, sent))).await?;
-        if before.command().is_some() {
-            let mut is_first = false;
-            answers.retain(|_| {
-                is_first = !is_first;
-                !is_first
-            });
-        }
+    ) -> Result<Vec<Answer>, FredError> {
+        let commands: Vec<Command> =
+            commands.flat_map(|command| before.command().into_iter().chain([command])).collect();
+        let (sent, behind) = (commands.len(), usize::from(before != Before::Nothing));
+        let pipeline = queue(once(&self.client, limit), commands).await?;
+        let answers = self.unless_over(pin!(all(&pipeline, sent))).await?;
         self.kind.get().await.check()?;
-        Ok(answers)
+        Ok(answers.into_iter().skip(behind).step_by(behind + 1).collect())
     }
 
     /// The answer of a request that is sent when this is first polled, while the link is in step (invariant 4).
@@ -543,25 +479,21 @@ impl Link {
     }
 
     /// Sends a command that is no script.
-    pub(crate) async fn command(
-        &self,
-        command: &'static str,
-        arguments: Vec<Value>,
-        limit: Duration,
-    ) -> Result<Value, FredError> {
+    pub(crate) async fn command(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         self.unless_over(pin!(ask(&self.client, command, arguments, limit))).await
     }
 
     pub(crate) fn answered(&self) {
-        self.silent.store(0, Ordering::Relaxed);
+        self.has_answered.store(true, Ordering::Relaxed);
     }
 
-    /// A request was waited for in vain for so long; overlapping waits count once. Whether that is too long since the
-    /// last answer.
-    pub(crate) fn is_silent(&self, waited: Duration, now: Time) -> bool {
-        let counted = Time::from_nanos(self.counted.fetch_max(now.as_nanos(), Ordering::Relaxed));
-        let more = u64::try_from(waited.min(now.since(counted)).as_nanos()).unwrap_or(u64::MAX);
-        Duration::from_nanos(self.silent.fetch_add(more, Ordering::Relaxed).saturating_add(more)) >= self.patience
+    /// Its health now. The lock is for whoever has no answer.
+    pub(super) fn health(&self) -> MutexGuard<'_, LinkHealth> {
+        let mut health = self.health.lock();
+        if self.has_answered.swap(false, Ordering::Relaxed) {
+            health.answered();
+        }
+        health
     }
 
     /// Ends it with all that it holds.
@@ -593,8 +525,8 @@ async fn kind_of(client: &Client, limits: Limits, wanted: Wanted) -> Result<Serv
     }
 }
 
-/// Whether it is the answer to a `PING` with this marker. Who may not send one is told so by its name.
-fn is_of_ping(answer: &Result<Value, FredError>, marker: &str) -> bool {
+/// Whether it is the answer to a `PING` with this marker. A user that may not send one is told so by its name.
+fn is_of_ping(answer: &Answer, marker: &str) -> bool {
     match answer {
         Ok(value) => value.as_str().is_some_and(|text| text == marker),
         Err(error) => is_answer(error) && error.details().to_ascii_uppercase().contains(PING),

@@ -12,6 +12,7 @@
 use std::{
     convert::Infallible,
     future::pending,
+    mem,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
@@ -27,7 +28,8 @@ use super::{
     endpoint::Endpoint,
     failure::{classify, is_full, is_refusal, is_wrong_server, words},
     kind::{ServerKind, Wanted},
-    link::{Ending, Link},
+    left_out::LeftOut,
+    link::{Ending, Link, NextLink},
     login::{FIRST_PAUSE, LONGEST_PAUSE},
     opening::{Opening, mistake_of},
 };
@@ -44,15 +46,20 @@ pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The link that there is now, and what makes the next one.
-pub(super) struct Links {
-    pub(super) server: Arc<str>,
-    pub(super) endpoint: Endpoint,
+pub(crate) struct Links {
+    /// The server, without who we are there.
+    pub(crate) server: Arc<str>,
+    /// Where it is, and who we are there.
+    pub(crate) endpoint: Endpoint,
+    /// Commands on which connections to it have ended.
+    pub(crate) left_out: Arc<LeftOut>,
     metrics: NodeMetrics,
     state: watch::Sender<LinkState>,
     /// Whether there was a link at any time.
     was_up: AtomicBool,
     no_primary: Notify,
-    sibling: OnceLock<Weak<Links>>,
+    /// The other connection to the server: when one hears that it is no primary, the other looks for another too.
+    pub(super) sibling: OnceLock<Weak<Links>>,
 }
 
 enum LinkState {
@@ -61,6 +68,24 @@ enum LinkState {
     Down(Option<FredError>),
     /// Closed, or its runtime has ended.
     Over,
+}
+
+impl LinkState {
+    fn up(&self) -> Option<&Arc<Link>> {
+        match self {
+            Self::Up(link) => Some(link),
+            Self::Down(_) | Self::Over => None,
+        }
+    }
+
+    fn is_down(&self) -> bool {
+        matches!(self, Self::Down(_))
+    }
+
+    /// That of the link; 0 if there is none.
+    fn number(&self) -> u64 {
+        self.up().map_or(0, |link| link.number)
+    }
 }
 
 /// The new links of a connection, each of which knows nothing of those before.
@@ -77,10 +102,9 @@ impl NewLinks {
     /// It loses nothing.
     pub(crate) async fn next(&mut self) {
         let seen = self.seen;
-        let is_new = |state: &LinkState| matches!(state, LinkState::Up(link) if link.number() > seen);
-        match self.states.wait_for(is_new).await.ok().map(|state| number(&state)) {
+        match self.states.wait_for(|state| state.number() > seen).await.ok().map(|state| state.number()) {
             Some(number) => self.seen = number,
-            None => std::future::pending().await,
+            None => pending().await,
         }
     }
 
@@ -91,7 +115,7 @@ impl NewLinks {
 
     /// Whether there was a new link since the last call.
     pub(crate) fn have_come(&mut self) -> bool {
-        let number = number(&self.states.borrow());
+        let number = self.states.borrow().number();
         let is_new = number > self.seen;
         self.seen = self.seen.max(number);
         is_new
@@ -100,44 +124,46 @@ impl NewLinks {
 
 impl Links {
     /// `first` is the one that there is; if there is none, it is on its way.
-    pub(super) fn new(endpoint: Endpoint, first: Option<Link>) -> Arc<Self> {
+    pub(super) fn new(next: &NextLink, first: Option<Link>) -> Arc<Self> {
+        let (endpoint, left_out) = (next.endpoint.clone(), next.left_out.clone());
         let server: Arc<str> = endpoint.target.to_string().into();
         let was_up = AtomicBool::new(first.is_some());
         let state = first.map_or(LinkState::Down(None), |link| LinkState::Up(Arc::new(link)));
         let (metrics, state) = (NodeMetrics::of(&server), watch::Sender::new(state));
-        Arc::new(Self { server, endpoint, metrics, state, was_up, no_primary: Notify::new(), sibling: OnceLock::new() })
+        let (no_primary, sibling) = (Notify::new(), OnceLock::new());
+        Arc::new(Self { server, endpoint, left_out, metrics, state, was_up, no_primary, sibling })
     }
 
     /// The links that come after the one that there is now.
-    pub(super) fn new_ones(&self) -> NewLinks {
+    pub(crate) fn new_links(&self) -> NewLinks {
         let states = self.state.subscribe();
-        let seen = number(&states.borrow());
+        let seen = states.borrow().number();
         NewLinks { states, seen }
     }
 
-    /// Two connections to one server: when one hears that it is no primary, the other looks for another too.
-    pub(super) fn pair(self: &Arc<Self>, other: &Arc<Self>) {
-        let _paired = self.sibling.set(Arc::downgrade(other));
-        let _paired = other.sibling.set(Arc::downgrade(self));
+    /// Goes over to this state from one that is to end. The link that was up. Waiters hear of it if it is news.
+    fn put(&self, next: LinkState, is_news: bool, ends: impl FnOnce(&LinkState) -> bool) -> Option<Arc<Link>> {
+        let mut ended = None;
+        self.state.send_if_modified(|state| {
+            if ends(state) {
+                ended = Some(mem::replace(state, next));
+            }
+            ended.is_some() && is_news
+        });
+        ended?.up().cloned()
     }
 
     /// There is no link any more, and will be none. The last one, if it was up.
     pub(super) fn close(&self) -> Option<Arc<Link>> {
-        match self.state.send_replace(LinkState::Over) {
-            LinkState::Up(link) => Some(link),
-            LinkState::Down(_) | LinkState::Over => None,
-        }
+        self.put(LinkState::Over, true, |_| true)
     }
 
-    pub(super) fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         self.endpoint.now()
     }
 
     pub(super) fn up(&self) -> Option<Arc<Link>> {
-        match &*self.state.borrow() {
-            LinkState::Up(link) => Some(link.clone()),
-            LinkState::Down(_) | LinkState::Over => None,
-        }
+        self.state.borrow().up().cloned()
     }
 
     /// The link, as soon as there is one (invariant 1). `left` becomes what is left of it.
@@ -146,92 +172,83 @@ impl Links {
             return Ok(link);
         }
         let (until, mut states) = (self.now() + *left, self.state.subscribe());
-        let not_down = states.wait_for(|state| !matches!(state, LinkState::Down(_)));
+        let not_down = states.wait_for(|state| !state.is_down());
         let _in_time = tokio::time::timeout(*left, not_down).await.is_ok();
         *left = until.since(self.now()).max(SHORTEST_LIMIT);
         self.link_now()
     }
 
     /// Completes once there is no link.
-    pub(super) async fn unlinked(&self) {
+    pub(crate) async fn unlinked(&self) {
         let mut states = self.state.subscribe();
-        let _is_over = states.wait_for(|state| !matches!(state, LinkState::Up(_))).await.is_err();
+        let _is_over = states.wait_for(|state| state.up().is_none()).await.is_err();
     }
 
     /// The link, or why there is none.
     pub(super) fn link_now(&self) -> Result<Arc<Link>, Failure> {
-        match &*self.state.borrow() {
-            LinkState::Up(link) => Ok(link.clone()),
-            LinkState::Down(reason) => Err(self.unsent(reason.as_ref())),
-            LinkState::Over => Err(Failure::unsent(format!("the connection to redis at {} has ended", self.server))),
-        }
+        let server = &self.server;
+        Err(match &*self.state.borrow() {
+            LinkState::Up(link) => return Ok(link.clone()),
+            LinkState::Over => Failure::unsent(format!("the connection to redis at {server} has ended")),
+            LinkState::Down(Some(reason)) if turns_us_away(reason) => {
+                classify((server, self.endpoint.wanted), reason, self.endpoint.limits.connect)
+            }
+            LinkState::Down(reason) => Failure::unsent(format!(
+                "there is no connection to redis at {server}, and nothing was sent: {}",
+                reason.as_ref().map_or("the server does not answer", words)
+            )),
+        })
     }
 
-    /// Why there was no link yet, unless the server has turned us away.
-    pub(super) fn never_up(&self) -> Option<String> {
+    /// Why its server was never reached, unless that has turned us away.
+    pub(crate) fn never_reached(&self) -> Option<String> {
         match &*self.state.borrow() {
-            LinkState::Down(reason) if !self.was_up.load(Ordering::Acquire) => match reason {
-                Some(reason) if is_refusal(reason) || is_full(reason) => None,
-                reason => Some(reason.as_ref().map_or("it does not answer", words).into()),
-            },
+            LinkState::Down(Some(reason)) if turns_us_away(reason) => None,
+            LinkState::Down(reason) if !self.was_up.load(Ordering::Acquire) => {
+                Some(reason.as_ref().map_or("it does not answer", words).into())
+            }
             _ => None,
         }
     }
 
-    /// Completes when there is a link, or none will be, or the server has no room for another client.
-    pub(super) async fn settled(&self) -> Result<(), Error> {
-        let mut states = self.state.subscribe();
-        let settles = |state: &LinkState| match state {
-            LinkState::Up(_) => Some(Ok(())),
-            LinkState::Down(reason) => match reason {
-                Some(reason) if is_full(reason) => Some(Ok(())),
-                reason => reason.as_ref().and_then(|reason| mistake_of(&self.endpoint, reason)).map(Err),
-            },
-            LinkState::Over => Some(Err(Error::unavailable("the runtime of the connection has ended"))),
+    /// Completes when there is a link, or none will be; or when the server has no room for another client. Then a
+    /// program goes on with the connection that it has: those that wait for their second would keep others from their
+    /// first.
+    pub(crate) async fn settled(&self) -> Result<(), Error> {
+        let (mut states, mut settled) = (self.state.subscribe(), None);
+        let settles = |state: &LinkState| {
+            settled = match state {
+                LinkState::Up(_) => Some(Ok(())),
+                LinkState::Down(Some(reason)) if is_full(reason) => Some(Ok(())),
+                LinkState::Down(reason) => {
+                    reason.as_ref().and_then(|reason| mistake_of(&self.endpoint, reason)).map(Err)
+                }
+                LinkState::Over => Some(Err(Error::unavailable("the runtime of the connection has ended"))),
+            };
+            settled.is_some()
         };
-        loop {
-            if let Some(settled) = settles(&states.borrow_and_update()) {
-                return settled;
-            }
-            if states.changed().await.is_err() {
-                pending::<()>().await;
-            }
-        }
+        // Nobody but these links could end the wait without it.
+        let _is_told = states.wait_for(settles).await.is_ok();
+        settled.unwrap_or(Ok(()))
     }
 
-    pub(super) fn is_turned_away(&self) -> bool {
+    /// Whether its server has no room for another client, and turns this one away.
+    pub(crate) fn is_turned_away(&self) -> bool {
         matches!(&*self.state.borrow(), LinkState::Down(Some(reason)) if is_full(reason))
     }
 
-    pub(super) fn full(&self) -> Failure {
+    /// It takes no more requests now.
+    pub(crate) fn full(&self) -> Failure {
         Failure::unsent(format!(
             "redis at {} has not answered the requests before this one, which is not sent: there is a limit to how many wait",
             self.server
         ))
     }
 
-    fn unsent(&self, reason: Option<&FredError>) -> Failure {
-        match reason {
-            Some(reason) if is_refusal(reason) || is_full(reason) => {
-                classify((&self.server, self.endpoint.wanted), reason, self.endpoint.limits.connect)
-            }
-            _ => Failure::unsent(format!(
-                "there is no connection to redis at {}, and nothing was sent: {}",
-                self.server,
-                reason.map_or("the server does not answer", words)
-            )),
-        }
-    }
-
-    /// Whether it was the link until now.
-    pub(super) fn give_up(&self, link: &Arc<Link>) -> bool {
-        let was_up = self.state.send_if_modified(|state| {
-            let is_up = matches!(state, LinkState::Up(up) if Arc::ptr_eq(up, link));
-            if is_up {
-                *state = LinkState::Down(None);
-            }
-            is_up
-        });
+    /// No answer on this link counts from now on, and there will be another. Whether it was the link until now.
+    pub(crate) fn give_up(&self, link: &Arc<Link>) -> bool {
+        let is_it = |state: &LinkState| state.up().is_some_and(|up| Arc::ptr_eq(up, link));
+        let was_up = self.put(LinkState::Down(None), true, is_it).is_some();
         link.end();
         was_up
     }
@@ -254,7 +271,7 @@ impl Links {
             };
             ending = match ended {
                 Ok((link, next)) => {
-                    links.0.replace_up(Arc::new(link));
+                    links.0.replace_up(link);
                     ending.settle().await;
                     next
                 }
@@ -274,7 +291,7 @@ impl Links {
     }
 
     /// The server has answered that it is no primary: here, and to whoever else has a connection to it.
-    pub(super) fn find_primary(&self) {
+    pub(crate) fn find_primary(&self) {
         // Where others say where it is, an address leads nowhere else.
         if self.endpoint.wanted != Wanted::Alone {
             return;
@@ -293,7 +310,7 @@ impl Links {
             *looked = self.now();
             match opening.next().await {
                 Ok((_, _)) if self.is_primary_again().await => {}
-                Ok((link, ending)) if matches!(link.kind().await, ServerKind::Primary | ServerKind::Unknown) => {
+                Ok((link, ending)) if matches!(link.kind.get().await, ServerKind::Primary | ServerKind::Unknown) => {
                     return (link, ending);
                 }
                 Ok(_no_primary_either) => {}
@@ -305,7 +322,7 @@ impl Links {
     /// Authenticates anew on the link that there is now, before its credentials end.
     async fn keep_authenticated(&self) -> Infallible {
         let (Some(provider), Some(link)) = (&self.endpoint.target.provider, self.up()) else { return pending().await };
-        let Some(mut known) = link.login().cloned() else { return pending().await };
+        let Some(mut known) = link.login.clone() else { return pending().await };
         let mut pauses = Doubling::from(FIRST_PAUSE);
         loop {
             let login = provider.renewed(&self.endpoint, &known).await;
@@ -329,16 +346,8 @@ impl Links {
     }
 
     /// The server is another from now on.
-    fn replace_up(&self, link: Arc<Link>) {
-        let mut old = None;
-        self.state.send_if_modified(|state| {
-            let is_open = !matches!(state, LinkState::Over);
-            if is_open {
-                old = Some(std::mem::replace(state, LinkState::Up(link)));
-            }
-            is_open
-        });
-        if let Some(LinkState::Up(old)) = old {
+    fn replace_up(&self, link: Link) {
+        if let Some(old) = self.put(LinkState::Up(Arc::new(link)), true, |state| !matches!(state, LinkState::Over)) {
             old.end();
         }
         self.metrics.note_reconnect();
@@ -355,27 +364,19 @@ impl Links {
         if let Some(error) = reason {
             self.tell_trouble(error);
         }
-        let mut ended = None;
-        self.state.send_if_modified(|state| {
-            if let LinkState::Up(link) = state {
-                ended = Some(link.clone());
-                *state = LinkState::Down(reason.cloned());
-            }
-            ended.is_some()
-        });
-        if let Some(link) = ended {
+        if let Some(link) = self.put(LinkState::Down(reason.cloned()), true, |state| state.up().is_some()) {
             link.end();
         }
     }
 
-    /// Tries until there is a link again.
+    /// Tries until there is a link again, unless the connection is over.
     async fn connect_again(&self, opening: &mut Opening) -> Ending {
         loop {
             match opening.next().await {
                 Ok((link, ending)) => {
-                    let is_first = link.number() == 1;
+                    let is_first = link.number == 1;
                     self.was_up.store(true, Ordering::Release);
-                    self.replace_down(LinkState::Up(Arc::new(link)), true);
+                    self.put(LinkState::Up(Arc::new(link)), true, LinkState::is_down);
                     if is_first {
                         self.metrics.note_up(true);
                     } else {
@@ -388,21 +389,10 @@ impl Links {
                     self.metrics.note_up(false);
                     // Requests that wait for a link are not woken by each failure.
                     let settles = is_full(&error) || mistake_of(&self.endpoint, &error).is_some();
-                    self.replace_down(LinkState::Down(Some(error)), settles);
+                    self.put(LinkState::Down(Some(error)), settles, LinkState::is_down);
                 }
             }
         }
-    }
-
-    /// Unless the connection is over.
-    fn replace_down(&self, by: LinkState, is_news: bool) {
-        self.state.send_if_modified(|state| {
-            let is_down = matches!(state, LinkState::Down(_));
-            if is_down {
-                *state = by;
-            }
-            is_down && is_news
-        });
     }
 }
 
@@ -415,9 +405,6 @@ impl Drop for EndsWithIt {
     }
 }
 
-fn number(state: &LinkState) -> u64 {
-    match state {
-        LinkState::Up(link) => link.number(),
-        LinkState::Down(_) | LinkState::Over => 0,
-    }
+fn turns_us_away(reason: &FredError) -> bool {
+    is_refusal(reason) || is_full(reason)
 }

@@ -21,10 +21,10 @@ mod weighed;
 
 pub(crate) use self::{
     address_map::AddressMap,
-    connection::{Connection, Way, left},
+    connection::{Connection, Way},
     endpoint::{Endpoint, Limits},
     failure::{is_answer, is_no_primary, is_no_right_to_a_key, is_refusal, not_extended, words},
-    introduction::Role,
+    introduction::{Role, introduce},
     kind::Wanted,
     left_out::{LeftOut, is_left_out},
     link::{Before, Link},

@@ -44,9 +44,8 @@ const AT_ONCE: u32 = 5;
 /// it, because the first may have been lost.
 pub(crate) struct Opening {
     place: Side,
-    endpoint: Endpoint,
     /// It is wary for the first one, and after a server of the wrong kind.
-    next: NextLink,
+    pub(super) next: NextLink,
     reconnect: Reconnect,
     under_way: usize,
     /// When the last try began.
@@ -56,22 +55,11 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    pub(crate) fn new(place: Side, endpoint: Endpoint) -> Self {
-        let role = place.role();
-        Self::of(place, role, endpoint, Arc::default())
-    }
-
-    /// For a connection that is made for one question.
-    pub(crate) fn for_a_question(host: Host, endpoint: Endpoint, left_out: Arc<LeftOut>) -> Self {
-        Self::of(Side::Keeper(host), Role::Question, endpoint, left_out)
-    }
-
-    fn of(place: Side, role: Role, endpoint: Endpoint, left_out: Arc<LeftOut>) -> Self {
+    pub(crate) fn new(role: Role, place: Side, endpoint: Endpoint, left_out: Arc<LeftOut>) -> Self {
         let (hand_over, outcomes) = unbounded_channel();
         Self {
             place,
-            endpoint,
-            next: NextLink { number: 1, role, is_wary: true, left_out },
+            next: NextLink { endpoint, number: 1, role, is_wary: true, left_out },
             reconnect: Reconnect::new(RECONNECT),
             under_way: 0,
             began: Time::ZERO,
@@ -80,20 +68,15 @@ impl Opening {
         }
     }
 
-    /// The commands that are left out on its links.
-    pub(crate) fn left_out(&self) -> Arc<LeftOut> {
-        self.next.left_out.clone()
-    }
-
     /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there, or our
     /// settings are wrong.
     pub(crate) async fn first(&mut self, last_reason: &Mutex<String>) -> Result<(Link, Ending), Error> {
-        let endpoint = self.endpoint.clone();
+        let endpoint = self.next.endpoint.clone();
         let (target, limits) = (&endpoint.target, endpoint.limits);
         let until = endpoint.now() + limits.connect;
         loop {
             let error = match self.next().await {
-                Ok((link, _)) if link.kind().await == ServerKind::Replica => {
+                Ok((link, _)) if link.kind.get().await == ServerKind::Replica => {
                     return Err(Error::unavailable(format!(
                         "redis at {target} is a replica, and grants no locks: the url must name its primary"
                     )));
@@ -114,15 +97,15 @@ impl Opening {
     /// The outcome of the next try that ends.
     pub(crate) async fn next(&mut self) -> Opened {
         if self.under_way == 0 {
-            let pause = self.reconnect.pause(self.endpoint.now());
+            let pause = self.reconnect.pause(self.next.endpoint.now());
             if !pause.is_zero() {
                 self.place.sleep(pause).await;
             }
             self.begin().await?;
         }
-        let hangs = RECONNECT.longest.max(self.endpoint.limits.connect / AT_ONCE);
+        let hangs = RECONNECT.longest.max(self.next.endpoint.limits.connect / AT_ONCE);
         loop {
-            let rest = (self.began + hangs).since(self.endpoint.now());
+            let rest = (self.began + hangs).since(self.next.endpoint.now());
             tokio::select! {
                 biased;
                 Some(opened) = self.outcomes.recv() => {
@@ -149,7 +132,7 @@ impl Opening {
         self.under_way = 0;
         self.next.number += 1;
         self.next.is_wary = false;
-        self.reconnect.came_up(self.endpoint.now());
+        self.reconnect.came_up(self.next.endpoint.now());
     }
 
     /// The last link has led to a server of the wrong kind.
@@ -166,14 +149,11 @@ impl Opening {
                 FredError::from(error)
             })?,
         };
-        let (endpoint, next, report) = (self.endpoint.clone(), self.next.clone(), Report(Some(self.hand_over.clone())));
-        (self.under_way, self.began) = (self.under_way + 1, self.endpoint.now());
+        let (next, report) = (self.next.clone(), Report(Some(self.hand_over.clone())));
+        (self.under_way, self.began) = (self.under_way + 1, next.endpoint.now());
         runtime.spawn(async move {
-            let open = |config, login| {
-                let (endpoint, next) = (endpoint.clone(), next.clone());
-                async move { Link::open(&endpoint, &next, config, login).await }
-            };
-            report.opened(Box::pin(login::connected(&endpoint, open)).await);
+            let open = |config, login| Link::open(next.clone(), config, login);
+            report.opened(Box::pin(login::connected(&next.endpoint, open)).await);
         });
         Ok(())
     }
@@ -245,7 +225,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    fn role(&self) -> Role {
+    pub(super) fn role(&self) -> Role {
         match self {
             Self::Here(..) => Role::Main,
             Self::Keeper(_) => Role::Keeper,

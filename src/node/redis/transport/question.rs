@@ -7,9 +7,10 @@ use fred::error::Error as FredError;
 use super::{
     connection::no_answer,
     endpoint::{Endpoint, Limits},
+    introduction::Role,
     left_out::LeftOut,
     link::Link,
-    opening::Opening,
+    opening::{Opening, Side},
 };
 use crate::keeper::Host;
 
@@ -21,7 +22,7 @@ pub(crate) async fn ask<T>(
     question: impl AsyncFnOnce(&Link) -> Result<T, FredError>,
 ) -> Result<T, FredError> {
     let Limits { connect, command, .. } = endpoint.limits;
-    let mut opening = Opening::for_a_question(host, endpoint.clone(), left_out.clone());
+    let mut opening = Opening::new(Role::Question, Side::Keeper(host), endpoint.clone(), left_out.clone());
     let (link, ending) = tokio::time::timeout(connect, opening.next()).await.map_err(|_| no_answer())??;
     let answer = question(&link).await;
     link.quit(command).await;

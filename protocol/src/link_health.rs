@@ -1,0 +1,136 @@
+//! The health of one link to a server, as its answers and its silences show it: pure.
+//! [`node_health`](crate::node_health) judges the server.
+//!
+//! # Invariants
+//!
+//! 1. A link is given up once requests have been waited for in vain for its patience, since its last answer.
+//!    Overlapping waits count once.
+//! 2. Its patience is no shorter than its handshake was: every answer may take as long.
+//! 3. A link that is younger than its patience is beyond doubt: no silence on it could be told yet. So is one whose
+//!    server has just said that replicas are missing. It is late with the requests that wait for them, and answers.
+
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// A `WAIT` that finds too few replicas is followed by a rest as long, and by one that is four times as long at most.
+const TIMES_TO_THE_NEXT: u32 = 5;
+
+/// One link's health.
+#[derive(Debug)]
+pub struct LinkHealth {
+    made: Time,
+    patience: Duration,
+    /// How long requests have waited in vain since the last answer, and until when that was counted.
+    waited: Duration,
+    counted: Time,
+    /// Until when the server's word on its replicas shows that it answers.
+    alive_until: Time,
+}
+
+impl LinkHealth {
+    /// Of a link whose handshake began and ended at these moments. It is no less patient than `least`.
+    pub fn new(began: Time, made: Time, least: Duration) -> Self {
+        let patience = made.since(began).max(least);
+        Self { made, patience, waited: Duration::ZERO, counted: Time::ZERO, alive_until: Time::ZERO }
+    }
+
+    /// How long an answer may take.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// A request was answered.
+    pub fn answered(&mut self) {
+        self.waited = Duration::ZERO;
+    }
+
+    /// A request was waited for in vain for so long, up to now. Whether the link is to be given up.
+    pub fn waited_in_vain(&mut self, waited: Duration, now: Time) -> bool {
+        self.waited = self.waited.saturating_add(waited.min(now.since(self.counted)));
+        self.counted = self.counted.max(now);
+        self.waited >= self.patience
+    }
+
+    /// Its server says that replicas are missing, after a `WAIT` of so long.
+    pub fn replicas_missing(&mut self, waited: Duration, now: Time) {
+        self.alive_until = now + waited * TIMES_TO_THE_NEXT + self.patience;
+    }
+
+    /// Whether no silence on it could be told yet (invariant 3).
+    pub fn is_beyond_doubt(&self, now: Time) -> bool {
+        now.since(self.made) < self.patience || now < self.alive_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Time {
+        Time::ZERO + ms(millis)
+    }
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// Made at 1000 ms, with a patience of 100 ms.
+    fn link() -> LinkHealth {
+        LinkHealth::new(at(990), at(1_000), ms(100))
+    }
+
+    #[test]
+    fn it_is_as_patient_as_its_handshake_was_slow() {
+        assert_eq!(link().patience(), ms(100));
+        let mut slow = LinkHealth::new(at(500), at(1_000), ms(100));
+        assert_eq!(slow.patience(), ms(500));
+        assert!(!slow.waited_in_vain(ms(499), at(2_000)) && slow.waited_in_vain(ms(1), at(2_001)));
+    }
+
+    #[test]
+    fn it_is_given_up_after_its_patience_in_vain() {
+        let mut link = link();
+        assert!(!link.waited_in_vain(ms(60), at(1_200)));
+        assert!(!link.waited_in_vain(ms(39), at(1_300)));
+        assert!(link.waited_in_vain(ms(1), at(1_400)));
+        assert!(link.waited_in_vain(ms(0), at(1_400)), "it stays so until an answer");
+    }
+
+    #[test]
+    fn an_answer_forgives_what_was_waited_before_it() {
+        let mut link = link();
+        assert!(!link.waited_in_vain(ms(99), at(1_200)));
+        link.answered();
+        assert!(!link.waited_in_vain(ms(99), at(1_300)));
+        assert!(link.waited_in_vain(ms(99), at(1_400)));
+    }
+
+    #[test]
+    fn waits_that_overlap_count_once() {
+        let mut link = link();
+        assert!(!link.waited_in_vain(ms(60), at(1_200)));
+        for _ in 0..10 {
+            assert!(!link.waited_in_vain(ms(60), at(1_220)), "20 ms are new");
+        }
+        assert!(!link.waited_in_vain(ms(60), at(1_210)), "told late");
+        assert!(!link.waited_in_vain(ms(60), at(1_239)));
+        assert!(link.waited_in_vain(ms(60), at(1_240)));
+    }
+
+    #[test]
+    fn a_young_link_is_beyond_doubt() {
+        let link = link();
+        assert!(link.is_beyond_doubt(at(1_000)) && link.is_beyond_doubt(at(1_099)));
+        assert!(!link.is_beyond_doubt(at(1_100)));
+    }
+
+    #[test]
+    fn a_server_that_says_that_replicas_are_missing_is_beyond_doubt_until_it_would_say_so_again() {
+        let mut link = link();
+        link.replicas_missing(ms(50), at(2_000));
+        assert!(link.is_beyond_doubt(at(2_349)));
+        assert!(!link.is_beyond_doubt(at(2_350)));
+        assert!(link.waited_in_vain(ms(100), at(2_100)), "its own silence still counts");
+    }
+}
