@@ -117,7 +117,7 @@ impl Acquire {
         let mut round = self.round(route, self.limit(self.client.now()), Some(predecessors));
         match round.run().await {
             Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
-            Err(verdict) => Err((verdict, round.token().clone())),
+            Err(verdict) => Err((verdict, round.request.claim.token.clone())),
         }
     }
 

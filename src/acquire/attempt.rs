@@ -47,19 +47,36 @@ pub(super) struct Predecessors {
 }
 
 impl Acquire {
-    /// An attempt, and what follows from it.
+    /// One attempt, and what follows from it: one token, one sending to each node (rule 1). Dropped, or of unknown
+    /// outcome, it is undone (rule 6).
     pub(super) async fn try_once(&self, route: Route) -> Checked {
         let client = &self.client;
         // `close` waits for what is under way, and for its undoing.
         let _under_way = client.host.token();
         self.may_begin()?;
-        let ended = client.ended.cancelled();
-        let outcome = tokio::select! {
+        let limit = self.limit(client.now());
+        let mut round = self.round(route, limit, None);
+        let verdict = tokio::select! {
             biased;
-            outcome = self.attempt(route, self.limit(client.now())) => outcome,
-            () = ended => return Err(client.end()),
+            verdict = round.run() => verdict,
+            () = client.ended.cancelled() => return Err(client.end()),
         };
-        self.conclude(outcome)
+        self.conclude(match verdict {
+            Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
+            Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
+            Err(Verdict::Split { holder }) => {
+                let (answered, took) = (round.answered.since(round.sent), client.now().since(round.sent));
+                Err(Check::Split { holder, answered, took })
+            }
+            // It is no adoption.
+            Err(Verdict::Gone) => Err(Check::NotYet),
+            Err(Verdict::Failed(said)) => {
+                let failure = why(&client.quorum, &said);
+                let before = self.last_failure();
+                self.note_failed(round.request.claim.token.clone(), failure.clone());
+                Err(Check::Failed(self.telling(limit, failure, before)))
+            }
+        })
     }
 
     /// An error once the acquire must end: `close` waits only for what was under way before it was called, and may be
@@ -88,30 +105,6 @@ impl Acquire {
     /// The lease of a hold that was won.
     pub(super) fn own(&self, hold: Arc<Hold>, signal: Signal) -> Lease {
         Lease::new(self.client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace)
-    }
-
-    /// One token, one sending to each node (rule 1). Dropped, or of unknown outcome, it is undone (rule 6). The error
-    /// is what it has seen instead of a lease.
-    async fn attempt(&self, route: Route, time: Duration) -> Result<(Arc<Hold>, Signal), Check> {
-        let client = &self.client;
-        let mut round = self.round(route, time, None);
-        let (sent, verdict) = (round.sent, round.run().await);
-        match verdict {
-            Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
-            Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
-            Err(Verdict::Split { holder }) => {
-                let (answered, took) = (round.answered.since(sent), client.now().since(sent));
-                Err(Check::Split { holder, answered, took })
-            }
-            // It is no adoption.
-            Err(Verdict::Gone) => Err(Check::NotYet),
-            Err(Verdict::Failed(said)) => {
-                let failure = why(&client.quorum, &said);
-                let before = self.last_failure();
-                self.note_failed(round.request.claim.token.clone(), failure.clone());
-                Err(Check::Failed(self.telling(time, failure, before)))
-            }
-        }
     }
 
     /// Sends an attempt to every node; in an adoption, to take the place of one of these.
@@ -228,7 +221,7 @@ pub(super) struct Round<'a> {
     votes: FanOut<ComingVote>,
     raises: FanOut<Asked<Owned>>,
     route: Route,
-    request: AcquireRequest,
+    pub(super) request: AcquireRequest,
     /// Nothing is undone before this: an adoption goes on from what it has left.
     undo_after: Option<CancellationToken>,
     sent: Time,
@@ -241,24 +234,14 @@ pub(super) struct Round<'a> {
 impl Round<'_> {
     /// Runs it to its end.
     pub(super) async fn run(&mut self) -> Result<(Fence, Acquisition), Verdict> {
-        let verdict = self.decide().await;
         let client = &self.acquire.client;
-        client.quorum.compare_clocks(self.answered, client.options.lock.ttl);
-        verdict
-    }
-
-    pub(super) fn token(&self) -> &Token {
-        &self.request.claim.token
-    }
-
-    async fn decide(&mut self) -> Result<(Fence, Acquisition), Verdict> {
-        loop {
+        let verdict = loop {
             let (node, ask, said) = tokio::select! {
                 biased;
                 (node, raised) = self.raises.next() => (node, Ask::Raise, raised.map(Said::Owned)),
                 (node, vote) = self.votes.next() => (node, Ask::Acquire, vote),
             };
-            let (now, at) = (self.acquire.client.now(), self.sent);
+            let (now, at) = (client.now(), self.sent);
             if matches!(said, Ok(Said::Vote { .. })) {
                 self.answered = now;
             }
@@ -273,13 +256,15 @@ impl Round<'_> {
             match (news, &mut self.acquisition) {
                 (Some(News::Acquired(fence)), acquisition) => {
                     if let Some(acquisition) = acquisition.take() {
-                        return Ok((fence, acquisition));
+                        break Ok((fence, acquisition));
                     }
                 }
-                (Some(News::NotAcquired(verdict)), _) => return Err(verdict),
+                (Some(News::NotAcquired(verdict)), _) => break Err(verdict),
                 (Some(News::Phase | News::Released(_)) | None, _) => {}
             }
-        }
+        };
+        client.quorum.compare_clocks(self.answered, client.options.lock.ttl);
+        verdict
     }
 
     fn undo(&self, undo: Undo) {

@@ -25,50 +25,34 @@ use crate::{error::Error, lease::Lease, random, wait::FairWaiter};
 const SAME_SPLITS: u32 = 2;
 
 impl Acquire {
-    /// Competes with everybody else, in its turn if it is fair or one of those who may share.
+    /// Competes with everybody else: asks at once, and then waits for as long as it may. A fair acquire, or one that may
+    /// share, has its place in the server's queue from then on. Any other does not ask first if others of this process
+    /// wait already, or if it was just tried as one of several.
     pub(super) async fn compete(&self) -> Result<Lease, Error> {
-        let lease = if self.wanted.options.is_queued() { self.queue_up().await? } else { self.try_or_wait().await? };
+        let (client, key, is_queued) = (&self.client, &self.wanted.key, self.wanted.options.is_queued());
+        let lines = if is_queued { &client.queues } else { &client.lines };
+        let mut standing = if is_queued { Some(Box::new(Standing::new(self)?)) } else { None };
+        let asks = is_queued || self.is_one_try() || !self.wanted.is_on_trial && !lines.has(key);
+        let seen = match &mut standing {
+            Some(standing) => standing.check(client.quorum.route(), !self.is_one_try()).await?,
+            None if asks => self.try_once(client.quorum.route()).await?,
+            None => Err(Check::NotYet),
+        };
+        let lease = match seen {
+            Ok(lease) => lease,
+            // Boxed, as the wait below: mostly the lock is free.
+            Err(seen) if self.is_one_try() => Box::pin(self.settle(seen)).await?,
+            Err(seen) if asks && self.is_over() => return Err(self.gives_up(seen)),
+            Err(seen) => {
+                let (line, told) = (lines.join(key), ToldHolder::default());
+                let mut competing = Competing { acquire: self, standing, told };
+                Box::pin(wait(client, &line, self.until, seen, &mut competing)).await?
+            }
+        };
         // The owner's other acquires are told, and the one that polls this would stop: no await from here on.
         lease.takes_its_owner_slot();
         tell_acquired(&lease);
         Ok(lease)
-    }
-
-    /// Asks at once, unless others of this process wait already, or it was just tried as one of several; then waits for as
-    /// long as it may.
-    async fn try_or_wait(&self) -> Result<Lease, Error> {
-        let client = &self.client;
-        let mut seen = Check::NotYet;
-        if self.is_one_try() || !self.wanted.is_on_trial && !client.lines.has(&self.wanted.key) {
-            seen = match self.try_once(client.quorum.route()).await? {
-                Ok(lease) => return Ok(lease),
-                Err(look) => look,
-            };
-            if self.is_one_try() {
-                // Boxed, as the wait below: mostly the lock is free.
-                return Box::pin(self.settle(seen)).await;
-            }
-            if self.is_over() {
-                return Err(self.gives_up(seen));
-            }
-        }
-        let line = client.lines.join(&self.wanted.key);
-        Box::pin(wait(client, &line, self.until, seen, &mut Competing::new(self, None))).await
-    }
-
-    /// Takes a place in the queue, and polls until the lock is ours.
-    async fn queue_up(&self) -> Result<Lease, Error> {
-        let client = &self.client;
-        let mut standing = Standing::new(self)?;
-        let seen = match standing.check(client.quorum.route(), !self.is_one_try()).await? {
-            Ok(lease) => return Ok(lease),
-            Err(look) => look,
-        };
-        if self.is_over() {
-            return Err(self.gives_up(seen));
-        }
-        let line = client.queues.join(&self.wanted.key);
-        Box::pin(wait(client, &line, self.until, seen, &mut Competing::new(self, Some(standing)))).await
     }
 
     /// Ends a try that has found this. When several try at once and split the nodes' votes, nobody holds the lock: they
@@ -137,14 +121,8 @@ impl Acquire {
 /// An acquire that waits, in the server's queue too if it is fair.
 struct Competing<'a> {
     acquire: &'a Acquire,
-    standing: Option<Standing<'a>>,
+    standing: Option<Box<Standing<'a>>>,
     told: ToldHolder,
-}
-
-impl<'a> Competing<'a> {
-    fn new(acquire: &'a Acquire, standing: Option<Standing<'a>>) -> Self {
-        Self { acquire, standing, told: ToldHolder::default() }
-    }
 }
 
 impl Surroundings for Competing<'_> {
@@ -176,7 +154,7 @@ impl Checks for Competing<'_> {
     }
 
     fn queued(&self) -> Option<Queued<'_>> {
-        self.standing.as_ref().map(Standing::queued)
+        self.standing.as_deref().map(Standing::queued)
     }
 
     fn notified(&self) -> Option<&FairWaiter> {

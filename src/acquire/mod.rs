@@ -103,28 +103,26 @@ impl Acquire {
 
     /// Runs it to its end. The owner is whoever polls this first.
     pub(crate) async fn run(&mut self) -> Result<Lease, Error> {
-        let lease = self.compete_or_share().await?;
+        self.owner = self.wanted.owner.resolve();
+        self.begin();
+        // Boxed, so that no other acquire pays for these.
+        if !self.client.is_connected() {
+            Box::pin(self.connect()).await?;
+            self.begin();
+        }
+        self.follow_own_releases().await;
+        let lease = match self.owner.filter(|_| self.wanted.reentrant) {
+            None => self.compete().await?,
+            Some(owner) => self.compete_or_share(owner).await?,
+        };
         if !self.wanted.is_on_trial {
             lease.keep_for(self.wanted.keep_for);
         }
         Ok(lease)
     }
 
-    async fn compete_or_share(&mut self) -> Result<Lease, Error> {
-        self.owner = self.wanted.owner.resolve();
-        if self.is_one_try() {
-            self.begin_anew();
-        }
-        // Boxed, so that no other acquire pays for these.
-        if !self.client.is_connected() {
-            let is_one_try = self.is_one_try();
-            Box::pin(self.connect()).await?;
-            if is_one_try {
-                self.begin_anew();
-            }
-        }
-        self.follow_own_releases().await;
-        let Some(owner) = self.owner.filter(|_| self.wanted.reentrant) else { return self.compete().await };
+    /// Acquires it for an owner that may have it already.
+    async fn compete_or_share(&mut self, owner: OwnerId) -> Result<Lease, Error> {
         loop {
             match self.client.owners.enter(owner, &self.wanted.key, self.client.now()) {
                 Reentry::Free(owner_slot) => {
@@ -164,9 +162,11 @@ impl Acquire {
     }
 
     /// A try has all its time for the lock, however long ago it was called for.
-    fn begin_anew(&mut self) {
-        self.started = self.client.now();
-        self.until = self.started;
+    fn begin(&mut self) {
+        if self.is_one_try() {
+            self.started = self.client.now();
+            self.until = self.started;
+        }
     }
 
     /// Makes the first connection, for as long as this waits.
