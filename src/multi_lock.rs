@@ -218,9 +218,9 @@ impl<'a> Acquiring<'a> {
             match self.multi.next(Lease::is_held) {
                 Next::Done => return Ok(self.multi.into_held()),
                 Next::Try(missing) => busy = self.try_all(missing).await?,
-                Next::Wait(at) if self.client.now() < self.until => self.wait(at).await?,
+                Next::Wait(at) if self.client.now() < self.until => self.wait(at, None).await?,
                 Next::Wait(at) => match busy.take().unwrap_or_else(Error::unanswered) {
-                    busy if self.may_have_met_a_try(&busy) => self.outlast(at, busy).await?,
+                    busy if self.may_have_met_a_try(&busy) => self.wait(at, Some(busy)).await?,
                     busy => return Err(busy),
                 },
             }
@@ -264,36 +264,24 @@ impl<'a> Acquiring<'a> {
         self.patience.is_one_try() && is_new && self.client.now() < self.most()
     }
 
-    /// Waits for one, for as long as a try that has met another may.
-    async fn outlast(&mut self, at: usize, busy: Error) -> Result<(), Error> {
-        let Some(lock) = self.locks.get(at) else { return Ok(()) };
-        let left = self.most().since(self.client.now());
-        match lock.quiet().acquire_here(Patience::Within(left), true).await {
-            Ok(lease) => self.multi.got(at, lease),
-            Err(Error::TimedOut { .. }) => return Err(busy),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
     fn most(&self) -> Time {
         self.started + self.client.options.command_timeout / 2
     }
 
-    /// Waits for one, for as long as there is time for all.
-    async fn wait(&mut self, at: usize) -> Result<(), Error> {
-        let Some(lock) = self.locks.get(at).cloned() else { return Ok(()) };
-        let patience = match self.patience {
-            Patience::Within(_) => Patience::Within(self.until.since(self.client.now())),
-            unlimited => unlimited,
-        };
-        match lock.acquire_here(patience, true).await {
-            Ok(lease) => self.multi.got(at, lease),
-            Err(Error::TimedOut { name, holder, .. }) => {
-                return Err(Error::TimedOut { name, waited: self.client.now().since(self.started), holder });
+    /// Waits for one, for as long as there is time for all. `met` is why a try was refused that has met another: it waits
+    /// for as long as such a try may.
+    async fn wait(&mut self, at: usize, met: Option<Error>) -> Result<(), Error> {
+        let Some(lock) = self.locks.get(at) else { return Ok(()) };
+        let (lock, until) = if met.is_some() { (lock.quiet(), self.most()) } else { (lock.clone(), self.until) };
+        let left = until.since(self.client.now());
+        let patience = if until == Time::NEVER { Patience::Unlimited } else { Patience::Within(left) };
+        let outcome = lock.acquire_here(patience, true).await;
+        outcome.map(|lease| self.multi.got(at, lease)).map_err(|error| match (error, met) {
+            (Error::TimedOut { .. }, Some(busy)) => busy,
+            (Error::TimedOut { name, holder, .. }, None) => {
+                Error::TimedOut { name, waited: self.client.now().since(self.started), holder }
             }
-            Err(error) => return Err(error),
-        }
-        Ok(())
+            (error, _) => error,
+        })
     }
 }

@@ -6,7 +6,7 @@
 //!    executed unheard, and have the lock by now.
 //! 2. No attempt is undone before the adoption is over: the next one adopts what it has left.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     attempt::Verdict,
@@ -73,18 +73,9 @@ impl Acquire {
             let predecessors = Predecessors { tokens: tokens.clone().into(), over: over.clone() };
             // `close` waits for what is under way.
             let under_way = client.host.token();
-            self.may_begin()?;
-            let outcome = tokio::select! {
-                biased;
-                outcome = self.succeed_once(route, &predecessors) => outcome,
-                () = client.ended.cancelled() => return Err(client.end()),
-            };
+            let outcome = self.unless_ended(pin!(self.succeed_once(route, &predecessors))).await?;
             let failure = match outcome {
-                Ok((hold, signal)) => {
-                    let lease = self.own(hold, signal);
-                    self.may_begin()?;
-                    return Ok(lease);
-                }
+                Ok(won) => return self.own(won),
                 Err((Verdict::Gone, _)) => return Err(self.too_late(ticket, LossReason::Deleted)),
                 Err((Verdict::Busy { .. }, _)) => return Err(self.too_late(ticket, LossReason::Taken)),
                 Err((Verdict::Split { .. }, _)) if splits == SPLITS => {

@@ -1,7 +1,11 @@
 //! One attempt to acquire, from its first send to its lease or its verdict: the driver of an [`Acquisition`] that
 //! nobody holds yet.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold_protocol::{
     acquisition::{Acquisition, Actions, Ask, Config, News, Said, Sent, Undo},
@@ -56,11 +60,7 @@ impl Acquire {
         self.may_begin()?;
         let limit = self.limit(client.now());
         let mut round = self.round(route, limit, None);
-        let verdict = tokio::select! {
-            biased;
-            verdict = round.run() => verdict,
-            () = client.ended.cancelled() => return Err(client.end()),
-        };
+        let verdict = self.unless_ended(pin!(round.run())).await?;
         self.conclude(match verdict {
             Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
             Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
@@ -85,26 +85,42 @@ impl Acquire {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
+    /// The outcome of a step; an error, as of [`may_begin`](Self::may_begin), if the acquire must end before.
+    ///
+    /// Borrowed: a future that is moved to where it is awaited takes its room twice.
+    pub(super) async fn unless_ended<F: Future>(&self, step: Pin<&mut F>) -> Result<F::Output, Error> {
+        self.may_begin()?;
+        tokio::select! {
+            biased;
+            outcome = step => Ok(outcome),
+            () = self.client.ended.cancelled() => Err(self.client.end()),
+        }
+    }
+
     /// Concludes an attempt: a lease that was won is made here.
     pub(super) fn conclude(&self, outcome: Result<(Arc<Hold>, Signal), Check>) -> Checked {
-        let client = &self.client;
         // From here on somebody owns the hold, whatever panics or is dropped.
-        let outcome = outcome.map(|(hold, signal)| self.own(hold, signal));
+        let outcome = outcome.map(|won| self.own(won));
         if !matches!(outcome, Err(Check::Failed(_))) {
             self.tell_answer();
         }
         match outcome {
-            // Either `close` has seen this hold, or this sees that `close` was called. The same is true of the end of
-            // the keeper's runtime.
-            Ok(_) | Err(Check::Failed(_)) if client.ended.is_cancelled() => Err(client.end()),
-            Err(Check::Failed(failure)) if failure.is_refusal() => Err(Error::of(failure)),
-            outcome => Ok(outcome),
+            Ok(owned) => owned.map(Ok),
+            Err(Check::Failed(failure)) => {
+                self.may_begin()?;
+                if failure.is_refusal() { Err(Error::of(failure)) } else { Ok(Err(Check::Failed(failure))) }
+            }
+            Err(look) => Ok(Err(look)),
         }
     }
 
-    /// The lease of a hold that was won.
-    pub(super) fn own(&self, hold: Arc<Hold>, signal: Signal) -> Lease {
-        Lease::new(self.client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace)
+    /// The lease of a hold that was won, unless the acquire must end.
+    pub(super) fn own(&self, (hold, signal): (Arc<Hold>, Signal)) -> Result<Lease, Error> {
+        let lease = Lease::new(self.client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace);
+        // Either `close` has seen this hold, or this sees that `close` was called. The same is true of the end of the
+        // keeper's runtime.
+        self.may_begin()?;
+        Ok(lease)
     }
 
     /// Sends an attempt to every node; in an adoption, to take the place of one of these.

@@ -1,6 +1,6 @@
 //! Competing with everybody else for a lock: one try, tries that split the votes, and the wait for one that wins.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use leasehold_protocol::{
     backoff::Backoff,
@@ -70,11 +70,7 @@ impl Acquire {
             if pause >= self.limit(client.now()) {
                 return Err(self.gives_up(seen));
             }
-            tokio::select! {
-                biased;
-                () = client.ended.cancelled() => return Err(client.end()),
-                () = client.host.sleep(pause) => {}
-            }
+            self.unless_ended(pin!(client.host.sleep(pause))).await?;
             self.follow_own_releases().await;
             match self.try_once(client.quorum.route()).await? {
                 Ok(lease) => return Ok(lease),

@@ -1,6 +1,6 @@
 //! The fair way to acquire: with a place in the queue on the server, and no barging.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     check::Check,
@@ -71,12 +71,7 @@ impl<'a> Standing<'a> {
     pub(super) async fn check(&mut self, route: Route, enter: bool) -> Checked {
         let acquire = self.place.acquire;
         // A `Standing` counts as under way.
-        acquire.may_begin()?;
-        let outcome = tokio::select! {
-            biased;
-            outcome = self.poll(route, enter) => outcome,
-            () = acquire.client.ended.cancelled() => return Err(acquire.client.end()),
-        };
+        let outcome = acquire.unless_ended(pin!(self.poll(route, enter))).await?;
         acquire.conclude(outcome)
     }
 

@@ -7,7 +7,7 @@
 //! 2. A lease is believed from the sending of the request that was answered (rule 1).
 //! 3. Dropped without a lease, it takes its token off when the last request has its answer.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use leasehold_protocol::{
     backoff::Backoff,
@@ -37,22 +37,12 @@ impl Acquire {
         from: &Token,
         lost: impl Fn(Loss) -> Error + Send,
     ) -> Result<Lease, Error> {
-        let client = &self.client;
         let mut place = Taken::new(self)?;
         let mut backoff = Backoff::new(random::jitter());
         loop {
-            self.may_begin()?;
-            let outcome = tokio::select! {
-                biased;
-                outcome = place.ask_in_place_of(from) => outcome,
-                () = client.ended.cancelled() => return Err(client.end()),
-            };
+            let outcome = self.unless_ended(pin!(place.ask_in_place_of(from))).await?;
             let failure = match outcome {
-                Ok(Ok((hold, signal))) => {
-                    let lease = self.own(hold, signal);
-                    self.may_begin()?;
-                    return Ok(lease);
-                }
+                Ok(Ok(won)) => return self.own(won),
                 Ok(Err(denial)) => return Err(lost(Loss::from(&denial))),
                 Err(failure) => failure,
             };

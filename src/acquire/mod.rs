@@ -1,6 +1,6 @@
 //! One acquire from its start to its lease: its owner, its connection, and the time that it has.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, outliving::Outliving, time::Time,
@@ -267,15 +267,9 @@ impl Acquire {
 
     /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.
     async fn pause(&self, pause: Duration) -> Result<(), Error> {
-        let client = &self.client;
-        let pause = pause.min(self.until.since(client.now()));
-        tokio::select! {
-            biased;
-            () = client.ended.cancelled() => Err(client.end()),
-            // A timer takes a millisecond for nothing, which is ten times what a call takes to get here.
-            () = std::future::ready(()), if pause.is_zero() => Ok(()),
-            () = client.host.sleep(pause) => Ok(()),
-        }
+        let pause = pause.min(self.until.since(self.client.now()));
+        // A timer takes a millisecond for nothing, which is ten times what a call takes to get here.
+        if pause.is_zero() { self.may_begin() } else { self.unless_ended(pin!(self.client.host.sleep(pause))).await }
     }
 
     /// An attempt has failed, and may have won unheard.

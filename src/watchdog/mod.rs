@@ -52,7 +52,7 @@ pub(crate) struct Watchdog {
     command_timeout: Duration,
     lines: Arc<Lines>,
     tracking: Tracking,
-    /// What this process takes back.
+    /// The releases and undos of this process that are under way.
     pub(crate) own_releases: Arc<OwnReleases>,
     leaving: Leaving,
     table: Mutex<Table>,
