@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use leasehold_protocol::{
     acquisition::{Ask, Said, Sent, Undo},
     failure::Failure,
     fence::Fence,
     forced::ForcedRelease,
-    message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, Shard, only},
+    message::{Acquired, Claim, Denial, Owned, Repaired, Request, Route, Shard},
     renewal::RenewalAnswer,
     tally::Nodes,
     time::Time,
@@ -49,13 +50,14 @@ impl Watchdog {
     }
 
     fn send(self: &Arc<Self>, to: (usize, Shard), member: &Arc<Member>, route: Route, sent: Time, batch: HoldBatch) {
-        let renewing = self.clone().renew_on(to, member.clone(), route, sent, batch);
+        let renewing = self.clone().renew_on(to, member.clone(), route, sent, batch, None).map(drop);
         #[cfg(feature = "testing")]
         let renewing = self.settling.track(renewing);
         self.host.spawn_until_stopped(renewing);
     }
 
-    /// The answers are awaited until the last deadline among them (rule 7).
+    /// One batch on one shard. The answers are awaited within the limit; without one until the last deadline among them
+    /// (rule 7). The error is why there is none for one of the leases.
     async fn renew_on(
         self: Arc<Self>,
         (at, shard): (usize, Shard),
@@ -63,19 +65,22 @@ impl Watchdog {
         route: Route,
         sent: Time,
         batch: HoldBatch,
-    ) {
+        limit: Option<Duration>,
+    ) -> Result<(), Failure> {
         let shortest = batch.iter().map(|hold| hold.claim.ttl).min().unwrap_or_default();
-        self.awaken(&member, shard, shortest).await;
+        if limit.is_none() {
+            self.awaken(&member, shard, shortest).await;
+        }
         let now = self.now();
-        let patience = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
+        let left = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
         // Leases that were let go of since they fell due are not renewed any more (rule 8), so this is the last check
         // before sending. Besides, a wait of zero is fred's "for ever".
         let batch: Vec<_> = batch.iter().filter(|hold| !hold.remaining(now).is_zero()).collect();
         if batch.is_empty() {
-            return;
+            return Err(Failure::unavailable("the lease has ended"));
         }
         let claims = batch.iter().map(|hold| self.renewed_claim(hold, now)).collect();
-        let answers = self.renewed((&member, shard), route, claims, shortest, patience).await;
+        let answers = self.renewed((&member, shard), route, claims, shortest, limit.unwrap_or(left)).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
             alone.noted.set_refused_by(at, is_refused);
@@ -85,8 +90,9 @@ impl Watchdog {
                 let part = part.iter().map(|hold| (*hold).clone()).collect();
                 self.send((at, shard), &member, route, self.now(), Arc::new(part));
             }
-            return;
+            return Ok(());
         }
+        let mut outcome = Ok(());
         for (place, hold) in batch.iter().enumerate() {
             // All rounds of a silent node fail at the deadline, in which their leases end.
             if hold.is_over() {
@@ -98,9 +104,11 @@ impl Watchdog {
             };
             if let Err(failure) = &said {
                 tell_failed(hold, (&member, shard), failure);
+                outcome = Err(failure.clone());
             }
             let _renewed = self.on_reply(hold, Sent { node: at, ask: Ask::Renew, at: sent }, said.map(Said::Owned));
         }
+        outcome
     }
 
     /// The claim that a renewal sends. Nodes of a quorum may have issued different fences for one lease; a node that is alone has
@@ -153,36 +161,23 @@ impl Watchdog {
         route: Route,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let sent = self.now();
-        let claims = Arc::new([self.renewed_claim(hold, sent)]);
-        // As above: it may have ended since the caller has looked, and then the limit may be zero.
-        if hold.remaining(sent).is_zero() {
-            return Err(Failure::unavailable("the lease has ended"));
-        }
-        let ask = |(at, member): (usize, &Arc<Member>)| {
-            let (claims, shard) = (claims.clone(), member.shard_of(&hold.claim.key));
-            (at, self.renewed((member, shard), route, claims, hold.claim.ttl, limit))
+        let (sent, batch) = (self.now(), Arc::new(vec![hold.clone()]));
+        let renew = |(at, member): (usize, &Arc<Member>)| {
+            let to = (at, member.shard_of(&hold.claim.key));
+            (at, Box::pin(self.clone().renew_on(to, member.clone(), route, sent, batch.clone(), Some(limit))))
         };
-        let mut answers: FanOut<_> = self.quorum.members().map(ask).collect();
+        let mut renewing: FanOut<_> = self.quorum.members().map(renew).collect();
         let mut last = Failure::unknown("no node has answered");
-        while !answers.is_empty() {
-            let (at, answer) = answers.next().await;
-            let answer = answer.and_then(only);
-            if let Err(failure) = &answer {
-                last = failure.clone();
+        while !renewing.is_empty() {
+            if let (_, Err(failure)) = renewing.next().await {
+                last = failure;
             }
-            let _renewed = self.on_reply(hold, Sent { node: at, ask: Ask::Renew, at: sent }, answer.map(Said::Owned));
             if hold.is_confirmed(sent) || hold.is_over() {
                 break;
             }
         }
-        for (at, answer) in answers.take() {
-            let (watchdog, hold) = (self.clone(), hold.clone());
-            self.host.spawn(async move {
-                let answer = answer.await.and_then(only);
-                let sent = Sent { node: at, ask: Ask::Renew, at: sent };
-                let _renewed = watchdog.on_reply(&hold, sent, answer.map(Said::Owned));
-            });
+        for (_, later) in renewing.take() {
+            self.host.spawn(later.map(drop));
         }
         if hold.is_confirmed(sent) { Ok(()) } else { Err(last) }
     }
