@@ -91,8 +91,8 @@ impl Leases {
         let (options, clock) = Self::builder().in_memory();
         let (host, stop) = Host::start(&clock).expect("the keeper's thread starts");
         metrics::describe();
-        let quorum =
-            Quorum::of_one(memory::node(Memory::private(&clock), &host), &clock, &host, options.command_timeout);
+        let node = memory::node(Memory::private(&clock), &host);
+        let quorum = Quorum::of_one("memory://", node, &clock, &host, options.command_timeout);
         Self::of(Client::new(options, clock, host, stop, quorum, None))
     }
 

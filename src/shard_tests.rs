@@ -30,7 +30,7 @@ use crate::{
     keeper::{Host, Stop},
     lease::Lease,
     lock::Lock,
-    node::{Answer, Node, NodeListener, ShardInfo, memory::Memory},
+    node::{Answer, Links, Node, NodeListener, ShardInfo, Sharded, memory::Memory},
     options::LockOptions,
     quorum::Quorum,
     scope::Scope,
@@ -103,20 +103,12 @@ impl Node for Halves {
         0
     }
 
-    fn address(&self) -> &'static str {
-        "halves"
+    fn sharded(&self) -> Option<&dyn Sharded> {
+        Some(self)
     }
 
-    fn is_sharded(&self) -> bool {
-        true
-    }
-
-    fn shard(&self, key: &Key) -> Shard {
-        if key.lock().contains("cold") { COLD } else { WARM }
-    }
-
-    fn shards(&self) -> Vec<ShardInfo> {
-        [WARM, COLD].map(|shard| ShardInfo { shard, ..ShardInfo::only("halves") }).into()
+    fn links(&self) -> Option<&dyn Links> {
+        Some(self)
     }
 
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
@@ -144,12 +136,28 @@ impl Node for Halves {
         self.warm.survey(Shard::FIRST, limit)
     }
 
-    fn reconnect(&self, _: Route, shard: Shard) {
-        self.reconnected.lock().push(shard);
-    }
-
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.warm.close(limit)
+    }
+}
+
+impl Sharded for Halves {
+    fn shard(&self, key: &Key) -> Shard {
+        if key.lock().contains("cold") { COLD } else { WARM }
+    }
+
+    fn shards(&self) -> Vec<ShardInfo> {
+        [WARM, COLD].map(|shard| ShardInfo { shard, ..ShardInfo::only("halves") }).into()
+    }
+
+    fn address_of(&self, _: Shard) -> String {
+        "halves".into()
+    }
+}
+
+impl Links for Halves {
+    fn reconnect(&self, _: Route, shard: Shard) {
+        self.reconnected.lock().push(shard);
     }
 }
 
@@ -193,7 +201,7 @@ impl Scene {
             grant_timeout: Duration::from_millis(900),
             in_slots: false,
         };
-        let quorum = Quorum::of_one(halves.clone(), &clock, &host, command_timeout);
+        let quorum = Quorum::of_one("halves", halves.clone(), &clock, &host, command_timeout);
         Self { client: Client::new(options, clock, host, stop, quorum, None), halves }
     }
 

@@ -44,23 +44,17 @@ pub(crate) struct Memory {
     clock: Arc<dyn Clock>,
     /// The store's time when that clock showed zero.
     epoch: Duration,
-    address: String,
 }
 
 impl Memory {
     /// One that nobody else sees.
     pub(crate) fn private(clock: &Arc<dyn Clock>) -> Arc<Self> {
-        Self::at("", clock)
-    }
-
-    fn at(name: &str, clock: &Arc<dyn Clock>) -> Arc<Self> {
         let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
             store: Mutex::default(),
             listeners: Mutex::new(Arc::new([])),
             clock: clock.clone(),
             epoch: since_1970.saturating_sub(clock.now()),
-            address: format!("memory://{name}"),
         })
     }
 
@@ -73,7 +67,7 @@ impl Memory {
         if let Some(memory) = named.get(name).and_then(Weak::upgrade) {
             return memory;
         }
-        let memory = Self::at(name, clock);
+        let memory = Self::private(clock);
         named.insert(name.into(), Arc::downgrade(&memory));
         memory
     }
@@ -147,14 +141,6 @@ impl Node for Memory {
         usize::MAX
     }
 
-    fn answers_at_once(&self) -> bool {
-        true
-    }
-
-    fn address(&self) -> &str {
-        &self.address
-    }
-
     fn send(&self, _: Route, request: Request, _: Duration) -> Answer<Reply> {
         // Upgraded once, if anybody waits in a queue, and let go of last: not while the store is locked.
         let upgraded = OnceCell::new();
@@ -178,8 +164,6 @@ impl Node for Memory {
             ..ServerSaid::default()
         })))
     }
-
-    fn reconnect(&self, _: Route, _: Shard) {}
 
     fn close(&self, _: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(ready(()))

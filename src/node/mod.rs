@@ -90,38 +90,47 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// How many keys may be tracked at a time; zero when the node refuses that, or its table is full.
     fn tracking_capacity(&self) -> usize;
 
-    /// Whether its answers are there at the first poll.
-    fn answers_at_once(&self) -> bool {
-        false
+    /// Its shards, if it has any.
+    fn sharded(&self) -> Option<&dyn Sharded> {
+        None
     }
 
-    /// Where it is, without who we are there.
-    fn address(&self) -> &str;
-
-    /// Where the server of a shard is now: for people, and for thousands of leases at once.
-    fn address_of(&self, _shard: Shard) -> String {
-        self.address().into()
-    }
-
-    /// Whether it has shards at all: what follows is not asked of others.
-    fn is_sharded(&self) -> bool {
-        false
-    }
-
-    /// The shard that has this key now.
-    fn shard(&self, _key: &Key) -> Shard {
-        Shard::FIRST
-    }
-
-    /// All shards that there are now.
-    fn shards(&self) -> Vec<ShardInfo> {
-        vec![ShardInfo::only(self.address())]
+    /// Its connections. A node without any is in this process, and its answers are there at the first poll.
+    fn links(&self) -> Option<&dyn Links> {
+        None
     }
 
     /// `limit` bounds the wait for the answer; what the limit cuts off has an unknown outcome. The request goes out
     /// at the first poll of the answer, if not before.
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply>;
 
+    /// The words of a shard's server about itself.
+    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid>;
+
+    /// Closes the connections. Ends within `limit`.
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    /// The gate through which tests control it, if it is in memory.
+    #[cfg(feature = "testing")]
+    fn gate(&self) -> Option<&memory::Gate> {
+        None
+    }
+}
+
+/// The shards of a node that has several.
+pub(crate) trait Sharded: Send + Sync {
+    /// The shard that has this key now.
+    fn shard(&self, key: &Key) -> Shard;
+
+    /// All shards that there are now.
+    fn shards(&self) -> Vec<ShardInfo>;
+
+    /// Where the server of a shard is now: for people, and for thousands of leases at once.
+    fn address_of(&self, shard: Shard) -> String;
+}
+
+/// The connections of a node that is elsewhere, and the requests that wait for them.
+pub(crate) trait Links: Send + Sync {
     /// Nobody wants the acquire by this token any more. Whether it was waiting here for its turn, and is never sent.
     fn withdraw(&self, _token: &Token) -> bool {
         false
@@ -130,9 +139,6 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     /// A majority has decided without the answer to this token's request, so nobody looks for it now: others must not
     /// wait for it.
     fn set_aside(&self, _token: &Token) {}
-
-    /// The words of a shard's server about itself.
-    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid>;
 
     /// Why there is no connection for renewals to a shard, if there is none.
     fn trouble(&self, _shard: Shard) -> Option<String> {
@@ -145,16 +151,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     }
 
     /// The route's connection to a shard looks dead: make a new one, in the background.
-    fn reconnect(&self, route: Route, shard: Shard);
-
-    /// Closes the connections. Ends within `limit`.
-    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-
-    /// The gate through which tests control it, if it is in memory.
-    #[cfg(feature = "testing")]
-    fn gate(&self) -> Option<&memory::Gate> {
-        None
-    }
+    fn reconnect(&self, _route: Route, _shard: Shard) {}
 }
 
 impl dyn Node {

@@ -185,8 +185,10 @@ impl Quorum {
 
     /// Gives the connections up for dead that lead to a key.
     pub(crate) fn reconnect(&self, nodes: Nodes, key: &Key) {
-        for node in nodes.iter().filter_map(|at| self.member(at)).filter_map(|member| member.node()) {
-            node.reconnect(Route::Keeper, node.shard(key));
+        for member in nodes.iter().filter_map(|at| self.member(at)) {
+            if let Some(links) = member.links() {
+                links.reconnect(Route::Keeper, member.shard_of(key));
+            }
         }
     }
 

@@ -6,11 +6,8 @@
 
 use std::{
     fmt,
-    future::ready,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    future::{pending, ready},
+    sync::{Arc, OnceLock, Weak},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -39,7 +36,7 @@ use crate::{
     foreign::{self, Event},
     keeper::Host,
     metrics::{self, NodeMetrics},
-    node::{Answer, Node, NodeListener, ShardInfo},
+    node::{Answer, Links, Node, NodeListener, ShardInfo, Sharded},
     per_shard::{Of, PerShard},
     survey::ServerSaid,
     troubles::Troubles,
@@ -50,7 +47,6 @@ pub(crate) struct Member {
     address: Box<str>,
     /// Not there before the first connection.
     node: OnceLock<Arc<dyn Node>>,
-    is_sharded: AtomicBool,
     listener: OnceLock<Weak<dyn NodeListener>>,
     peers: Arc<Mutex<Peers>>,
     clock: Arc<dyn Clock>,
@@ -77,7 +73,6 @@ impl Member {
         Arc::new(Self {
             address: address.into(),
             node: OnceLock::new(),
-            is_sharded: AtomicBool::new(false),
             listener: OnceLock::new(),
             peers,
             clock,
@@ -99,30 +94,31 @@ impl Member {
         self.node.get()
     }
 
-    /// The shard that has this key now.
-    pub(crate) fn shard_of(&self, key: &Key) -> Shard {
-        match self.node() {
-            Some(node) if self.is_sharded() => node.shard(key),
-            _ => Shard::FIRST,
-        }
+    /// Its connections; none of a node in this process.
+    pub(super) fn links(&self) -> Option<&dyn Links> {
+        self.node()?.links()
     }
 
-    /// A node that is no cluster does not pay for shards.
-    pub(crate) fn is_sharded(&self) -> bool {
-        self.is_sharded.load(Ordering::Acquire)
+    fn sharded(&self) -> Option<&dyn Sharded> {
+        self.node()?.sharded()
+    }
+
+    /// The shard that has this key now.
+    pub(crate) fn shard_of(&self, key: &Key) -> Shard {
+        self.sharded().map_or(Shard::FIRST, |node| node.shard(key))
     }
 
     /// All shards that there are now.
     pub(super) fn shards(&self) -> Vec<ShardInfo> {
-        self.node().map_or_else(|| vec![ShardInfo::only(&self.address)], |node| node.shards())
+        self.sharded().map_or_else(|| vec![ShardInfo::only(&self.address)], Sharded::shards)
     }
 
     /// Where the server of a shard is now, for people.
     pub(crate) fn address_of(&self, shard: Shard) -> String {
-        self.node().map_or_else(|| self.address().into(), |node| node.address_of(shard))
+        self.sharded().map_or_else(|| self.address().into(), |node| node.address_of(shard))
     }
 
-    /// Their numbers.
+    /// The numbers of the shards that there are now.
     pub(super) fn shard_numbers(&self) -> Vec<Shard> {
         self.shards().iter().map(|info| info.shard).collect()
     }
@@ -154,14 +150,15 @@ impl Member {
 
     /// Completes once the route has no connection to it.
     pub(super) async fn unlinked(&self, route: Route, shard: Shard) {
-        if let Some(node) = self.node() {
-            node.unlinked(route, shard).await;
+        match self.links() {
+            Some(links) => links.unlinked(route, shard).await,
+            None => pending().await,
         }
     }
 
     /// Whether its answers are there at the first poll.
     pub(crate) fn answers_at_once(&self) -> bool {
-        self.node().is_some_and(|node| node.answers_at_once())
+        self.node().is_some_and(|node| node.links().is_none())
     }
 
     pub(super) fn command_timeout(&self) -> Duration {
@@ -171,7 +168,6 @@ impl Member {
     /// It is connected for the first time.
     pub(super) fn install(&self, node: Arc<dyn Node>) {
         let node = self.node.get_or_init(|| node);
-        self.is_sharded.store(node.is_sharded(), Ordering::Release);
         self.metrics.note_up(true);
         if let Some(listener) = self.listener.get() {
             node.listen(listener.clone());
@@ -221,7 +217,7 @@ impl Member {
     }
 
     fn asked(&self, request: &Request) -> Shard {
-        if self.is_sharded() { request.shard(|key| self.shard_of(key)) } else { Shard::FIRST }
+        self.sharded().map_or(Shard::FIRST, |node| request.shard(|key| node.shard(key)))
     }
 
     pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<ServerSaid, ServerSaid> {
@@ -241,7 +237,7 @@ impl Member {
 
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
     pub(crate) fn withdraw(&self, token: &Token) -> bool {
-        self.node().is_some_and(|node| node.withdraw(token))
+        self.links().is_some_and(|links| links.withdraw(token))
     }
 
     fn send<T, R>(
@@ -411,7 +407,7 @@ impl Member {
         const PAUSE: Duration = Duration::from_secs(1);
         while self.shard_of(key) == asked {
             let state = self.state(asked);
-            if !self.is_sharded() {
+            if self.sharded().is_none() {
                 return state.back().await;
             }
             tokio::select! {
@@ -426,7 +422,7 @@ impl Member {
     pub(super) fn trouble(&self, key: &Key) -> Option<String> {
         let shard = self.shard_of(key);
         // Renewals wait for a connection for longer than the news of it can.
-        let of_link = self.node().and_then(|node| node.trouble(shard));
+        let of_link = self.links().and_then(|links| links.trouble(shard));
         of_link.or_else(|| self.state(shard).health_by_now().trouble().map(Into::into))
     }
 

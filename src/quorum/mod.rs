@@ -92,8 +92,14 @@ impl Quorum {
     }
 
     /// One node that is there.
-    pub(crate) fn of_one(node: Arc<dyn Node>, clock: &Arc<dyn Clock>, host: &Host, command_timeout: Duration) -> Self {
-        let quorum = Self::new(&[node.address().into()], Duration::ZERO, clock, host, command_timeout);
+    pub(crate) fn of_one(
+        address: &str,
+        node: Arc<dyn Node>,
+        clock: &Arc<dyn Clock>,
+        host: &Host,
+        command_timeout: Duration,
+    ) -> Self {
+        let quorum = Self::new(&[address.into()], Duration::ZERO, clock, host, command_timeout);
         quorum.install(0, node);
         quorum
     }
@@ -206,8 +212,8 @@ impl Quorum {
 
     /// A majority has decided without a node's answer to this token's request.
     pub(crate) fn set_aside(&self, node: usize, token: &Token) {
-        if let Some(node) = self.member(node).and_then(|member| member.node()) {
-            node.set_aside(token);
+        if let Some(links) = self.member(node).and_then(|member| member.links()) {
+            links.set_aside(token);
         }
     }
 

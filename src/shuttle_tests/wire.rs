@@ -30,7 +30,7 @@ use crate::{
     clock::{Clock, SystemClock},
     keeper::Host,
     lock::Lock,
-    node::{Answer, Node, NodeListener, memory::Memory},
+    node::{Answer, Links, Node, NodeListener, memory::Memory},
     options::LockOptions,
     quorum::Quorum,
     scope::Scope,
@@ -146,8 +146,8 @@ impl Node for Wire {
         1_000
     }
 
-    fn address(&self) -> &'static str {
-        "wire"
+    fn links(&self) -> Option<&dyn Links> {
+        Some(self)
     }
 
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
@@ -172,12 +172,12 @@ impl Node for Wire {
         self.memory.survey(shard, limit)
     }
 
-    fn reconnect(&self, _: Route, _: Shard) {}
-
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.memory.close(limit)
     }
 }
+
+impl Links for Wire {}
 
 /// Brings the notifications to fair waiters some time later. It brings no changes: a server does not notify a
 /// connection of its own changes (NOLOOP), so this process has to wake its own waiters.
@@ -252,7 +252,7 @@ impl Scene {
             in_slots: false,
         };
         let wire = Wire::new(&clock);
-        let quorum = Quorum::of_one(wire.clone(), &clock, &host, options.command_timeout);
+        let quorum = Quorum::of_one("wire", wire.clone(), &clock, &host, options.command_timeout);
         Self { client: Client::new(options, clock, host, stop, quorum, None), wire }
     }
 

@@ -118,17 +118,8 @@ impl Node for Gate {
         self.memory.listen(listener);
     }
 
-    /// But while the gate is closed, when a first poll does no harm either.
-    fn answers_at_once(&self) -> bool {
-        self.memory.answers_at_once()
-    }
-
     fn tracking_capacity(&self) -> usize {
         self.memory.tracking_capacity()
-    }
-
-    fn address(&self) -> &str {
-        self.memory.address()
     }
 
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
@@ -137,10 +128,6 @@ impl Node for Gate {
 
     fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
         self.ask(limit, move |memory| memory.survey(shard, limit))
-    }
-
-    fn reconnect(&self, route: Route, shard: Shard) {
-        self.memory.reconnect(route, shard);
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

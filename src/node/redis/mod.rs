@@ -18,7 +18,7 @@ pub(crate) use self::{
     routed::Routed,
     transport::{Address, AddressMap, Endpoint, Limits, Provider, Seeds},
 };
-use super::{Answer, Node, NodeListener};
+use super::{Answer, Links, Node, NodeListener};
 use crate::{
     error::{Error, keeper_ended},
     keeper::Host,
@@ -60,10 +60,6 @@ impl Node for Redis {
         route_from(self.0.home.as_ref().map(|(home, _)| *home))
     }
 
-    fn address(&self) -> &str {
-        &self.0.address
-    }
-
     fn listen(&self, listener: Weak<dyn NodeListener>) {
         self.0.subscription.listen(listener);
     }
@@ -76,12 +72,8 @@ impl Node for Redis {
         self.0.ask(Via::new(route, limit), request)
     }
 
-    fn withdraw(&self, token: &Token) -> bool {
-        self.0.withdraw(token)
-    }
-
-    fn set_aside(&self, token: &Token) {
-        self.0.set_aside(token);
+    fn links(&self) -> Option<&dyn Links> {
+        Some(self)
     }
 
     fn survey(&self, _: Shard, limit: Duration) -> Answer<ServerSaid> {
@@ -90,6 +82,20 @@ impl Node for Redis {
             let asking = pin!(server.survey(limit, |place| server.beside(place)));
             time.keep(asking, || Err(keeper_ended())).await
         })
+    }
+
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.close(limit)
+    }
+}
+
+impl Links for Redis {
+    fn withdraw(&self, token: &Token) -> bool {
+        self.0.withdraw(token)
+    }
+
+    fn set_aside(&self, token: &Token) {
+        self.0.set_aside(token);
     }
 
     fn trouble(&self, _: Shard) -> Option<String> {
@@ -103,9 +109,5 @@ impl Node for Redis {
 
     fn reconnect(&self, route: Route, _: Shard) {
         self.0.connection(route).reconnect();
-    }
-
-    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0.close(limit)
     }
 }

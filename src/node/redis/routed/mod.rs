@@ -51,7 +51,7 @@ use crate::{
     error::{Error, keeper_ended},
     keeper::Host,
     metrics::NodeMetrics,
-    node::{Answer, Node, NodeListener, ShardInfo},
+    node::{Answer, Links, Node, NodeListener, ShardInfo, Sharded},
     options::Names,
     survey::ServerSaid,
 };
@@ -344,19 +344,38 @@ impl Node for Routed {
         capacities.filter(|&capacity| capacity > 0).min().unwrap_or_default()
     }
 
-    fn address(&self) -> &str {
-        &self.0.address
+    fn sharded(&self) -> Option<&dyn Sharded> {
+        Some(self)
     }
 
-    fn address_of(&self, shard: Shard) -> String {
-        let place = self.0.topology.read().place(shard).map(ToString::to_string);
-        place.unwrap_or_else(|| self.0.address.clone())
+    fn links(&self) -> Option<&dyn Links> {
+        Some(self)
     }
 
-    fn is_sharded(&self) -> bool {
-        true
+    fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
+        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
+        Box::pin(async move {
+            let sending = pin!(cluster.send(Via::new(route, limit), request));
+            time.keep(sending, || Err(keeper_ended())).await
+        })
     }
 
+    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
+        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
+        Box::pin(async move {
+            let asking = pin!(cluster.survey(shard, limit));
+            time.keep(asking, || Err(keeper_ended())).await
+        })
+    }
+
+    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.closed.cancel();
+        let closing: Vec<_> = self.0.all().iter().map(|server| server.close(limit)).collect();
+        Box::pin(async move { drop(join_all(closing).await) })
+    }
+}
+
+impl Sharded for Routed {
     fn shard(&self, key: &Key) -> Shard {
         self.0.shard(key)
     }
@@ -372,24 +391,15 @@ impl Node for Routed {
         topology.servers().into_iter().map(info).collect()
     }
 
-    fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
-        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
-        Box::pin(async move {
-            let sending = pin!(cluster.send(Via::new(route, limit), request));
-            time.keep(sending, || Err(keeper_ended())).await
-        })
+    fn address_of(&self, shard: Shard) -> String {
+        let place = self.0.topology.read().place(shard).map(ToString::to_string);
+        place.unwrap_or_else(|| self.0.address.clone())
     }
+}
 
+impl Links for Routed {
     fn withdraw(&self, token: &Token) -> bool {
         self.0.all().iter().any(|server| server.withdraw(token))
-    }
-
-    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
-        let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
-        Box::pin(async move {
-            let asking = pin!(cluster.survey(shard, limit));
-            time.keep(asking, || Err(keeper_ended())).await
-        })
     }
 
     fn trouble(&self, shard: Shard) -> Option<String> {
@@ -411,12 +421,6 @@ impl Node for Routed {
         if let Some((server, _)) = self.0.known(shard) {
             server.connection(route).reconnect();
         }
-    }
-
-    fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0.closed.cancel();
-        let closing: Vec<_> = self.0.all().iter().map(|server| server.close(limit)).collect();
-        Box::pin(async move { drop(join_all(closing).await) })
     }
 }
 
