@@ -1,25 +1,11 @@
 //! Competing with everybody else for a lock: one try, tries that split the votes, and the wait for one that wins.
 
-use std::{pin::pin, time::Duration};
+use std::pin::pin;
 
-use leasehold_protocol::{
-    backoff::Backoff,
-    check::Check,
-    failure::Failure,
-    holder::Holder,
-    message::Route,
-    time::Time,
-    wait_loop::{Queued, Surroundings},
-};
+use leasehold_protocol::{backoff::Backoff, check::Check, failure::Failure};
 
-use super::{
-    Acquire, FailedAttempts,
-    attempt::Checked,
-    fair::Standing,
-    tell::{ToldHolder, tell_acquired},
-    wait::{Checks, wait},
-};
-use crate::{error::Error, lease::Lease, random, wait::FairWaiter};
+use super::{Acquire, FailedAttempts, fair::Standing, tell::tell_acquired, wait::wait};
+use crate::{error::Error, lease::Lease, random};
 
 /// The most retries against the same rival token in split votes: its undo may be in flight.
 const SAME_SPLITS: u32 = 2;
@@ -43,11 +29,7 @@ impl Acquire {
             // Boxed, as the wait below: mostly the lock is free.
             Err(seen) if self.is_one_try() => Box::pin(self.settle(seen)).await?,
             Err(seen) if asks && self.is_over() => return Err(self.gives_up(seen)),
-            Err(seen) => {
-                let (line, told) = (lines.join(key), ToldHolder::default());
-                let mut competing = Competing { acquire: self, standing, told };
-                Box::pin(wait(client, &line, self.until, seen, &mut competing)).await?
-            }
+            Err(seen) => Box::pin(wait(self, lines, standing, seen)).await?,
         };
         // The owner's other acquires are told, and the one that polls this would stop: no await from here on.
         lease.takes_its_owner_slot();
@@ -98,7 +80,7 @@ impl Acquire {
     }
 
     /// The end of a wait, from its last check.
-    fn over(&self, look: Check) -> Error {
+    pub(super) fn over(&self, look: Check) -> Error {
         if let Some(failure) = self.is_in_its_own_way(&look) {
             return Error::of(failure);
         }
@@ -111,57 +93,5 @@ impl Acquire {
                 holder: Box::new(self.client.watchdog.recognize(&self.wanted.key, holder)),
             },
         }
-    }
-}
-
-/// An acquire that waits, in the server's queue too if it is fair.
-struct Competing<'a> {
-    acquire: &'a Acquire,
-    standing: Option<Box<Standing<'a>>>,
-    told: ToldHolder,
-}
-
-impl Surroundings for Competing<'_> {
-    fn held_here(&self) -> Option<Holder> {
-        self.acquire.client.watchdog.held(&self.acquire.wanted.key)
-    }
-
-    fn tracks(&self) -> bool {
-        self.acquire.client.quorum.tracking_capacity() > 0
-    }
-
-    fn tracked(&self) -> Route {
-        self.acquire.client.watchdog.route()
-    }
-}
-
-impl Checks for Competing<'_> {
-    type Found = Lease;
-
-    async fn check(&mut self, route: Route) -> Checked {
-        match &mut self.standing {
-            None => self.acquire.try_once(route).await,
-            Some(standing) => standing.poll_for_all(route).await,
-        }
-    }
-
-    fn limit(&self, now: Time) -> Duration {
-        self.acquire.limit(now)
-    }
-
-    fn queued(&self) -> Option<Queued<'_>> {
-        self.standing.as_deref().map(Standing::queued)
-    }
-
-    fn notified(&self) -> Option<&FairWaiter> {
-        self.standing.as_ref().map(|standing| &standing.waiter)
-    }
-
-    fn tell(&mut self, look: &Check) {
-        self.acquire.tell(look, &mut self.told);
-    }
-
-    fn over(&self, look: Check) -> Error {
-        self.acquire.over(look)
     }
 }

@@ -1,56 +1,41 @@
-//! A wait in line for what checks may find. [`WaitLoop`] decides when to check and how long to sleep; this does it.
+//! A wait in line for a lock. [`WaitLoop`] decides when to check and how long to sleep; this does it.
 
-use std::{future::Future, pin::pin, time::Duration};
+use std::pin::pin;
 
 use leasehold_protocol::{
     check::Check,
+    holder::Holder,
     message::Route,
-    time::Time,
-    wait_loop::{Action, Facts, Queued, Surroundings, WaitLoop},
+    wait_loop::{Action, Facts, Surroundings, WaitLoop},
 };
 
+use super::{Acquire, fair::Standing, tell::ToldHolder};
 use crate::{
-    client::Client,
     error::Error,
+    lease::Lease,
     random,
-    wait::{CheckSlot, CheckSlots, FairWaiter, InLine},
+    wait::{CheckSlot, CheckSlots, FairWaiter, InLine, Lines},
 };
 
-/// The party that waits: how it checks, and how it reacts to the results.
-pub(super) trait Checks: Surroundings + Send {
-    /// The aim of the wait.
-    type Found;
-
-    /// Asks the servers once. The inner error is what they said instead; the outer one ends the wait.
-    fn check(&mut self, route: Route) -> impl Future<Output = Result<Result<Self::Found, Check>, Error>> + Send;
-
-    /// How long a check may take that begins now.
-    fn limit(&self, now: Time) -> Duration;
-
-    /// Its place in the server's queue, if it has one.
-    fn queued(&self) -> Option<Queued<'_>>;
-
-    /// The notifications that are for it alone, if there are any; else it has those of its line.
-    fn notified(&self) -> Option<&FairWaiter>;
-
-    /// Reports the result of a check.
-    fn tell(&mut self, look: &Check);
-
-    /// The error when the time is over, and this is what the last check has found.
-    fn over(&self, look: Check) -> Error;
+/// An acquire that waits in line, and in the server's queue too if it is fair.
+struct Waiting<'a> {
+    acquire: &'a Acquire,
+    line: &'a InLine<'a>,
+    standing: Option<Box<Standing<'a>>>,
+    told: ToldHolder,
 }
 
-/// Waits in line until a check finds it, or the time is over. `seen` is what a first check has found.
-pub(super) async fn wait<C: Checks>(
-    client: &Client,
-    line: &InLine<'_>,
-    until: Time,
+/// Waits in line until a check wins the lock, or the time is over. `seen` is what a first check has found.
+pub(super) async fn wait(
+    acquire: &Acquire,
+    lines: &Lines,
+    standing: Option<Box<Standing<'_>>>,
     seen: Check,
-    checks: &mut C,
-) -> Result<C::Found, Error> {
-    let (nodes, command_timeout, is_fair) =
-        (client.quorum.len(), client.options.command_timeout, checks.queued().is_some());
-    let mut wait = WaitLoop::new(is_fair, nodes, command_timeout, until, random::jitter());
+) -> Result<Lease, Error> {
+    let (client, line) = (&acquire.client, lines.join(&acquire.wanted.key));
+    let (nodes, command_timeout, is_fair) = (client.quorum.len(), client.options.command_timeout, standing.is_some());
+    let mut wait = WaitLoop::new(is_fair, nodes, command_timeout, acquire.until, random::jitter());
+    let mut waiting = Waiting { acquire, line: &line, standing, told: ToldHolder::default() };
     let mut seen_by_leader = line.seen();
     if !is_fair {
         // A plain follower knows only what the leader has found before.
@@ -58,16 +43,16 @@ pub(super) async fn wait<C: Checks>(
     }
     // Made once, for it has its place in the line.
     let (mut turn, mut next_turn) = (line.turn_now(), pin!(line.turn()));
-    wait.begins(seen, turn.is_some(), &facts(client, line, checks));
+    wait.begins(seen, turn.is_some(), &waiting.facts());
     loop {
-        let action = wait.next(&facts(client, line, checks));
+        let action = wait.next(&waiting.facts());
         if let Some(look) = wait.report() {
-            checks.tell(&look);
+            acquire.tell(&look, &mut waiting.told);
         }
         let until = match action {
-            Action::End => return Err(checks.over(wait.into_seen())),
-            Action::Check(route) => match check(client, line, &mut wait, route, checks).await? {
-                Some(found) => return Ok(found),
+            Action::End => return Err(acquire.over(wait.into_seen())),
+            Action::Check(route) => match waiting.check(&mut wait, route).await? {
+                Some(lease) => return Ok(lease),
                 None => continue,
             },
             Action::Sleep(until) => until,
@@ -76,13 +61,14 @@ pub(super) async fn wait<C: Checks>(
         if wait.leads() {
             line.saw(wait.seen().clone(), now, until);
         }
+        let own = waiting.standing.as_ref().map(|standing| &standing.waiter);
         tokio::select! {
             biased;
             () = client.ended.cancelled() => return Err(client.end()),
-            () = notification(line, checks.notified()), if wait.heeds_notifications() => wait.notified(),
+            () = notification(&line, own), if wait.heeds_notifications() => wait.notified(),
             got = &mut next_turn, if turn.is_none() => {
                 turn = Some(got);
-                wait.has_turn(&facts(client, line, checks));
+                wait.has_turn(&waiting.facts());
             }
             Ok(()) = seen_by_leader.changed(), if !wait.leads() => {
                 wait.heard(seen_by_leader.borrow_and_update().clone());
@@ -92,52 +78,62 @@ pub(super) async fn wait<C: Checks>(
     }
 }
 
-/// One check that the wait loop has asked for.
-async fn check<C: Checks>(
-    client: &Client,
-    line: &InLine<'_>,
-    wait: &mut WaitLoop,
-    route: Route,
-    checks: &mut C,
-) -> Result<Option<C::Found>, Error> {
-    let leads = wait.leads();
-    let slots = client.check_slots(line.key());
-    let _slot = slot(client, &slots, leads.then_some(line), checks).await;
-    let began = client.now();
-    let limit = checks.limit(began);
-    if leads {
-        line.checks_by(began + limit);
-    }
-    match checks.check(route).await? {
-        Ok(found) => Ok(Some(found)),
-        Err(look) => {
-            wait.checked(look, began, limit, &facts(client, line, checks));
-            Ok(None)
+impl Waiting<'_> {
+    /// One check that the wait loop has asked for.
+    async fn check(&mut self, wait: &mut WaitLoop, route: Route) -> Result<Option<Lease>, Error> {
+        let (acquire, line, leads) = (self.acquire, self.line, wait.leads());
+        let slots = acquire.client.check_slots(line.key());
+        let _slot = slot(acquire, &slots, leads.then_some(line)).await;
+        let began = acquire.client.now();
+        let limit = acquire.limit(began);
+        if leads {
+            line.checks_by(began + limit);
         }
+        let outcome = match &mut self.standing {
+            None => acquire.try_once(route).await?,
+            Some(standing) => standing.poll_for_all(route).await?,
+        };
+        match outcome {
+            Ok(lease) => Ok(Some(lease)),
+            Err(look) => {
+                wait.checked(look, began, limit, &self.facts());
+                Ok(None)
+            }
+        }
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        let queue = self.standing.as_deref().map(Standing::queued);
+        Facts { now: self.acquire.client.now(), leader_due: self.line.due(), queue, around: self }
     }
 }
 
-fn facts<'a>(client: &Client, line: &InLine<'_>, checks: &'a impl Checks) -> Facts<'a> {
-    Facts { now: client.now(), leader_due: line.due(), queue: checks.queued(), around: checks }
+impl Surroundings for Waiting<'_> {
+    fn held_here(&self) -> Option<Holder> {
+        self.acquire.client.watchdog.held(&self.acquire.wanted.key)
+    }
+
+    fn tracks(&self) -> bool {
+        self.acquire.client.quorum.tracking_capacity() > 0
+    }
+
+    fn tracked(&self) -> Route {
+        self.acquire.client.watchdog.route()
+    }
 }
 
 /// Takes one of the few slots for checks, if there is one within the time for a check. The leader of a line tells those
 /// behind it how long that takes.
-async fn slot<'a>(
-    client: &Client,
-    slots: &'a CheckSlots,
-    leads: Option<&InLine<'_>>,
-    checks: &mut impl Checks,
-) -> Option<CheckSlot<'a>> {
-    let now = client.now();
-    let until = now + checks.limit(now);
+async fn slot<'a>(acquire: &Acquire, slots: &'a CheckSlots, leads: Option<&InLine<'_>>) -> Option<CheckSlot<'a>> {
+    let now = acquire.client.now();
+    let until = now + acquire.limit(now);
     if let Some(slot) = slots.take(now, until) {
         return Some(slot);
     }
     if let Some(line) = leads {
         line.waits_until(until);
     }
-    client.check_slot(slots, until, move |now| checks.limit(now)).await
+    acquire.client.check_slot(slots, until, |now| acquire.limit(now)).await
 }
 
 /// Completes when something may have happened to the lock.
