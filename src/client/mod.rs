@@ -116,8 +116,8 @@ impl Client {
             Arc::new(Listener { node, lines, fair_waiters, observed: observed.clone(), watchdog, clock: clock.clone() })
         };
         let listeners: Vec<_> = quorum.members().map(listener).collect();
-        for listener in &listeners {
-            quorum.listen(listener.node, Arc::downgrade(listener) as Weak<dyn NodeListener>);
+        for (listener, (_, member)) in listeners.iter().zip(quorum.members()) {
+            member.listen(Arc::downgrade(listener) as Weak<dyn NodeListener>);
         }
         host.spawn_until_stopped(watchdog.clone().run());
         let first = |(places, config)| FirstConnection::new(quorum.clone(), places, config, closed.clone());

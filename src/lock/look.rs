@@ -44,9 +44,9 @@ impl Lock {
         let client = &self.scope.client;
         client.ready().await?;
         let key = self.key()?;
-        let asking = client.quorum.holder(&key, client.options.command_timeout);
-        let holder = relayed!(asking).map_err(Error::of)?;
-        let holder = match holder {
+        let asking = client.quorum.look(&key, client.quorum.route(), client.options.command_timeout);
+        let seen = relayed!(asking).map_err(Error::of)?;
+        let holder = match seen.holder {
             // If their number cannot be read, as without a right to their key, what was seen stands.
             Some(all) if all.is_shared() => match self.ask_for_sharers(&key, 0).await {
                 Ok(sharers) => sharers.map(|sharers| sharers.holder),

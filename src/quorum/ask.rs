@@ -28,11 +28,10 @@ use crate::{
 };
 
 impl Quorum {
-    fn ask_all<T>(&self, request: &Request, limit: Duration) -> FanOut<Asked<T>>
+    fn ask_all<T>(&self, route: Route, request: &Request, limit: Duration) -> FanOut<Asked<T>>
     where
         T: TryFrom<Reply, Error = Failure>,
     {
-        let route = self.route();
         self.members().map(|(at, member)| (at, member.ask(route, request.clone(), limit))).collect()
     }
 
@@ -49,16 +48,10 @@ impl Quorum {
         said
     }
 
-    /// The holder of a lock, which has a majority of the nodes, or may have one, as far as they answer.
-    pub(crate) async fn holder(&self, key: &Key, limit: Duration) -> Result<Option<Holder>, Failure> {
-        Ok(self.look(key, self.route(), limit).await?.holder)
-    }
-
-    /// The same on this route, and whether it is certain.
+    /// The holder of a lock, which has a majority of the nodes, or may have one, as far as they answer; and whether that
+    /// is certain.
     pub(crate) async fn look(&self, key: &Key, route: Route, limit: Duration) -> Result<Seen, Failure> {
-        let request = Request::Holder(key.clone());
-        let ask = |(at, member): (usize, &Arc<Member>)| (at, member.ask(route, request.clone(), limit));
-        let mut answers: FanOut<Asked<Looked>> = self.members().map(ask).collect();
+        let mut answers = self.ask_all::<Looked>(route, &Request::Holder(key.clone()), limit);
         let (mut said, mut left, mut is_tracked) = (self.nobody_yet(), self.len(), true);
         while left > 0 {
             let (node, answer) = answers.next().await;
@@ -122,7 +115,7 @@ impl Quorum {
         limit: Duration,
     ) -> Result<Nodes, Failure> {
         let request = Request::ForceRelease { key, by };
-        let said = self.everybody(self.ask_all::<bool>(&request, limit)).await;
+        let said = self.everybody(self.ask_all::<bool>(self.route(), &request, limit)).await;
         if said.iter().filter(|said| said.is_ok()).count() < self.majority() {
             return Err(self.failure(&said, |_| NodeAnswer::Granted));
         }
@@ -140,14 +133,13 @@ impl Quorum {
 
     /// Whether a majority could grant a lock with this prefix now.
     pub(crate) async fn health(&self, prefix: &str, limit: Duration) -> Result<(), Failure> {
-        if let [member] = &*self.members {
-            if let Some(keys) = key_of_each_shard(member, prefix) {
-                return self.health_of_shards(member, keys, limit).await;
-            }
+        let sharded = self.only().and_then(|only| Some((only, key_of_each_shard(only, prefix)?)));
+        if let Some((only, keys)) = sharded {
+            return self.health_of_shards(only, keys, limit).await;
         }
         let rehearsal = Request::Rehearse { key: key::of_nobody(prefix), restart_delay: self.restart_delay() };
-        let said = self.everybody(self.ask_all::<Option<Duration>>(&rehearsal, limit)).await;
-        if let ([Ok(Some(left))], Some(only)) = (&*said, self.member(0)) {
+        let said = self.everybody(self.ask_all::<Option<Duration>>(self.route(), &rehearsal, limit)).await;
+        if let ([Ok(Some(left))], Some(only)) = (&*said, self.only()) {
             return Err(Failure::recovering(only.address(), *left));
         }
         if said.iter().filter(|said| matches!(said, Ok(None))).count() < self.majority() {
@@ -159,7 +151,8 @@ impl Quorum {
         Ok(())
     }
 
-    /// The same of a cluster: one shard's failover must not turn a whole fleet away.
+    /// Whether a majority of a cluster's shards could grant a lock now: one shard's failover must not turn a whole fleet
+    /// away.
     async fn health_of_shards(
         &self,
         member: &Arc<Member>,
@@ -194,11 +187,7 @@ impl Quorum {
 
     /// Closes the connections. Ends within `limit`.
     pub(crate) async fn close(&self, limit: Duration) {
-        let close = |(at, member): (usize, &Arc<Member>)| Some((at, member.node()?.close(limit)));
-        let mut closing: FanOut<_> = self.members().filter_map(close).collect();
-        while !closing.is_empty() {
-            let (_node, ()) = closing.next().await;
-        }
+        join_all(self.members().filter_map(|(_, member)| Some(member.node()?.close(limit)))).await;
     }
 
     fn nobody_yet<T>(&self) -> Vec<Result<T, Failure>> {

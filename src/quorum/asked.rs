@@ -22,20 +22,10 @@ use crate::node::Answer;
 /// It is the box that the node made and a few words beside it, so that one request takes one allocation.
 #[must_use = "it is sent when it is looked at"]
 pub(crate) struct Asked<T, R = Reply> {
-    answer: Answer<R>,
-    read: fn(R) -> Result<T, Failure>,
+    pub(super) answer: Answer<R>,
+    pub(super) read: fn(R) -> Result<T, Failure>,
     /// The node, its shard and the time of asking; none where that was pointless.
-    of: Option<(Arc<Member>, Shard, Time)>,
-}
-
-impl<T, R> Asked<T, R> {
-    pub(super) fn new(
-        answer: Answer<R>,
-        read: fn(R) -> Result<T, Failure>,
-        of: Option<(Arc<Member>, Shard, Time)>,
-    ) -> Self {
-        Self { answer, read, of }
-    }
+    pub(super) of: Option<(Arc<Member>, Shard, Time)>,
 }
 
 impl<T, R> Future for Asked<T, R> {
@@ -51,13 +41,7 @@ impl<T, R> Future for Asked<T, R> {
 }
 
 /// A node's vote on its way.
-pub(crate) struct ComingVote(Asked<VoteReply>);
-
-impl ComingVote {
-    pub(super) fn of(asked: Asked<VoteReply>) -> Self {
-        Self(asked)
-    }
-}
+pub(crate) struct ComingVote(pub(super) Asked<VoteReply>);
 
 impl Future for ComingVote {
     type Output = Result<Said, Failure>;

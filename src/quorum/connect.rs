@@ -104,21 +104,20 @@ impl Quorum {
     /// Connects to every node at once, and is there as soon as a majority is. The others follow in the background.
     /// After a failure it may be called again.
     pub(crate) async fn connect(&self, places: &[NodeAddress], config: &ConnectConfig) -> Result<(), Error> {
-        let quorum = self;
         let ConnectConfig { limits, host, .. } = config;
-        if let [place] = places {
-            quorum.install(0, config.connect(place).await?);
+        if let ([place], Some(only)) = (places, self.only()) {
+            only.install(config.connect(place).await?);
             return Ok(());
         }
-        let absent = |at: &usize| quorum.member(*at).is_some_and(|member| member.node().is_none());
+        let absent = |at: &usize| self.member(*at).is_some_and(|member| member.node().is_none());
         let arriving = places.iter().map(|place| config.arrive(place)).enumerate().filter(|(at, _)| absent(at));
         let mut coming: FanOut<Connecting<Arrival>> = arriving.collect();
         let mut outcomes: Vec<Option<Error>> = places.iter().map(|_| None).collect();
-        let mut connected = quorum.members().filter(|(_, member)| member.node().is_some()).count();
+        let mut connected = self.members().filter(|(_, member)| member.node().is_some()).count();
         let mut grace = std::pin::pin!(host.sleep(limits.connect + GRACE));
         let mut is_waiting = false;
         while !coming.is_empty() {
-            if connected >= quorum.majority() && !is_waiting {
+            if connected >= self.majority() && !is_waiting {
                 grace.set(host.sleep(GRACE));
                 is_waiting = true;
             }
@@ -134,17 +133,17 @@ impl Quorum {
             };
             let outcome = outcome
                 .map_err(of_url)
-                .and_then(|arrival| quorum.member(at).map_or(Ok(()), |member| admit(at, member, arrival)));
+                .and_then(|arrival| self.member(at).map_or(Ok(()), |member| admit(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
                 Err(error @ Error::Config(_)) => return Err(error),
                 Err(error) => outcomes.splice(at..=at, [Some(error)]).for_each(drop),
             }
         }
-        if connected < quorum.majority() {
-            return Err(too_few(quorum, &outcomes));
+        if connected < self.majority() {
+            return Err(too_few(self, &outcomes));
         }
-        quorum.await_absent(places, outcomes, coming, config);
+        self.await_absent(places, outcomes, coming, config);
         Ok(())
     }
 

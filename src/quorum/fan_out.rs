@@ -57,12 +57,6 @@ impl<T, E> MayFail for Result<T, E> {
     }
 }
 
-impl MayFail for () {
-    fn has_failed(&self) -> bool {
-        false
-    }
-}
-
 /// An answer that has not been told.
 pub(crate) enum Untold<A: Future + Unpin> {
     /// It is here. `None` once it was told.

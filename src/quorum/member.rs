@@ -15,7 +15,7 @@ use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
     key::Key,
-    message::{AcquireRequest, Acquired, Reply, Request, Route, ServerIdentity, Shard, VoteReply},
+    message::{Acquired, Reply, Request, Route, ServerIdentity, Shard, VoteReply},
     node_health::{ClockOffset, HealthChange, HealthOrders, NodeHealth, Peers, ProbeRow},
     node_status::{self, NodeStatus},
     slot::Keys,
@@ -25,11 +25,7 @@ use leasehold_protocol::{
 };
 use parking_lot::Mutex;
 
-use super::{
-    asked::{Asked, ComingVote},
-    shard::ShardState,
-    undo_limits::Undos,
-};
+use super::{asked::Asked, shard::ShardState, undo_limits::Undos};
 use crate::{
     clock::{self, Clock, wall},
     error::Error,
@@ -51,7 +47,7 @@ pub(crate) struct Member {
     peers: Arc<Mutex<Peers>>,
     clock: Arc<dyn Clock>,
     host: Host,
-    command_timeout: Duration,
+    pub(super) command_timeout: Duration,
     pub(super) undos: Undos,
     /// The troubles that were reported of it.
     told: Troubles,
@@ -161,10 +157,6 @@ impl Member {
         self.node().is_some_and(|node| node.links().is_none())
     }
 
-    pub(super) fn command_timeout(&self) -> Duration {
-        self.command_timeout
-    }
-
     /// It is connected for the first time.
     pub(super) fn install(&self, node: Arc<dyn Node>) {
         let node = self.node.get_or_init(|| node);
@@ -174,7 +166,7 @@ impl Member {
         }
     }
 
-    pub(super) fn listen(&self, listener: Weak<dyn NodeListener>) {
+    pub(crate) fn listen(&self, listener: Weak<dyn NodeListener>) {
         let listener = self.listener.get_or_init(|| listener);
         if let Some(node) = self.node.get() {
             node.listen(listener.clone());
@@ -198,41 +190,31 @@ impl Member {
         self.ask_at(self.now(), route, request, limit)
     }
 
-    /// The same by who has just looked at the clock.
+    /// Asks it something at `now`, which the caller has just read from the clock.
     pub(crate) fn ask_at<T>(self: &Arc<Self>, now: Time, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
         T: TryFrom<Reply, Error = Failure>,
     {
         let shard = self.asked(&request);
-        self.send(now, shard, self.askable(shard, true), T::try_from, |node| node.send(route, request, limit))
+        self.send(now, shard, true, T::try_from, |node| node.send(route, request, limit))
     }
 
-    /// The same for what is taken back there: that matters even if the node has no vote.
+    /// Asks it to take something back: that matters even if the node has no vote.
     pub(crate) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
         T: TryFrom<Reply, Error = Failure>,
     {
         let shard = self.asked(&request);
-        self.send(self.now(), shard, self.askable(shard, false), T::try_from, |node| node.send(route, request, limit))
+        self.send(self.now(), shard, false, T::try_from, |node| node.send(route, request, limit))
     }
 
+    /// The shard that a request asks.
     fn asked(&self, request: &Request) -> Shard {
         self.sharded().map_or(Shard::FIRST, |node| request.shard(|key| node.shard(key)))
     }
 
     pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<ServerSaid, ServerSaid> {
-        self.send(self.now(), shard, self.askable(shard, true), Ok, |node| node.survey(shard, limit))
-    }
-
-    /// Asks it at `now` for its vote.
-    pub(super) fn vote(
-        self: &Arc<Self>,
-        now: Time,
-        route: Route,
-        request: AcquireRequest,
-        limit: Duration,
-    ) -> ComingVote {
-        ComingVote::of(self.ask_at(now, route, Request::Acquire(request), limit))
+        self.send(self.now(), shard, true, Ok, |node| node.survey(shard, limit))
     }
 
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
@@ -244,16 +226,17 @@ impl Member {
         self: &Arc<Self>,
         now: Time,
         shard: Shard,
-        node: Result<&Arc<dyn Node>, Failure>,
+        needs_vote: bool,
         read: fn(R) -> Result<T, Failure>,
         ask: impl FnOnce(&dyn Node) -> Answer<R>,
     ) -> Asked<T, R>
     where
         R: Send + 'static,
     {
+        let node = self.state(shard).askable(self.node.get(), needs_vote);
         match node {
-            Ok(node) => Asked::new(ask(&**node), read, Some((self.clone(), shard, now))),
-            Err(failure) => Asked::new(Box::pin(ready(Err(failure))), read, None),
+            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
+            Err(failure) => Asked { answer: Box::pin(ready(Err(failure))), read, of: None },
         }
     }
 
@@ -270,10 +253,6 @@ impl Member {
             })?;
         }
         Ok(Said::Vote { acquired, overtaken })
-    }
-
-    fn askable(&self, shard: Shard, needs_vote: bool) -> Result<&Arc<dyn Node>, Failure> {
-        self.state(shard).askable(self.node.get(), needs_vote)
     }
 
     /// A shard has answered what was sent at `sent`, or not.
@@ -428,11 +407,7 @@ impl Member {
 
     /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
     pub(crate) fn is_recovering(&self) -> bool {
-        self.recovers_in().is_some()
-    }
-
-    pub(super) fn recovers_in(&self) -> Option<Duration> {
-        self.first().health().recovers_in(self.now())
+        self.first().health().recovers_in(self.now()).is_some()
     }
 
     pub(crate) fn note_recovery(self: &Arc<Self>, left: Duration) {

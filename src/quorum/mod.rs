@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,7 +12,7 @@ use leasehold_protocol::{
     attempt,
     failure::Failure,
     key::Key,
-    message::{AcquireRequest, Route, Shard, Voting},
+    message::{AcquireRequest, Request, Route, Shard, Voting},
     node_health::Peers,
     node_status::NodeStatus,
     tally::{drift, majority},
@@ -35,7 +35,7 @@ use crate::{
     clock::Clock,
     foreign::{self, Event},
     keeper::Host,
-    node::{Node, NodeListener},
+    node::Node,
 };
 
 mod ask;
@@ -100,20 +100,10 @@ impl Quorum {
         command_timeout: Duration,
     ) -> Self {
         let quorum = Self::new(&[address.into()], Duration::ZERO, clock, host, command_timeout);
-        quorum.install(0, node);
+        if let Some(only) = quorum.only() {
+            only.install(node);
+        }
         quorum
-    }
-
-    pub(crate) fn install(&self, at: usize, node: Arc<dyn Node>) {
-        if let Some(member) = self.members.get(at) {
-            member.install(node);
-        }
-    }
-
-    pub(crate) fn listen(&self, at: usize, listener: Weak<dyn NodeListener>) {
-        if let Some(member) = self.members.get(at) {
-            member.listen(listener);
-        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -136,14 +126,15 @@ impl Quorum {
         self.members.get(at)
     }
 
-    /// The only node there is.
+    /// The only node there is, if there is one alone.
+    fn only(&self) -> Option<&Arc<Member>> {
+        if let [only] = &*self.members { Some(only) } else { None }
+    }
+
+    /// The only node there is, for what works on one alone.
     pub(crate) fn sole(&self) -> Result<&Arc<Member>, Failure> {
-        match &*self.members {
-            [member] => Ok(member),
-            _ => Err(Failure::refused(
-                "this works on one server only, not over a quorum: build another Leases with the url of one server",
-            )),
-        }
+        let text = "this works on one server only, not over a quorum: build another Leases with the url of one server";
+        self.only().ok_or_else(|| Failure::refused(text))
     }
 
     pub(crate) fn restart_delay(&self) -> Duration {
@@ -158,18 +149,12 @@ impl Quorum {
 
     /// The shard of the only node that has this key; many nodes have one together.
     pub(crate) fn shard_of(&self, key: &Key) -> Shard {
-        match &*self.members {
-            [only] => only.shard_of(key),
-            _ => Shard::FIRST,
-        }
+        self.only().map_or(Shard::FIRST, |only| only.shard_of(key))
     }
 
     /// All shards that there are now.
     pub(crate) fn shards(&self) -> Vec<Shard> {
-        match &*self.members {
-            [only] => only.shard_numbers(),
-            _ => vec![Shard::FIRST],
-        }
+        self.only().map_or_else(|| vec![Shard::FIRST], |only| only.shard_numbers())
     }
 
     /// The route that fits the caller's place, on every node.
@@ -207,7 +192,8 @@ impl Quorum {
         request: &AcquireRequest,
         limit: Duration,
     ) -> FanOut<ComingVote> {
-        self.members().map(|(at, member)| (at, member.vote(now, route, request.clone(), limit))).collect()
+        let ask = |member: &Arc<Member>| member.ask_at(now, route, Request::Acquire(request.clone()), limit);
+        self.members().map(|(at, member)| (at, ComingVote(ask(member)))).collect()
     }
 
     /// A majority has decided without a node's answer to this token's request.
@@ -236,10 +222,7 @@ impl Quorum {
 
     /// Where the only server is that has this key now.
     pub(crate) fn address_of(&self, key: &Key) -> Option<String> {
-        match &*self.members {
-            [only] => Some(only.address_of(only.shard_of(key))),
-            _ => None,
-        }
+        self.only().map(|only| only.address_of(only.shard_of(key)))
     }
 
     pub(crate) fn status(&self) -> Vec<NodeStatus> {

@@ -128,7 +128,7 @@ impl UndoTask {
                 self.is_left(member, now(), Failure::unsent("too many undos were under way"));
                 return (UndoOutcome::Unanswered, asked);
             };
-            let (route, limit) = undoing.ask(now(), member.command_timeout());
+            let (route, limit) = undoing.ask(now(), member.command_timeout);
             let release = Request::Release { claim: self.claim.clone(), mode: self.order.mode.clone() };
             let asking = member.ask_without_vote(route, release, limit);
             let answer: Result<Owned, Failure> = if route == Route::Keeper {
