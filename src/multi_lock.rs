@@ -203,13 +203,8 @@ struct Acquiring<'a> {
 
 impl<'a> Acquiring<'a> {
     fn new(client: &'a Client, locks: &'a [Lock], patience: Patience) -> Self {
-        let started = client.now();
-        let until = match patience {
-            Patience::Unlimited => Time::NEVER,
-            Patience::Within(limit) => started + limit,
-            Patience::None => started,
-        };
-        Self { client, locks, patience, started, until, multi: multi_lock::MultiLock::new(locks.len()) }
+        let (started, multi) = (client.now(), multi_lock::MultiLock::new(locks.len()));
+        Self { client, locks, patience, started, until: patience.until(started), multi }
     }
 
     async fn run(mut self) -> Result<Vec<Lease>, Error> {

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use leasehold_protocol::{
     acquisition::{Acquisition, Actions, Ask, Config, News, Said, Sent, Undo},
     attempt::Verdict,
@@ -325,9 +326,7 @@ impl Round<'_> {
         }
         for (_, raise) in self.raises.take() {
             // One more that keeps the floor, as there; it may not have been sent yet.
-            client.late_replies.hear(async move {
-                let _raised = raise.await;
-            });
+            client.late_replies.hear(raise.map(drop));
         }
         (hold, signal)
     }

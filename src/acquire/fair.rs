@@ -27,7 +27,7 @@ impl<'a> Standing<'a> {
     pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
         let place = Taken::new(acquire)?;
         // Before the first poll: a notification may come before its answer.
-        let waiter = acquire.client.fair_waiters.listen(&acquire.wanted.key, place.token());
+        let waiter = acquire.client.fair_waiters.listen(&acquire.wanted.key, &place.token);
         Ok(Self { place, position: QueuePosition::default(), waiter, had_been_lost: false })
     }
 

@@ -53,6 +53,15 @@ impl Patience {
     pub(crate) fn is_one_try(self) -> bool {
         matches!(self, Self::None | Self::Within(Duration::ZERO))
     }
+
+    /// The end of a wait that has started then.
+    pub(crate) fn until(self, started: Time) -> Time {
+        match self {
+            Self::None => started,
+            Self::Within(limit) => started + limit,
+            Self::Unlimited => Time::NEVER,
+        }
+    }
 }
 
 /// The lock to acquire and all that its lease is to have, checked before any I/O.
@@ -89,15 +98,9 @@ pub(crate) struct Acquire {
 
 impl Acquire {
     pub(crate) fn new(client: Arc<Client>, wanted: Wanted, patience: Patience) -> Self {
-        let (started, until) = match patience {
-            Patience::Unlimited => (client.now(), Time::NEVER),
-            Patience::Within(limit) => {
-                let started = client.now();
-                (started, started + limit)
-            }
-            // It begins with its first poll.
-            Patience::None => (Time::ZERO, Time::ZERO),
-        };
+        // A try begins with its first poll.
+        let started = if matches!(patience, Patience::None) { Time::ZERO } else { client.now() };
+        let until = patience.until(started);
         Self { client, wanted, owner: None, owner_slot: None, started, until, failed: Mutex::default() }
     }
 

@@ -24,7 +24,7 @@ use crate::{
 pub(super) struct Taken<'a, T: Send + 'static> {
     pub(super) acquire: &'a Acquire,
     pub(super) member: &'a Arc<Member>,
-    token: Token,
+    pub(super) token: Token,
     /// How the last request went.
     pub(super) route: Route,
     answer: Option<Asked<T>>,
@@ -42,10 +42,6 @@ where
         let (member, under_way) = (client.sole()?, client.host.token());
         let route = Route::Keeper;
         Ok(Self { acquire, member, token, route, answer: None, may_be_there: false, _under_way: under_way })
-    }
-
-    pub(super) fn token(&self) -> &Token {
-        &self.token
     }
 
     pub(super) fn claim(&self) -> Claim {

@@ -147,7 +147,7 @@ impl Watchdog {
         (!remaining.is_zero()).then(holder)
     }
 
-    /// The same holder, which knows whether its lease is one of ours.
+    /// Tells a holder whether its lease is one of ours.
     pub(crate) fn recognize(&self, key: &Key, holder: Holder) -> Holder {
         let is_ours = self.has_hold(key.lock(), |hold| {
             // Those who share it at one time have one fence, and no token of theirs is in the key.
@@ -160,7 +160,7 @@ impl Watchdog {
         if is_ours { holder.ours() } else { holder }
     }
 
-    /// The same of each of those who share a lock: here and there may be many.
+    /// Tells that to each of those who share a lock: here and there may be many.
     pub(crate) fn recognize_each(&self, key: &Key, holders: Vec<Holder>) -> Vec<Holder> {
         let held: HashSet<Token> =
             self.table.lock().holds_of(key.lock()).map(|hold| hold.claim.token.clone()).collect();

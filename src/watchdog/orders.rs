@@ -101,18 +101,8 @@ impl Watchdog {
         // Nobody renews a grant.
         let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::leave());
         let order = Undo { nodes, route, mode, is_attempt: false };
-        let (key, token, fence_memory) = (key.clone(), token.clone(), Duration::ZERO);
-        self.undo(
-            &order,
-            &Claim {
-                key,
-                token,
-                mode: Mode::Exclusive,
-                ttl: self.command_timeout,
-                life: self.command_timeout,
-                fence: None,
-                fence_memory,
-            },
-        );
+        let (key, token, ttl, fence_memory) = (key.clone(), token.clone(), self.command_timeout, Duration::ZERO);
+        let claim = Claim { key, token, mode: Mode::Exclusive, ttl, life: ttl, fence: None, fence_memory };
+        self.undo(&order, &claim);
     }
 }

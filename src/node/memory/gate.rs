@@ -83,16 +83,8 @@ impl Gate {
 impl Memory {
     /// In one step: its holder must not find the key gone.
     fn take_over(&self, key: &Key, ttl: Duration) {
-        let token = random::token("somebody else");
-        let claim = Claim {
-            key: key.clone(),
-            token,
-            mode: Mode::Exclusive,
-            ttl,
-            life: ttl,
-            fence: None,
-            fence_memory: fence::MEMORY,
-        };
+        let (token, fence_memory) = (random::token("somebody else"), fence::MEMORY);
+        let claim = Claim { key: key.clone(), token, mode: Mode::Exclusive, ttl, life: ttl, fence: None, fence_memory };
         self.store.lock().take_over(micros(self.epoch + self.clock.now()), claim);
         self.changed(key);
     }
