@@ -2,338 +2,166 @@
 //! mutate what passes between a client and its nodes. For others the soak builds the library with a patch of
 //! `mutations/`.
 
-/// A bug that a check has to find.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SeededBug {
+macro_rules! bugs {
+    ($($(#[doc = $doc:literal])+ $bug:ident: $name:literal $(, $patch:literal)?;)+) => {
+        /// A bug that a check has to find.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum SeededBug {
+            $($(#[doc = $doc])+ $bug,)+
+        }
+
+        impl SeededBug {
+            /// Every one.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$bug),+];
+
+            fn said(self) -> (&'static str, &'static [&'static str]) {
+                match self {
+                    $(Self::$bug => ($name, &[$($patch)?]),)+
+                }
+            }
+        }
+    };
+}
+
+// Each with its name, and with its patch if the soak plays it.
+bugs! {
     /// A lease is valid for its whole TTL, with nothing off for drift.
-    NoDrift,
+    NoDrift: "no-drift", "rule-01-drift";
     /// A deadline counts from the reply.
-    DeadlineFromReply,
+    DeadlineFromReply: "deadline-from-reply", "rule-01-first-send";
     /// A client sends an acquire again, and counts its deadline from there.
-    DeadlineFromRetry,
+    DeadlineFromRetry: "deadline-from-retry";
     /// An attempt wins with the largest fence that a majority issued, raised nowhere.
-    NoSecondPhase,
+    NoSecondPhase: "no-second-phase", "rule-10-second-phase";
     /// A grant that comes after its attempt has failed stays on the node.
-    LateGrantStays,
+    LateGrantStays: "late-grant-stays";
     /// A release deletes whatever is there.
-    ReleaseUnchecked,
+    ReleaseUnchecked: "release-unchecked", "rule-08-compare-lua";
     /// A renewal creates a missing key.
-    RenewalRecreates,
+    RenewalRecreates: "renewal-recreates", "rule-07-creates-lua";
     /// A lease whose key was deleted goes on.
-    DeletionIgnored,
+    DeletionIgnored: "deletion-ignored", "rule-07-deletion-ignored";
     /// What one node answers counts for another one too.
-    OneAnswersForAnother,
+    OneAnswersForAnother: "one-answers-for-another", "quorum-one-for-another";
     /// A node votes as soon as it is up.
-    AmnesiacVotes,
+    AmnesiacVotes: "amnesiac-votes";
     /// A node takes a repair as soon as it is up.
-    RepairUnchecked,
+    RepairUnchecked: "repair-unchecked", "quorum-repair-uptime-lua";
     /// A repair overwrites another holder's key.
-    RepairOverwrites,
+    RepairOverwrites: "repair-overwrites";
     /// The restart delay is the TTL rounded up, without the second more.
-    DelayTooShort,
+    DelayTooShort: "delay-too-short";
     /// Clocks gain and lose 1 % each, and a TTL allows for 1 % between two of them.
-    ClocksTooFast,
+    ClocksTooFast: "clocks-too-fast";
     /// A raise leaves the fence in the lock's value as it was.
-    RaiseLeavesValue,
+    RaiseLeavesValue: "raise-leaves-value";
     /// A key is its token's only if the fence in its value is the one that the client knows.
-    WholeValueCompared,
+    WholeValueCompared: "whole-value-compared";
     /// An acquire that is replayed is granted with another fence.
-    ReplayDrawsAnew,
+    ReplayDrawsAnew: "replay-draws-anew";
     /// A request that has waited for the pace has no flight started for it.
-    FlightNotStarted,
+    FlightNotStarted: "flight-not-started";
     /// A batch is sent a second time with requests that have had their answer.
-    SecondSendingOfAll,
+    SecondSendingOfAll: "second-sending-of-all";
     /// An error of a whole batch is told to each of its callers.
-    ErrorIsEverybodys,
+    ErrorIsEverybodys: "error-is-everybodys";
     /// A batch without an answer is asked for again, each request alone.
-    SilenceIsNobodys,
+    SilenceIsNobodys: "silence-is-nobodys";
     /// The replies of a batch go to its callers in another order.
-    RepliesOutOfOrder,
+    RepliesOutOfOrder: "replies-out-of-order";
     /// A request that is answered with "alone" is not asked again.
-    AloneIsTheEnd,
+    AloneIsTheEnd: "alone-is-the-end";
     /// A release that knows no fence travels with others.
-    UndosTravel,
+    UndosTravel: "undos-travel";
     /// An acquire that is taken back while it waits stays in the queue.
-    NothingWithdrawn,
+    NothingWithdrawn: "nothing-withdrawn";
     /// Of votes too, only an undo takes a waiting acquire out of the queue.
-    OnlyUndosWithdraw,
+    OnlyUndosWithdraw: "only-undos-withdraw";
     /// A late vote that may have come after the release is not taken back.
-    LateVoteStays,
+    LateVoteStays: "late-vote-stays";
     /// A release that nobody waits for, or that has no answer, counts as sent.
-    ReleaseTakenForSent,
+    ReleaseTakenForSent: "release-taken-for-sent";
     /// A batch acquires before it releases.
-    AcquiresFirst,
+    AcquiresFirst: "acquires-first";
     /// A flight ends while requests wait, and no other one follows.
-    FlightNotFollowed,
+    FlightNotFollowed: "flight-not-followed";
     /// A lone request that is dropped is counted as a flight for ever.
-    DroppedFlightStays,
+    DroppedFlightStays: "dropped-flight-stays";
     /// A flight that ends with its runtime tells nobody.
-    CrashUnnoticed,
+    CrashUnnoticed: "crash-unnoticed";
     /// The sweeper looks no earlier than it had planned.
-    SweeperNotWoken,
+    SweeperNotWoken: "sweeper-not-woken";
     /// The sweeper looks once.
-    SweeperStops,
+    SweeperStops: "sweeper-stops";
     /// A flight that finds no connection in time answers also those who have just come.
-    AllTurnedAway,
+    AllTurnedAway: "all-turned-away";
     /// A batch that comes down answers also those who have had their answer.
-    AnsweredAgain,
+    AnsweredAgain: "answered-again";
     /// Only the first request of a batch that was sent twice is told that it was overtaken.
-    OvertakenIsTheFirsts,
+    OvertakenIsTheFirsts: "overtaken-is-the-firsts";
     /// A batch has one request more than it may.
-    BatchTooLarge,
+    BatchTooLarge: "batch-too-large";
     /// A full batch leaves requests behind, and the sweeper does not hear of them.
-    LeftBehind,
+    LeftBehind: "left-behind";
     /// Answers of a primary that was replaced count, though the new one is known.
-    ReplacedCounts,
+    ReplacedCounts: "replaced-counts";
     /// The view that was heard last decides who has a slot.
-    TopologyGoesBack,
+    TopologyGoesBack: "topology-goes-back";
     /// Nobody else is asked whether a primary still is one.
-    NotCrossChecked,
+    NotCrossChecked: "not-cross-checked";
     /// An acquire in steps is granted without its third.
-    StepUnconfirmed,
+    StepUnconfirmed: "step-unconfirmed";
     /// An acquire in steps has its fence issued before it takes the lock.
-    FloorBeforeTake,
+    FloorBeforeTake: "floor-before-take";
     /// A `WAIT` confirms what was answered after it was sent.
-    WaitConfirmsLater,
+    WaitConfirmsLater: "wait-confirms-later";
     /// A `WAIT` is sent on another link than that of the answers.
-    WaitOnAnotherLink,
+    WaitOnAnotherLink: "wait-on-another-link";
     /// A renewal counts though replicas have not confirmed it.
-    RenewalUnreplicated,
+    RenewalUnreplicated: "renewal-unreplicated";
     /// A loss deletes the key that is to outlive it.
-    LossDeletes,
+    LossDeletes: "loss-deletes";
     /// A renewal sends the TTL in the place of the life.
-    LifeForgotten,
+    LifeForgotten: "life-forgotten";
     /// A release deletes the key before the interval is over in which the lock is acquired once.
-    ReleaseFrees,
+    ReleaseFrees: "release-frees";
     /// An adoption takes the lock from whoever has it.
-    AdoptionUnchecked,
+    AdoptionUnchecked: "adoption-unchecked";
     /// An heir has the fence of its giver.
-    HeirKeepsFence,
+    HeirKeepsFence: "heir-keeps-fence";
     /// The giver goes on believing once its ticket is there.
-    GiverBelieves,
+    GiverBelieves: "giver-believes";
     /// An observer is not told that what was known has run out.
-    ObserverNeverUnsure,
+    ObserverNeverUnsure: "observer-never-unsure";
     /// An observer looks again while a look is under way, and takes their answers as they come.
-    OldLookOverrides,
+    OldLookOverrides: "old-look-overrides";
     /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
-    ReplayWritesNothing,
+    ReplayWritesNothing: "replay-writes-nothing";
     /// The limit of a share is not looked at.
-    LimitUnchecked,
+    LimitUnchecked: "limit-unchecked", "share-grant-lua";
     /// A phase begins with those of an earlier one.
-    PhaseKeepsPlaces,
+    PhaseKeepsPlaces: "phase-keeps-places";
     /// A renewal brings back a share that is over.
-    RenewalBringsBack,
+    RenewalBringsBack: "renewal-brings-back";
     /// The key of a shared lock lives for the TTL of the first who shares it.
-    KeyEndsEarly,
+    KeyEndsEarly: "key-ends-early", "share-outlives-lua";
     /// A newcomer shares a lock at once, though somebody waits for it.
-    NewcomerOvertakes,
+    NewcomerOvertakes: "newcomer-overtakes";
     /// Who goes on as a reader has the fence that it had alone.
-    DowngradeKeepsFence,
+    DowngradeKeepsFence: "downgrade-keeps-fence", "share-downgrade-lua";
 }
 
 impl SeededBug {
-    /// Every one.
-    pub const ALL: [Self; 62] = [
-        Self::NoDrift,
-        Self::DeadlineFromReply,
-        Self::DeadlineFromRetry,
-        Self::NoSecondPhase,
-        Self::LateGrantStays,
-        Self::ReleaseUnchecked,
-        Self::RenewalRecreates,
-        Self::DeletionIgnored,
-        Self::OneAnswersForAnother,
-        Self::AmnesiacVotes,
-        Self::RepairUnchecked,
-        Self::RepairOverwrites,
-        Self::DelayTooShort,
-        Self::ClocksTooFast,
-        Self::RaiseLeavesValue,
-        Self::WholeValueCompared,
-        Self::ReplayDrawsAnew,
-        Self::FlightNotStarted,
-        Self::SecondSendingOfAll,
-        Self::ErrorIsEverybodys,
-        Self::SilenceIsNobodys,
-        Self::RepliesOutOfOrder,
-        Self::AloneIsTheEnd,
-        Self::UndosTravel,
-        Self::NothingWithdrawn,
-        Self::OnlyUndosWithdraw,
-        Self::LateVoteStays,
-        Self::ReleaseTakenForSent,
-        Self::AcquiresFirst,
-        Self::FlightNotFollowed,
-        Self::DroppedFlightStays,
-        Self::CrashUnnoticed,
-        Self::SweeperNotWoken,
-        Self::SweeperStops,
-        Self::AllTurnedAway,
-        Self::AnsweredAgain,
-        Self::OvertakenIsTheFirsts,
-        Self::BatchTooLarge,
-        Self::LeftBehind,
-        Self::ReplacedCounts,
-        Self::TopologyGoesBack,
-        Self::NotCrossChecked,
-        Self::StepUnconfirmed,
-        Self::FloorBeforeTake,
-        Self::WaitConfirmsLater,
-        Self::WaitOnAnotherLink,
-        Self::RenewalUnreplicated,
-        Self::LossDeletes,
-        Self::LifeForgotten,
-        Self::ReleaseFrees,
-        Self::AdoptionUnchecked,
-        Self::HeirKeepsFence,
-        Self::GiverBelieves,
-        Self::ObserverNeverUnsure,
-        Self::OldLookOverrides,
-        Self::ReplayWritesNothing,
-        Self::LimitUnchecked,
-        Self::PhaseKeepsPlaces,
-        Self::RenewalBringsBack,
-        Self::KeyEndsEarly,
-        Self::NewcomerOvertakes,
-        Self::DowngradeKeepsFence,
-    ];
-
     /// What scripts and pages call it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::NoDrift => "no-drift",
-            Self::DeadlineFromReply => "deadline-from-reply",
-            Self::DeadlineFromRetry => "deadline-from-retry",
-            Self::NoSecondPhase => "no-second-phase",
-            Self::LateGrantStays => "late-grant-stays",
-            Self::ReleaseUnchecked => "release-unchecked",
-            Self::RenewalRecreates => "renewal-recreates",
-            Self::DeletionIgnored => "deletion-ignored",
-            Self::OneAnswersForAnother => "one-answers-for-another",
-            Self::AmnesiacVotes => "amnesiac-votes",
-            Self::RepairUnchecked => "repair-unchecked",
-            Self::RepairOverwrites => "repair-overwrites",
-            Self::DelayTooShort => "delay-too-short",
-            Self::ClocksTooFast => "clocks-too-fast",
-            Self::RaiseLeavesValue => "raise-leaves-value",
-            Self::WholeValueCompared => "whole-value-compared",
-            Self::ReplayDrawsAnew => "replay-draws-anew",
-            Self::FlightNotStarted => "flight-not-started",
-            Self::SecondSendingOfAll => "second-sending-of-all",
-            Self::ErrorIsEverybodys => "error-is-everybodys",
-            Self::SilenceIsNobodys => "silence-is-nobodys",
-            Self::RepliesOutOfOrder => "replies-out-of-order",
-            Self::AloneIsTheEnd => "alone-is-the-end",
-            Self::UndosTravel => "undos-travel",
-            Self::NothingWithdrawn => "nothing-withdrawn",
-            Self::OnlyUndosWithdraw => "only-undos-withdraw",
-            Self::LateVoteStays => "late-vote-stays",
-            Self::ReleaseTakenForSent => "release-taken-for-sent",
-            Self::AcquiresFirst => "acquires-first",
-            Self::FlightNotFollowed => "flight-not-followed",
-            Self::DroppedFlightStays => "dropped-flight-stays",
-            Self::CrashUnnoticed => "crash-unnoticed",
-            Self::SweeperNotWoken => "sweeper-not-woken",
-            Self::SweeperStops => "sweeper-stops",
-            Self::AllTurnedAway => "all-turned-away",
-            Self::AnsweredAgain => "answered-again",
-            Self::OvertakenIsTheFirsts => "overtaken-is-the-firsts",
-            Self::BatchTooLarge => "batch-too-large",
-            Self::LeftBehind => "left-behind",
-            Self::ReplacedCounts => "replaced-counts",
-            Self::TopologyGoesBack => "topology-goes-back",
-            Self::NotCrossChecked => "not-cross-checked",
-            Self::StepUnconfirmed => "step-unconfirmed",
-            Self::FloorBeforeTake => "floor-before-take",
-            Self::WaitConfirmsLater => "wait-confirms-later",
-            Self::WaitOnAnotherLink => "wait-on-another-link",
-            Self::RenewalUnreplicated => "renewal-unreplicated",
-            Self::LossDeletes => "loss-deletes",
-            Self::LifeForgotten => "life-forgotten",
-            Self::ReleaseFrees => "release-frees",
-            Self::AdoptionUnchecked => "adoption-unchecked",
-            Self::HeirKeepsFence => "heir-keeps-fence",
-            Self::GiverBelieves => "giver-believes",
-            Self::ObserverNeverUnsure => "observer-never-unsure",
-            Self::OldLookOverrides => "old-look-overrides",
-            Self::ReplayWritesNothing => "replay-writes-nothing",
-            Self::LimitUnchecked => "limit-unchecked",
-            Self::PhaseKeepsPlaces => "phase-keeps-places",
-            Self::RenewalBringsBack => "renewal-brings-back",
-            Self::KeyEndsEarly => "key-ends-early",
-            Self::NewcomerOvertakes => "newcomer-overtakes",
-            Self::DowngradeKeepsFence => "downgrade-keeps-fence",
-        }
+        self.said().0
     }
 
     /// The patch of `mutations/` that puts it into the library, if the soak plays it.
     #[must_use]
     pub fn patch(self) -> Option<&'static str> {
-        match self {
-            Self::NoDrift => Some("rule-01-drift"),
-            Self::DeadlineFromReply => Some("rule-01-first-send"),
-            Self::NoSecondPhase => Some("rule-10-second-phase"),
-            Self::ReleaseUnchecked => Some("rule-08-compare-lua"),
-            Self::RenewalRecreates => Some("rule-07-creates-lua"),
-            Self::DeletionIgnored => Some("rule-07-deletion-ignored"),
-            Self::RepairUnchecked => Some("quorum-repair-uptime-lua"),
-            Self::OneAnswersForAnother => Some("quorum-one-for-another"),
-            Self::LimitUnchecked => Some("share-grant-lua"),
-            Self::KeyEndsEarly => Some("share-outlives-lua"),
-            Self::DowngradeKeepsFence => Some("share-downgrade-lua"),
-            Self::DeadlineFromRetry
-            | Self::LateGrantStays
-            | Self::AmnesiacVotes
-            | Self::RepairOverwrites
-            | Self::DelayTooShort
-            | Self::ClocksTooFast
-            | Self::RaiseLeavesValue
-            | Self::WholeValueCompared
-            | Self::ReplayDrawsAnew
-            | Self::FlightNotStarted
-            | Self::SecondSendingOfAll
-            | Self::ErrorIsEverybodys
-            | Self::SilenceIsNobodys
-            | Self::RepliesOutOfOrder
-            | Self::AloneIsTheEnd
-            | Self::UndosTravel
-            | Self::NothingWithdrawn
-            | Self::OnlyUndosWithdraw
-            | Self::LateVoteStays
-            | Self::ReleaseTakenForSent
-            | Self::AcquiresFirst
-            | Self::FlightNotFollowed
-            | Self::DroppedFlightStays
-            | Self::CrashUnnoticed
-            | Self::SweeperNotWoken
-            | Self::SweeperStops
-            | Self::AllTurnedAway
-            | Self::AnsweredAgain
-            | Self::OvertakenIsTheFirsts
-            | Self::BatchTooLarge
-            | Self::LeftBehind
-            | Self::ReplacedCounts
-            | Self::TopologyGoesBack
-            | Self::NotCrossChecked
-            | Self::StepUnconfirmed
-            | Self::FloorBeforeTake
-            | Self::WaitConfirmsLater
-            | Self::WaitOnAnotherLink
-            | Self::RenewalUnreplicated
-            | Self::LossDeletes
-            | Self::LifeForgotten
-            | Self::ReleaseFrees
-            | Self::AdoptionUnchecked
-            | Self::HeirKeepsFence
-            | Self::GiverBelieves
-            | Self::ObserverNeverUnsure
-            | Self::OldLookOverrides
-            | Self::ReplayWritesNothing
-            | Self::PhaseKeepsPlaces
-            | Self::RenewalBringsBack
-            | Self::NewcomerOvertakes => None,
-        }
+        self.said().1.first().copied()
     }
 }
 

@@ -3,10 +3,10 @@
 use leasehold_protocol::tally::Nodes;
 
 use super::{
-    Setup,
+    Run, Setup,
     state::{Client, Content, Kind, Message, Number, Owner, Session, State},
-    world::Run,
 };
+
 /// One thing that happens. What needs no fault is first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
@@ -197,6 +197,7 @@ impl Action {
                 fault.go_wrong(run);
             }
         }
+        run.state.tidy();
         Some(())
     }
 

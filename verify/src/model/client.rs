@@ -17,13 +17,22 @@ use leasehold_protocol::{
 };
 
 use super::{
-    TTL,
+    Run, TTL,
+    node::owned,
     state::{About, Client, Content, KINDS, Message, Number, Owner, Request, Session},
-    world::{Run, recovery},
+    world::recovery,
 };
 use crate::seeded::SeededBug;
+
 /// How long a node is waited for. A vote of a quorum waits for half a TTL at most, which is the same here.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What an attempt is made with.
+pub(super) fn config(ttl: Duration, nodes: usize, renew_first_after: Option<Duration>) -> Config {
+    let lease = LeaseConfig { ttl, max_hold: None, patience: COMMAND_TIMEOUT };
+    let (outliving, route, jitter) = (Outliving::NOTHING, Route::Home, Jitter::from_seed(0));
+    Config { lease, outliving, nodes, route, renew_first_after, jitter }
+}
 
 impl Client {
     pub(super) fn new(nodes: usize, begun: Number) -> Self {
@@ -84,10 +93,7 @@ impl Run<'_> {
         let (sent, nodes) = (self.now(), self.nodes());
         let number = self.client(me).begun;
         self.client(me).begun += 1;
-        let lease = LeaseConfig { ttl: self.setup.client_ttl(), max_hold: None, patience: COMMAND_TIMEOUT };
-        let (route, jitter) = (Route::Home, Jitter::from_seed(0));
-        let outliving = Outliving::NOTHING;
-        let config = Config { lease, outliving, nodes, route, renew_first_after: self.setup.tracks_after, jitter };
+        let config = config(self.setup.client_ttl(), nodes, self.setup.tracks_after);
         let mut session = Session {
             number,
             acquisition: Acquisition::new(config, sent),
@@ -286,12 +292,8 @@ impl Run<'_> {
         (node, mut undoing): (usize, Undoing),
         said: Result<Said, Failure>,
     ) {
-        let answer = said.map(|said| match said {
-            Said::Owned(owned) => owned,
-            other => panic!("an undo is answered with {other:?}"),
-        });
         // The pauses between two tries are left out.
-        if let Next::After(_) = undoing.answered(self.now(), &answer) {
+        if let Next::After(_) = undoing.answered(self.now(), &said.map(owned)) {
             self.undo(me, session, node, undoing);
         }
     }

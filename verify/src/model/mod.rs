@@ -27,13 +27,14 @@
 //!
 //! The combiner, which decides what travels together to one node, is searched by itself in [`combining`]; so are a
 //! [failover], a slot that is [moved](migrating) from server to server, leases that [replicas](replication) confirm, and
-//! locks that are [shared](sharing).
+//! locks that are [shared](sharing). Each of them has its rules; what they share is [their frame](frame).
 //!
 //! That the search would notice is shown outside of the assumptions: there it must find what breaks.
 
 use std::time::Duration;
 
 use leasehold_protocol::{
+    acquisition::Acquisition,
     fence::Fence,
     holder::Holder,
     key::Key,
@@ -42,13 +43,13 @@ use leasehold_protocol::{
     tally::{drift, majority},
     time::Micros,
 };
-use stateright::{Model, Property};
 
 use self::{
     action::Action,
-    state::{Clock, Faults, Owner, Server, State},
+    frame::Model,
+    search::Rule,
+    state::{Clock, Faults, Owner, Real, Server, State},
     tokens::Tokens,
-    world::Run,
 };
 use crate::seeded::SeededBug;
 
@@ -56,7 +57,9 @@ mod action;
 mod client;
 mod combining;
 mod failover;
+mod frame;
 mod migrating;
+mod node;
 mod path;
 mod replication;
 mod routed;
@@ -67,6 +70,8 @@ mod tests;
 mod tokens;
 mod world;
 mod worlds;
+
+type Run<'a> = frame::Run<'a, Setup>;
 
 const CLIENTS: usize = 2;
 
@@ -153,7 +158,18 @@ impl Model for Setup {
     type State = State;
     type Action = Action;
 
-    fn init_states(&self) -> Vec<State> {
+    const SERVER: &'static str = "node";
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn bounds(&self) -> String {
+        let [first, second] = self.attempts;
+        format!("{first} + {second} | {} ms", self.closes.as_millis())
+    }
+
+    fn first(&self) -> State {
         let server = |started: Option<Micros>| Server {
             store: started.map_or_else(Store::default, Store::started),
             stepped: 0,
@@ -167,7 +183,7 @@ impl Model for Setup {
         if let (Some(last), Some(clock), true) = (servers.last_mut(), self.nodes.last(), self.is_one_new) {
             *last = server(Some(clock.shows(0).as_nanos() / 1_000 - 1_000_000));
         }
-        vec![State {
+        State {
             now: 0,
             clients: vec![state::Client::new(self.nodes.len(), 0); CLIENTS],
             servers,
@@ -176,57 +192,83 @@ impl Model for Setup {
             largest: None,
             ticket: None,
             broken: state::Broken::default(),
-        }]
+        }
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn possible(&self, state: &State, actions: &mut Vec<Action>) {
         action::possible(self, state, actions);
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
-        let mut run = Run { setup: self, state: state.clone() };
-        action.take(&mut run)?;
-        run.state.tidy();
-        Some(run.state)
+    fn take(run: &mut Run<'_>, action: Action) -> Option<()> {
+        action.take(run)
     }
 
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn rules() -> Vec<Rule<Self>> {
+        let (always, sometimes) = (Rule::<Self>::always, Rule::<Self>::sometimes);
         vec![
-            Property::always(ONE_HOLDER, |setup, state: &State| state.believers(setup) <= 1),
-            Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
-            Property::always(LATER_IS_LARGER, |_, state: &State| !state.broken.fence_is_stale),
-            Property::always(SHOWN, |setup, state: &State| !state.shows_another_fence(setup)),
-            Property::always("what is confirmed as released is free", |_, state: &State| !state.broken.release_did_not),
-            Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_key()),
-            Property::always("who asks for a free lock gets it", |_, state: &State| !state.broken.denied_for_nothing),
-            Property::always("without a fault nothing is lost", |_, state: &State| !state.broken.lost_for_nothing),
-            Property::always("what is over stays over", |_, state: &State| !state.broken.is_revived),
-            Property::always("in the end nothing is left", |setup, state: &State| !state.is_stuck(setup)),
-            Property::sometimes("the second has it before the first one's time is up", State::is_handed_over),
-            Property::sometimes(INHERITED, State::is_inherited),
-            Property::sometimes(OUTLIVES, |setup, state: &State| state.is_renewed(setup)),
-            Property::sometimes(BROUGHT_BACK, State::is_brought_back),
-            Property::sometimes(ADOPTED, |_, state: &State| {
-                state.holders().any(|(_, session)| session.heir_of.is_some())
+            always(ONE_HOLDER, |setup, state| setup.believers(state).len() <= 1),
+            always(FENCES_GROW, |_, state| !state.broken.fence_fell),
+            always(LATER_IS_LARGER, |_, state| !state.broken.fence_is_stale),
+            always(SHOWN, |setup, state| !state.shows_another_fence(setup)),
+            always("what is confirmed as released is free", |_, state| !state.broken.release_did_not),
+            always(NOTHING_STAYS, |_, state| !state.leaves_a_key()),
+            always("who asks for a free lock gets it", |_, state| !state.broken.denied_for_nothing),
+            always("without a fault nothing is lost", |_, state| !state.broken.lost_for_nothing),
+            always("what is over stays over", |_, state| !state.broken.is_revived),
+            sometimes("the second has it before the first one's time is up", |setup, state| {
+                state.is_handed_over(setup)
             }),
-            Property::sometimes("the end", |setup, state: &State| state.is_end(setup)),
+            sometimes(INHERITED, |_, state| state.is_inherited()),
+            sometimes(OUTLIVES, |setup, state| state.is_renewed(setup)),
+            sometimes(BROUGHT_BACK, |_, state| state.is_brought_back()),
+            sometimes(ADOPTED, |_, state| state.holders().any(|(_, session)| session.heir_of.is_some())),
         ]
+    }
+
+    fn is_expected(&self, good: &str) -> bool {
+        match good {
+            INHERITED => self.faults.deaths > 0,
+            OUTLIVES => self.closes > TTL,
+            BROUGHT_BACK => self.is_one_new,
+            ADOPTED => self.hands_over,
+            _ => true,
+        }
+    }
+
+    fn is_over(&self, state: &State) -> bool {
+        state.is_closing(self)
+            && state.servers.iter().all(|server| server.key.is_none())
+            && state.clients.iter().all(|client| client.sessions.is_empty())
+    }
+
+    fn now(state: &State) -> Real {
+        state.now
+    }
+
+    fn clock(&self) -> Clock {
+        self.clients
+    }
+
+    fn leases(state: &State) -> impl Iterator<Item = (Owner, &Acquisition)> {
+        state.sessions().map(|(owner, session)| (owner, &session.acquisition))
+    }
+
+    fn keys(&self, state: &State) -> Vec<Option<Owner>> {
+        state.servers.iter().map(|server| Some(server.key?.0)).collect()
+    }
+
+    fn tell(_: &State, action: &Action) -> String {
+        action.to_string()
     }
 }
 
 impl State {
-    fn believers(&self, setup: &Setup) -> usize {
-        let now = setup.clients.shows(self.now);
-        let sessions = self.clients.iter().flat_map(|client| &client.sessions);
-        sessions.filter(|session| now < session.acquisition.valid_until()).count()
-    }
-
     /// Who asks all nodes is certain of a fence that is not that of the lease.
     fn shows_another_fence(&self, setup: &Setup) -> bool {
         let shown =
             |server: &Server| Some(Holder::of(Some(setup.tokens.of(server.key?.0).clone()), None, server.shown));
-        self.holders().any(|(client, session)| {
-            let token = setup.tokens.of((client, session.number));
+        self.holders().any(|(owner, session)| {
+            let token = setup.tokens.of(owner);
             let held: Vec<Holder> = self.servers.iter().filter_map(shown).collect();
             Plurality::largest(&held, majority(self.servers.len())).is_some_and(|Plurality { holder, .. }| {
                 let fence = holder.fence().filter(|_| holder.whole_token() == Some(token));
@@ -247,44 +289,36 @@ impl State {
         })
     }
 
-    fn is_end(&self, setup: &Setup) -> bool {
-        let mut actions = Vec::new();
-        setup.actions(self, &mut actions);
-        actions.is_empty()
-    }
-
-    /// Nothing happens any more, and not everything is over.
-    fn is_stuck(&self, setup: &Setup) -> bool {
-        self.is_end(setup)
-            && !(self.is_closing(setup)
-                && self.servers.iter().all(|server| server.key.is_none())
-                && self.clients.iter().all(|client| client.sessions.is_empty()))
-    }
-
-    fn holders(&self) -> impl Iterator<Item = (u8, &state::Session)> {
+    fn sessions(&self) -> impl Iterator<Item = (Owner, &state::Session)> {
         (0_u8..)
             .zip(&self.clients)
-            .flat_map(|(at, client)| client.sessions.iter().map(move |session| (at, session)))
-            .filter(|(_, session)| session.acquisition.is_held())
+            .flat_map(|(me, client)| client.sessions.iter().map(move |session| ((me, session.number), session)))
     }
 
-    fn is_handed_over(setup: &Setup, state: &State) -> bool {
-        let early = setup.clients.shows(0) + TTL;
-        let now = setup.clients.shows(state.now);
-        state.holders().any(|(client, session)| client == 1 && session.after.is_some() && now < early)
+    fn holders(&self) -> impl Iterator<Item = (Owner, &state::Session)> {
+        self.sessions().filter(|(_, session)| session.acquisition.is_held())
     }
 
-    fn is_inherited(_: &Setup, state: &State) -> bool {
-        state.clients[0].born > 0 && state.holders().any(|(client, session)| client == 1 && session.after.is_some())
+    /// The second client has a lease that it tried to get after another one was won.
+    fn has_followed(&self) -> bool {
+        self.holders().any(|((client, _), session)| client == 1 && session.after.is_some())
     }
 
-    fn is_brought_back(_: &Setup, state: &State) -> bool {
-        state.holders().any(|(client, session)| {
-            let has = |server: &Server| server.key.is_some_and(|(owner, _)| owner == (client, session.number));
+    fn is_handed_over(&self, setup: &Setup) -> bool {
+        setup.clients.shows(self.now) < setup.clients.shows(0) + TTL && self.has_followed()
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.clients[0].born > 0 && self.has_followed()
+    }
+
+    fn is_brought_back(&self) -> bool {
+        self.holders().any(|(owner, session)| {
+            let has = |server: &Server| server.key.is_some_and(|(there, _)| there == owner);
             let is_repaired = |(server, sendings): (&Server, &[u8; state::KINDS])| {
                 has(server) && sendings[state::Kind::Repair as usize] > 0
             };
-            state.servers.iter().zip(&session.sendings).any(is_repaired)
+            self.servers.iter().zip(&session.sendings).any(is_repaired)
         })
     }
 

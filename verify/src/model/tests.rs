@@ -1,92 +1,31 @@
 //! The searches: within the assumptions no rule is broken; outside of each of them, one is.
 
-use stateright::Path;
-
 use super::{
-    search::{Search, World, breaks, holds},
+    search::{Search, breaks, searches},
     worlds::{NO_FAULTS, deep, one, quick, three},
     *,
 };
 use crate::seeded::SeededBug;
 
-impl World for Setup {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn told(&self, path: Path<State, Action>) -> String {
-        path::told(self, path)
-    }
-
-    fn is_expected(&self, good: &str) -> bool {
-        match good {
-            INHERITED => self.faults.deaths > 0,
-            OUTLIVES => self.closes > TTL,
-            BROUGHT_BACK => self.is_one_new,
-            ADOPTED => self.hands_over,
-            _ => true,
-        }
-    }
-}
-
-fn within(name: &str) {
-    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
-    holds(&setup);
-}
-
-#[test]
-fn one_node_without_faults() {
-    within("one node, no faults");
-}
-
-#[test]
-fn one_node_that_is_asked_early() {
-    within("one node, an early renewal");
-}
-
-#[test]
-fn one_node_and_a_late_message() {
-    within("one node, a late message");
-}
-
-#[test]
-fn one_node_and_a_pause() {
-    within("one node, a pause");
-}
-
-#[test]
-fn one_node_and_a_late_message_and_a_cut() {
-    within("one node, a late message, a cut");
-}
-
-#[test]
-fn one_node_and_a_death() {
-    within("one node, a death and a request twice");
-}
-
-#[test]
-fn one_node_that_forgets() {
-    within("one node, amnesia");
-}
-
-#[test]
-fn one_node_that_remembers() {
-    within("one node, a restart with its data, its clock set back");
-}
-
-#[test]
-fn one_node_and_a_hand_over_with_a_late_message() {
-    within("one node, a hand-over, a late message");
-}
-
-#[test]
-fn one_node_and_a_hand_over_with_a_pause_and_a_death() {
-    within("one node, a hand-over, a pause, a death");
-}
-
-#[test]
-fn three_nodes_and_a_hand_over() {
-    within("three nodes, a hand-over");
+searches! {
+    fn one_node_without_faults("one node, no faults");
+    fn one_node_that_is_asked_early("one node, an early renewal");
+    fn one_node_and_a_late_message("one node, a late message");
+    fn one_node_and_a_pause("one node, a pause");
+    fn one_node_and_a_late_message_and_a_cut("one node, a late message, a cut");
+    fn one_node_and_a_death("one node, a death and a request twice");
+    fn one_node_that_forgets("one node, amnesia");
+    fn one_node_that_remembers("one node, a restart with its data, its clock set back");
+    fn one_node_and_a_hand_over_with_a_late_message("one node, a hand-over, a late message");
+    fn one_node_and_a_hand_over_with_a_pause_and_a_death("one node, a hand-over, a pause, a death");
+    fn three_nodes_and_a_hand_over("three nodes, a hand-over");
+    fn three_nodes_without_faults("three nodes, no faults");
+    fn three_nodes_that_are_offered_a_fence("three nodes, fences proposed");
+    fn three_nodes_one_of_which_is_new("three nodes, one of them new");
+    fn three_nodes_and_a_cut("three nodes, a cut");
+    fn three_nodes_and_a_death("three nodes, a death");
+    fn three_nodes_and_a_late_message("three nodes, a late message, short");
+    fn three_nodes_one_of_which_forgets("three nodes, amnesia");
 }
 
 #[test]
@@ -104,41 +43,6 @@ fn a_giver_that_goes_on_believing_gives_two_holders() {
 fn an_heir_with_the_fence_of_its_giver_has_no_larger_one() {
     let setup = one("an heir with an old fence", NO_FAULTS).handing_over().with(SeededBug::HeirKeepsFence);
     breaks(&setup, LATER_IS_LARGER);
-}
-
-#[test]
-fn three_nodes_without_faults() {
-    within("three nodes, no faults");
-}
-
-#[test]
-fn three_nodes_that_are_offered_a_fence() {
-    within("three nodes, fences proposed");
-}
-
-#[test]
-fn three_nodes_one_of_which_is_new() {
-    within("three nodes, one of them new");
-}
-
-#[test]
-fn three_nodes_and_a_cut() {
-    within("three nodes, a cut");
-}
-
-#[test]
-fn three_nodes_and_a_death() {
-    within("three nodes, a death");
-}
-
-#[test]
-fn three_nodes_and_a_late_message() {
-    within("three nodes, a late message, short");
-}
-
-#[test]
-fn three_nodes_one_of_which_forgets() {
-    within("three nodes, amnesia");
 }
 
 #[test]
@@ -233,15 +137,4 @@ fn who_begins_later_has_the_larger_fence_whatever_the_clocks_do() {
     let setup = one("a clock that gains a half", faults).rate(1_500);
     let search = Search::of(&setup, &[LATER_IS_LARGER]);
     assert!(search.path(ONE_HOLDER).is_some() && search.path(LATER_IS_LARGER).is_none());
-}
-
-/// Everything, with the figures for `docs/evidence/model.md`: `scripts/model` runs it.
-#[test]
-#[ignore = "takes minutes even when optimised"]
-fn the_deep_search() {
-    for setup in quick().into_iter().chain(deep()) {
-        let Search { states, steps, depth, .. } = holds(&setup);
-        let ([first, second], millis) = (setup.attempts, setup.closes.as_millis());
-        println!("| {} | {first} + {second} | {millis} ms | {states} | {steps} | {depth} |", setup.name);
-    }
 }

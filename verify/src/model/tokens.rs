@@ -1,9 +1,9 @@
 //! The tokens of all attempts.
 
-use leasehold_protocol::token::Token;
+use leasehold_protocol::{fence, key::Key, message::Claim, mode::Mode, token::Token};
 use uuid::Uuid;
 
-use super::state::Owner;
+use super::{TTL, state::Owner};
 
 #[derive(Debug, Clone)]
 pub(super) struct Tokens(Vec<Vec<Token>>);
@@ -20,6 +20,12 @@ impl Tokens {
 
     pub(super) fn of(&self, (client, number): Owner) -> &Token {
         &self.0[usize::from(client)][usize::from(number)]
+    }
+
+    /// What it claims of a lock, to have that alone.
+    pub(super) fn claim(&self, key: &Key, owner: Owner) -> Claim {
+        let (key, token) = (key.clone(), self.of(owner).clone());
+        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 
     /// Whose token it is.

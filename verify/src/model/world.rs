@@ -5,25 +5,17 @@ use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
     holder::Holder,
-    message::{
-        AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Repaired, Reply, Request, VoteReply, Voting, only,
-    },
-    mode::Mode,
-    store::{Process, Store},
+    message::{AcquireRequest, Acquired, Denial, ReleaseMode, Repaired, Request, VoteReply, Voting, only},
+    store::Store,
     time::{Micros, Time},
 };
 
 use super::{
-    Setup, TTL,
+    Run, Setup,
+    node::ask,
     state::{Clock, Content, Kind, Message, Owner, Real, State, nanos},
 };
 use crate::seeded::SeededBug;
-
-/// A state on its way to the next one.
-pub(super) struct Run<'a> {
-    pub(super) setup: &'a Setup,
-    pub(super) state: State,
-}
 
 impl State {
     /// What a node's clock shows.
@@ -82,10 +74,6 @@ impl State {
 }
 
 impl Run<'_> {
-    pub(super) fn now(&self) -> Time {
-        self.setup.clients.shows(self.state.now)
-    }
-
     /// Time passes to the next moment at which something is due.
     pub(super) fn pass(&mut self) -> Option<()> {
         self.state.now = self.state.next_moment(self.setup)?;
@@ -121,10 +109,7 @@ impl Run<'_> {
     pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>, heir_of: Option<Owner>) -> Said {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
-        let claim = |owner| {
-            let (key, token) = (self.setup.key.clone(), self.setup.tokens.of(owner).clone());
-            Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
-        };
+        let claim = |owner| self.setup.tokens.claim(&self.setup.key, owner);
         let restart_delay = self.setup.restart_delay;
         let mut sessions = self.state.clients[usize::from(owner.0)].sessions.iter();
         let session = sessions.find(|session| session.number == owner.1);
@@ -253,12 +238,6 @@ impl Run<'_> {
             |server: &&super::state::Server| server.key.is_some_and(|(there, _)| there == owner) && !server.is_belated;
         self.state.servers.iter().filter(has).count()
     }
-}
-
-/// What a node answers that nobody listens to.
-fn ask<T: TryFrom<Reply, Error = Failure>>(store: &mut Store, now: Micros, request: &Request) -> T {
-    let applied = store.apply(now, request, Process { name: "", hears: false }, &|_| false);
-    applied.reply.and_then(T::try_from).unwrap()
 }
 
 /// Until when a node gives no vote, if an answer tells.

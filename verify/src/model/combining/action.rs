@@ -8,6 +8,7 @@ use super::{
     LIMIT, Setup,
     state::{Ask, Hearer, Message, Number, Outcome, Payload, Place, Stage, State, Step, Ticket},
 };
+use crate::model::frame::TIME_PASSES;
 
 /// One thing that happens. Messages are known by their places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -247,7 +248,7 @@ impl State {
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Pass => f.write_str("time passes"),
+            Self::Pass => f.write_str(TIME_PASSES),
             Self::Begin(number) => write!(f, "caller {number} wants its lock"),
             Self::LetGo(number) => write!(f, "caller {number} releases"),
             Self::Decide(number) => write!(f, "caller {number} has it from the other nodes, and releases"),

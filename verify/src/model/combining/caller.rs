@@ -10,8 +10,8 @@ use leasehold_protocol::{
 };
 
 use super::{
-    LIMIT, OWN_ERROR, RELEASED_ONCE,
-    run::{Run, unsent},
+    LIMIT, OWN_ERROR, RELEASED_ONCE, Run,
+    run::unsent,
     state::{Ask, Hearer, Message, Number, Outcome, Payload, Place, Said, Stage, Step, Ticket, What},
 };
 use crate::seeded::SeededBug;

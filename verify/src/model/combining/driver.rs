@@ -8,9 +8,9 @@ use leasehold_protocol::{
 };
 
 use super::{
-    ALL_OVERTAKEN, BATCH_IS_SMALL, LIMIT, NEVER_WITH_ITS_ACQUIRE, NOT_AFTER_ITS_ANSWER, TAKEN_BACK, TOLD_ONCE,
+    ALL_OVERTAKEN, BATCH_IS_SMALL, LIMIT, NEVER_WITH_ITS_ACQUIRE, NOT_AFTER_ITS_ANSWER, Run, TAKEN_BACK, TOLD_ONCE,
     WAITS_FOR_A_LINK,
-    run::{Run, unknown, unsent},
+    run::{unknown, unsent},
     state::{Flusher, Hearer, Message, Number, Outcome, Payload, Place, Said, Step, Ticket, Told},
 };
 use crate::seeded::SeededBug;

@@ -28,12 +28,15 @@ use leasehold_protocol::{
     time::Time,
     token::Token,
 };
-use stateright::{Model, Property};
 
 use self::{
     action::Action,
-    run::Run,
     state::{Faults, Number, Place, Session, Stage, State, What},
+};
+use super::{
+    frame::{self, Model},
+    search::Rule,
+    state::{Owner, Real},
 };
 use crate::seeded::SeededBug;
 
@@ -46,6 +49,8 @@ mod server;
 mod state;
 mod tests;
 mod wire;
+
+type Run<'a> = frame::Run<'a, Setup>;
 
 /// What waits has a flight of its own when none has begun or come down for so long; the grain of time, too.
 const PACE: Duration = Duration::from_millis(1);
@@ -149,8 +154,18 @@ impl Model for Setup {
     type State = State;
     type Action = Action;
 
-    fn init_states(&self) -> Vec<State> {
-        vec![State {
+    const IN_THE_END: &'static str = ALL_IS_OVER;
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn bounds(&self) -> String {
+        format!("{} | {} | {} ms", self.wanted.len(), self.flights, self.closes.since(Time::ZERO).as_millis())
+    }
+
+    fn first(&self) -> State {
+        State {
             now: Time::ZERO,
             combiner: Combiner::new(self.limits()),
             sweeps: None,
@@ -163,39 +178,61 @@ impl Model for Setup {
             has_ended: false,
             left: self.faults,
             broken: None,
-        }]
+        }
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn possible(&self, state: &State, actions: &mut Vec<Action>) {
         action::possible(self, state, actions);
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
-        let mut run = Run { setup: self, state: state.clone() };
+    fn take(run: &mut Run<'_>, action: Action) -> Option<()> {
         run.take(action);
         run.state.tidy();
-        Some(run.state)
+        Some(())
     }
 
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn rules() -> Vec<Rule<Self>> {
+        let (always, sometimes) = (Rule::<Self>::always, Rule::<Self>::sometimes);
         macro_rules! noted {
             ($($at:literal)*) => {
-                vec![$(Property::always(NOTED[$at], |_, state: &State| state.broken != Some(NOTED[$at]))),*]
+                vec![$(always(NOTED[$at], |_, state| state.broken != Some(NOTED[$at]))),*]
             };
         }
         let mut rules = noted!(0 1 2 3 4 5 6 7 8 9);
         rules.extend([
-            Property::always(HOLDER_HAS_IT, |setup, state: &State| state.holders_have_it(setup)),
-            Property::always(PACED, |setup, state: &State| setup.is_stalled || !state.waits_too_long(PACE)),
-            Property::always(IN_TIME, |_, state: &State| !state.is_unanswered(LIMIT)),
-            Property::always(NOTHING_STAYS, |setup, state: &State| !state.is_end(setup) || !state.leaves_a_key(setup)),
-            Property::always(ALL_IS_OVER, |setup, state: &State| !state.is_end(setup) || state.is_over()),
-            Property::sometimes("the end", State::is_over_for),
-            Property::sometimes("all have had it", |_, state: &State| {
-                state.sessions.iter().all(|session| session.fence.is_some())
-            }),
+            always(HOLDER_HAS_IT, |setup, state| state.holders_have_it(setup)),
+            always(PACED, |setup, state| setup.is_stalled || !state.waits_too_long(PACE)),
+            always(IN_TIME, |_, state| !state.is_unanswered(LIMIT)),
+            always(NOTHING_STAYS, |setup, state| !setup.is_end(state) || !state.leaves_a_key(setup)),
+            sometimes("all have had it", |_, state| state.sessions.iter().all(|session| session.fence.is_some())),
         ]);
         rules
+    }
+
+    fn is_end(&self, state: &State) -> bool {
+        let mut actions = Vec::new();
+        if state.wire.is_empty() {
+            self.possible(state, &mut actions);
+        }
+        state.wire.is_empty() && actions.is_empty() && state.broken.is_none()
+    }
+
+    fn is_over(&self, state: &State) -> bool {
+        let is_over = |session: &Session| session.asks.is_empty() && matches!(session.stage, Stage::Idle | Stage::Over);
+        state.combiner.is_idle() && state.flushers.is_empty() && state.sessions.iter().all(is_over)
+    }
+
+    fn now(state: &State) -> Real {
+        state.now.as_nanos()
+    }
+
+    fn believers(&self, state: &State) -> Vec<Owner> {
+        let holders = (0..).zip(&state.sessions).filter(|(_, session)| session.stage == Stage::Held);
+        holders.map(|(number, _)| (number, 0)).collect()
+    }
+
+    fn tell(state: &State, action: &Action) -> String {
+        state.tell(*action)
     }
 }
 
@@ -228,25 +265,7 @@ impl State {
         asks.any(|ask| ask.place == Place::Waits && self.now > ask.entered + limit)
     }
 
-    /// Nothing happens any more.
-    fn is_end(&self, setup: &Setup) -> bool {
-        let mut actions = Vec::new();
-        if self.wire.is_empty() {
-            setup.actions(self, &mut actions);
-        }
-        self.wire.is_empty() && actions.is_empty() && self.broken.is_none()
-    }
-
     fn leaves_a_key(&self, setup: &Setup) -> bool {
         setup.keys.iter().any(|key| self.holder(setup, key).is_some())
-    }
-
-    fn is_over(&self) -> bool {
-        let is_over = |session: &Session| session.asks.is_empty() && matches!(session.stage, Stage::Idle | Stage::Over);
-        self.combiner.is_idle() && self.wire.is_empty() && self.flushers.is_empty() && self.sessions.iter().all(is_over)
-    }
-
-    fn is_over_for(setup: &Setup, state: &State) -> bool {
-        state.is_end(setup) && state.is_over()
     }
 }

@@ -1,18 +1,12 @@
-//! A state on its way to the next one.
+//! What each action does.
 
 use leasehold_protocol::failure::Failure;
 
 use super::{
-    Setup,
+    Run,
     action::Action,
-    state::{Flusher, Hearer, Message, Outcome, Payload, Stage, State, Step, What},
+    state::{Flusher, Hearer, Message, Outcome, Payload, Stage, Step, What},
 };
-
-/// A state on its way to the next one.
-pub(super) struct Run<'a> {
-    pub(super) setup: &'a Setup,
-    pub(super) state: State,
-}
 
 impl Run<'_> {
     pub(super) fn take(&mut self, action: Action) {

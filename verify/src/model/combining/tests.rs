@@ -1,13 +1,10 @@
 //! The searches: no order of events breaks a rule, and each seeded bug does.
 
-use std::fmt::Write;
-
 use leasehold_protocol::time::Time;
-use stateright::Path;
 use uuid::Uuid;
 
 use super::{state::Faults, *};
-use crate::model::search::{self, Search, World, holds};
+use crate::model::search::{self, searches};
 
 pub(super) const NO_FAULTS: Faults = Faults { drops: 0, cuts: 0, ends: 0, forgotten: 0, refused: 0, odd: 0, full: 0 };
 
@@ -26,22 +23,6 @@ pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults
         bug: None,
         keys: ["job", "other"].map(|name| Key::new("", name).unwrap()).into(),
         tokens: (0..4).map(token).collect(),
-    }
-}
-
-impl World for Setup {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// One line for everything that happened.
-    fn told(&self, path: Path<State, Action>) -> String {
-        let mut text = String::new();
-        for (state, action) in path.into_vec() {
-            let Some(action) = action else { continue };
-            let _ = writeln!(text, "{:?}  {}", state.now, state.tell(action));
-        }
-        text
     }
 }
 
@@ -132,99 +113,25 @@ fn deep() -> Vec<Setup> {
     ]
 }
 
-fn within(name: &str) {
-    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
-    holds(&setup);
-}
-
-#[test]
-fn no_order_of_two_callers_breaks_a_rule() {
-    within("no faults");
-}
-
-#[test]
-fn a_caller_that_gives_up_breaks_no_rule() {
-    within("a caller gives up");
-}
-
-#[test]
-fn a_caller_that_gives_up_before_a_batch_is_sent_breaks_no_rule() {
-    within("a caller gives up, threads are slow");
-}
-
-#[test]
-fn a_second_sending_breaks_no_rule() {
-    within("the script is forgotten");
-}
-
-#[test]
-fn a_refused_call_breaks_no_rule() {
-    within("a call is refused");
-}
-
-#[test]
-fn a_grant_that_is_answered_with_alone_breaks_no_rule() {
-    within("a grant is answered with alone");
-}
-
-#[test]
-fn a_cut_breaks_no_rule() {
-    within("a cut");
-}
-
-#[test]
-fn the_end_of_the_runtime_breaks_no_rule() {
-    within("the runtime ends");
-}
-
-#[test]
-fn a_runtime_that_stands_still_breaks_no_rule() {
-    within("the runtime stands still");
-}
-
-#[test]
-fn a_connection_that_takes_nothing_breaks_no_rule() {
-    within("the connection takes nothing");
-}
-
-#[test]
-fn two_locks_break_no_rule() {
-    within("two locks");
-}
-
-#[test]
-fn two_flights_break_no_rule() {
-    within("two flights");
-}
-
-#[test]
-fn votes_that_come_late_break_no_rule() {
-    within("votes");
-}
-
-#[test]
-fn a_caller_that_gives_up_on_votes_breaks_no_rule() {
-    within("votes, a caller gives up");
-}
-
-#[test]
-fn a_second_sending_of_votes_breaks_no_rule() {
-    within("votes, the script is forgotten");
-}
-
-#[test]
-fn a_refused_call_of_votes_breaks_no_rule() {
-    within("votes, a call is refused");
-}
-
-#[test]
-fn a_vote_that_is_answered_with_alone_breaks_no_rule() {
-    within("votes, a grant is answered with alone");
-}
-
-#[test]
-fn a_cut_of_votes_breaks_no_rule() {
-    within("votes, a cut");
+searches! {
+    fn no_order_of_two_callers_breaks_a_rule("no faults");
+    fn a_caller_that_gives_up_breaks_no_rule("a caller gives up");
+    fn a_caller_that_gives_up_before_a_batch_is_sent_breaks_no_rule("a caller gives up, threads are slow");
+    fn a_second_sending_breaks_no_rule("the script is forgotten");
+    fn a_refused_call_breaks_no_rule("a call is refused");
+    fn a_grant_that_is_answered_with_alone_breaks_no_rule("a grant is answered with alone");
+    fn a_cut_breaks_no_rule("a cut");
+    fn the_end_of_the_runtime_breaks_no_rule("the runtime ends");
+    fn a_runtime_that_stands_still_breaks_no_rule("the runtime stands still");
+    fn a_connection_that_takes_nothing_breaks_no_rule("the connection takes nothing");
+    fn two_locks_break_no_rule("two locks");
+    fn two_flights_break_no_rule("two flights");
+    fn votes_that_come_late_break_no_rule("votes");
+    fn a_caller_that_gives_up_on_votes_breaks_no_rule("votes, a caller gives up");
+    fn a_second_sending_of_votes_breaks_no_rule("votes, the script is forgotten");
+    fn a_refused_call_of_votes_breaks_no_rule("votes, a call is refused");
+    fn a_vote_that_is_answered_with_alone_breaks_no_rule("votes, a grant is answered with alone");
+    fn a_cut_of_votes_breaks_no_rule("votes, a cut");
 }
 
 /// Where the others decide, a release may come while its acquire still waits.
@@ -245,7 +152,7 @@ fn a_release_that_may_not_have_been_sent_says_nothing_of_a_vote() {
 
 #[test]
 fn a_full_batch_leaves_nobody_behind_for_longer_than_the_pace() {
-    within("batches of one");
+    search::within(quick(), "batches of one");
     breaks(SeededBug::LeftBehind, Setup { batch: 1, ..three("three callers", NO_FAULTS) }, PACED);
 }
 
@@ -342,16 +249,4 @@ fn each_request_of_a_batch_was_overtaken() {
 #[test]
 fn a_batch_is_no_larger_than_it_may_be() {
     breaks(SeededBug::BatchTooLarge, world("two locks", 1, &[0, 0, 1, 1], NO_FAULTS), BATCH_IS_SMALL);
-}
-
-/// Everything, with the figures for `docs/evidence/model.md`: `scripts/model` runs it.
-#[test]
-#[ignore = "takes minutes even when optimised"]
-fn the_deep_search() {
-    for setup in quick().into_iter().chain(deep()) {
-        let Search { states, steps, depth, .. } = holds(&setup);
-        let Setup { name, flights, wanted, closes, .. } = &setup;
-        let (callers, millis) = (wanted.len(), closes.since(Time::ZERO).as_millis());
-        println!("| {name} | {callers} | {flights} | {millis} ms | {states} | {steps} | {depth} |");
-    }
 }

@@ -5,9 +5,9 @@ use std::mem::take;
 use leasehold_protocol::combiner::Want;
 
 use super::{
-    RELEASES_FIRST,
+    RELEASES_FIRST, Run,
     action::Action,
-    run::{Run, unknown, unsent},
+    run::{unknown, unsent},
     server,
     state::{Ask, Hearer, Number, Outcome, Payload, Place, What},
 };

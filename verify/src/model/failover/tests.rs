@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     model::{
         routed::{AUTHORITY, BOTH_BELIEVE, BRIEFLY, ONE_HOLDER, Setup},
-        search::{Search, breaks, holds},
+        search::{Search, breaks, searches},
         state::Clock,
     },
     seeded::SeededBug,
@@ -40,29 +40,11 @@ fn deep() -> Vec<Setup<Failover>> {
     ]
 }
 
-fn within(name: &str) {
-    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
-    holds(&setup);
-}
-
-#[test]
-fn a_failover_breaks_no_promise() {
-    within("nothing is late, short");
-}
-
-#[test]
-fn a_failover_and_a_late_message_break_no_promise() {
-    within("a message is late, short");
-}
-
-#[test]
-fn a_failover_and_a_late_view_break_no_promise() {
-    within("a view is late, short");
-}
-
-#[test]
-fn a_replaced_primary_is_believed_for_a_second_at_most() {
-    within("one client, nothing is late");
+searches! {
+    fn a_failover_breaks_no_promise("nothing is late, short");
+    fn a_failover_and_a_late_message_break_no_promise("a message is late, short");
+    fn a_failover_and_a_late_view_break_no_promise("a view is late, short");
+    fn a_replaced_primary_is_believed_for_a_second_at_most("one client, nothing is late");
 }
 
 #[test]
@@ -87,15 +69,4 @@ fn without_questions_a_replaced_primary_is_believed_for_long() {
 fn a_lost_write_gives_two_holders_until_the_first_is_told() {
     let search = Search::of(&world("two believers").for_millis(100), &[BOTH_BELIEVE]);
     assert!(search.path(BOTH_BELIEVE).is_some() && search.path(ONE_HOLDER).is_none());
-}
-
-/// With the figures for `docs/evidence/model.md`: `scripts/model` runs it.
-#[test]
-#[ignore = "takes minutes even when optimised"]
-fn the_deep_search() {
-    for setup in quick().into_iter().chain(deep()) {
-        let Search { states, steps, depth, .. } = holds(&setup);
-        let Setup { name, attempts: [first, second], closes, .. } = setup;
-        println!("| {name} | {first} + {second} | {} ms | {states} | {steps} | {depth} |", closes.as_millis());
-    }
 }

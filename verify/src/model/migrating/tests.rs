@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     model::{
         routed::{FENCES_GROW, ONE_HOLDER, SHOWN, Setup},
-        search::{Search, breaks, holds},
+        search::{breaks, searches},
         state::Clock,
     },
     seeded::SeededBug,
@@ -44,29 +44,11 @@ fn deep() -> Vec<Setup<Move>> {
     ]
 }
 
-fn within(name: &str) {
-    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
-    holds(&setup);
-}
-
-#[test]
-fn a_slot_on_its_way_breaks_no_promise() {
-    within("a slot on its way");
-}
-
-#[test]
-fn a_slot_on_its_way_and_a_late_message_break_no_promise() {
-    within("a slot on its way, a message is late, short");
-}
-
-#[test]
-fn a_whole_move_breaks_no_promise() {
-    within("from the first key to the last, short");
-}
-
-#[test]
-fn a_move_that_is_given_up_breaks_no_promise() {
-    within("given up, short");
+searches! {
+    fn a_slot_on_its_way_breaks_no_promise("a slot on its way");
+    fn a_slot_on_its_way_and_a_late_message_break_no_promise("a slot on its way, a message is late, short");
+    fn a_whole_move_breaks_no_promise("from the first key to the last, short");
+    fn a_move_that_is_given_up_breaks_no_promise("given up, short");
 }
 
 #[test]
@@ -79,15 +61,4 @@ fn an_acquire_without_its_third_step_gives_two_holders() {
 #[test]
 fn a_floor_before_the_take_makes_fences_fall() {
     breaks(&world("", MOVING).with(SeededBug::FloorBeforeTake).for_millis(100), FENCES_GROW);
-}
-
-/// With the figures for `docs/evidence/model.md`: `scripts/model` runs it.
-#[test]
-#[ignore = "takes minutes even when optimised"]
-fn the_deep_search() {
-    for setup in quick().into_iter().chain(deep()) {
-        let Search { states, steps, depth, .. } = holds(&setup);
-        let Setup { name, attempts: [first, second], closes, .. } = setup;
-        println!("| {name} | {first} + {second} | {} ms | {states} | {steps} | {depth} |", closes.as_millis());
-    }
 }

@@ -1,8 +1,7 @@
 //! Everything that may happen in a state.
 
 use super::{
-    Heir, Setup,
-    client::Run,
+    Heir, Run, Setup,
     state::{Driver, Session, State},
 };
 use crate::model::state::Number;
@@ -210,6 +209,7 @@ impl Action {
             Self::Follow(at) => run.follow(at),
             Self::Relink(at, how) => run.relink(at, how),
         }
+        run.state.tidy();
         Some(())
     }
 }

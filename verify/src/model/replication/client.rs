@@ -1,40 +1,29 @@
 //! A state on its way to the next one, and what each client does: the driver of [`Acquisition`].
 
 use leasehold_protocol::{
-    acquisition::{Acquisition, Actions, Ask, Config, Leaving, News, Said, Sent},
+    acquisition::{Acquisition, Actions, Ask, Leaving, News, Said, Sent},
     failure::Failure,
     fence::Fence,
-    jitter::Jitter,
     message::{Acquired, ReleaseMode, Route},
-    outliving::Outliving,
-    renewal::{LeaseConfig, Phase},
+    renewal::Phase,
     time::Time,
     undo::{Next, Undoing},
 };
 
 use super::{
-    Setup, TTL,
-    state::{Answer, Client, Errand, Message, Session, State, Waiting, Who},
+    Run, TTL,
+    state::{Answer, Client, Errand, Message, Session, Waiting, Who},
 };
 use crate::{
     model::{
-        client::COMMAND_TIMEOUT,
+        client::{COMMAND_TIMEOUT, config},
+        node::owned,
         state::{About, Number, Owner},
     },
     seeded::SeededBug,
 };
 
-/// A state on its way to the next one.
-pub(super) struct Run<'a> {
-    pub(super) setup: &'a Setup,
-    pub(super) state: State,
-}
-
 impl Run<'_> {
-    pub(super) fn now(&self) -> Time {
-        self.setup.clients.shows(self.state.now)
-    }
-
     fn client(&mut self, me: usize) -> &mut Client {
         &mut self.state.clients[me]
     }
@@ -56,10 +45,7 @@ impl Run<'_> {
     pub(super) fn begin(&mut self, me: usize) {
         let (sent, number) = (self.now(), self.client(me).begun);
         self.client(me).begun += 1;
-        let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: COMMAND_TIMEOUT };
-        let (route, jitter) = (Route::Home, Jitter::from_seed(0));
-        let config = Config { lease, outliving: Outliving::NOTHING, nodes: 1, route, renew_first_after: None, jitter };
-        let acquisition = Acquisition::new(config, sent);
+        let acquisition = Acquisition::new(config(TTL, 1, None), sent);
         let mut session = Session { number, acquisition, errands: Vec::new(), asked: 0, on: None };
         self.start(me, &mut session, About::Token(Ask::Acquire));
         self.client(me).sessions.push(session);
@@ -231,12 +217,8 @@ impl Run<'_> {
     }
 
     fn undone(&mut self, me: usize, session: &mut Session, mut undoing: Undoing, answer: Answer) {
-        let answer = answer.map(|said| match said {
-            Said::Owned(owned) => owned,
-            other => panic!("an undo is answered with {other:?}"),
-        });
         // The pauses between two tries are left out.
-        if let Next::After(_) = undoing.answered(self.now(), &answer) {
+        if let Next::After(_) = undoing.answered(self.now(), &answer.map(owned)) {
             self.undo(me, session, undoing);
         }
     }

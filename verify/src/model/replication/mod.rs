@@ -27,18 +27,17 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::{fence, key::Key, message::Claim, mode::Mode, replication::Replication, store::Store};
-use stateright::{Model, Path, Property};
+use leasehold_protocol::{acquisition::Acquisition, key::Key, message::Claim, replication::Replication, store::Store};
 
 use self::{
     action::Action,
-    client::Run,
     state::{Broken, Client, Connection, Driver, Server, State},
 };
 use super::{
     TTL,
-    search::World,
-    state::{Clock, Owner},
+    frame::{self, Model},
+    search::Rule,
+    state::{Clock, Owner, Real},
     tokens::Tokens,
 };
 use crate::seeded::SeededBug;
@@ -49,6 +48,8 @@ mod path;
 mod run;
 mod state;
 mod tests;
+
+type Run<'a> = frame::Run<'a, Setup>;
 
 const CLIENTS: usize = 2;
 
@@ -174,23 +175,7 @@ impl Setup {
     }
 
     fn claim(&self, owner: Owner) -> Claim {
-        let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
-        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
-    }
-}
-
-impl World for Setup {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn told(&self, path: Path<State, Action>) -> String {
-        path::told(self, path)
-    }
-
-    fn is_expected(&self, good: &str) -> bool {
-        // A renewal comes after a third of the TTL.
-        good != LIVES_ON || self.closes > TTL / 2
+        self.tokens.claim(&self.key, owner)
     }
 }
 
@@ -198,7 +183,16 @@ impl Model for Setup {
     type State = State;
     type Action = Action;
 
-    fn init_states(&self) -> Vec<State> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn bounds(&self) -> String {
+        let [first, second] = self.attempts;
+        format!("{first} + {second} | {} ms", self.closes.as_millis())
+    }
+
+    fn first(&self) -> State {
         let server = |at: usize| Server {
             store: Store::default(),
             is_up: true,
@@ -214,7 +208,7 @@ impl Model for Setup {
             driver: Driver::Off,
             others: Vec::new(),
         };
-        vec![State {
+        State {
             now: 0,
             primary: 0,
             servers: (0..self.servers.len()).map(server).collect(),
@@ -225,34 +219,62 @@ impl Model for Setup {
             others: self.others,
             largest: None,
             broken: Broken::default(),
-        }]
+        }
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn possible(&self, state: &State, actions: &mut Vec<Action>) {
         action::possible(self, state, actions);
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
-        let mut run = Run { setup: self, state: state.clone() };
-        action.take(&mut run)?;
-        run.state.tidy();
-        Some(run.state)
+    fn take(run: &mut Run<'_>, action: Action) -> Option<()> {
+        action.take(run)
     }
 
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn rules() -> Vec<Rule<Self>> {
+        let (always, sometimes) = (Rule::<Self>::always, Rule::<Self>::sometimes);
         vec![
-            Property::always(ONE_HOLDER, |setup: &Self, state: &State| state.believers(setup) <= 1),
-            Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
-            Property::always("nobody is told twice", |_, state: &State| !state.broken.told_twice),
-            Property::always("in the end nothing is left", |setup: &Self, state: &State| !state.is_stuck(setup)),
-            Property::sometimes("both have had it", |_, state: &State| {
-                state.clients.iter().all(|client| client.has_had_it)
-            }),
-            Property::sometimes(LIVES_ON, |_, state: &State| state.lives_on()),
-            Property::sometimes("a grant is taken back, for too few have it", |_, state: &State| {
+            always(ONE_HOLDER, |setup, state| setup.believers(state).len() <= 1),
+            always(FENCES_GROW, |_, state| !state.broken.fence_fell),
+            always("nobody is told twice", |_, state| !state.broken.told_twice),
+            sometimes("both have had it", |_, state| state.clients.iter().all(|client| client.has_had_it)),
+            sometimes(LIVES_ON, |_, state| state.lives_on()),
+            sometimes("a grant is taken back, for too few have it", |_, state| {
                 state.clients.iter().any(|client| client.had_too_few)
             }),
-            Property::sometimes("the end", |setup: &Self, state: &State| state.is_end(setup)),
         ]
+    }
+
+    fn is_expected(&self, good: &str) -> bool {
+        // A renewal comes after a third of the TTL.
+        good != LIVES_ON || self.closes > TTL / 2
+    }
+
+    fn is_over(&self, state: &State) -> bool {
+        state.is_closing(self)
+            && (0..state.servers.len()).all(|server| state.key_at(self, server).is_none())
+            && state.connections.iter().all(|connection| connection.driver == Driver::Off)
+            && state.clients.iter().all(|client| client.sessions.is_empty())
+    }
+
+    fn now(state: &State) -> Real {
+        state.now
+    }
+
+    fn clock(&self) -> Clock {
+        self.clients
+    }
+
+    fn leases(state: &State) -> impl Iterator<Item = (Owner, &Acquisition)> {
+        (0_u8..).zip(&state.clients).flat_map(|(me, client)| {
+            client.sessions.iter().map(move |session| ((me, session.number), &session.acquisition))
+        })
+    }
+
+    fn keys(&self, state: &State) -> Vec<Option<Owner>> {
+        (0..state.servers.len()).map(|server| Some(state.key_at(self, server)?.0)).collect()
+    }
+
+    fn tell(state: &State, action: &Action) -> String {
+        state.tell(*action)
     }
 }

@@ -5,19 +5,19 @@
 use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
-    message::{AcquireRequest, Acquired, ReleaseMode, Reply, Request, VoteReply, only},
+    message::Acquired,
     replication::{Entered, Next, slice_of},
-    store::{Process, Store},
-    time::Micros,
 };
 
 use super::{
-    Old, TTL,
+    Old, Run, TTL,
     action::Break,
-    client::Run,
     state::{Driver, Message, Wait, Who},
 };
-use crate::{model::state::Kind, seeded::SeededBug};
+use crate::{
+    model::{node, state::Kind},
+    seeded::SeededBug,
+};
 
 impl Run<'_> {
     /// Time passes to the next moment at which something is due.
@@ -43,23 +43,7 @@ impl Run<'_> {
             self.state.net[at].answer = Some((leads, Err(failure)));
             return;
         }
-        let claim = self.setup.claim(owner);
-        let said = match kind {
-            Kind::Acquire => {
-                let request = AcquireRequest { claim, voting: None, heir_of: None };
-                let vote: VoteReply = ask(&mut server.store, now, &Request::Acquire(request));
-                Said::Vote { acquired: vote.acquired, overtaken: true }
-            }
-            Kind::Renew => {
-                let renewed = ask(&mut server.store, now, &Request::Renew([claim].into()));
-                Said::Owned(only(renewed).unwrap())
-            }
-            Kind::Release | Kind::Undo => {
-                let request = Request::Release { claim, mode: ReleaseMode::Delete };
-                Said::Owned(ask(&mut server.store, now, &request))
-            }
-            Kind::Raise | Kind::Repair => panic!("one node is never asked for that"),
-        };
+        let said = node::execute(&mut server.store, now, self.setup.claim(owner), kind);
         let is_replayed = kind == Kind::Acquire && was_ours;
         let is_written = !(is_replayed && self.setup.bug == Some(SeededBug::ReplayWritesNothing));
         if is_written && counts(&said) {
@@ -244,10 +228,4 @@ impl Run<'_> {
 /// Whether it says that something was granted, extended or taken off.
 fn counts(said: &Said) -> bool {
     matches!(said, Said::Vote { acquired: Acquired::Granted(_), .. } | Said::Owned(Ok(())))
-}
-
-/// A server's answer.
-fn ask<T: TryFrom<Reply, Error = Failure>>(store: &mut Store, now: Micros, request: &Request) -> T {
-    let applied = store.apply(now, request, Process { name: "", hears: false }, &|_| false);
-    applied.reply.and_then(T::try_from).unwrap()
 }

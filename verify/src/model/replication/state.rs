@@ -9,7 +9,7 @@ use leasehold_protocol::{
     time::{Micros, Time},
 };
 
-use super::{Setup, action};
+use super::Setup;
 use crate::model::state::{About, Kind, Number, Owner, Real, nanos};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -219,29 +219,8 @@ impl State {
         self.now >= nanos(setup.closes)
     }
 
-    pub(super) fn believers(&self, setup: &Setup) -> usize {
-        let now = setup.clients.shows(self.now);
-        let sessions = self.clients.iter().flat_map(|client| &client.sessions);
-        sessions.filter(|session| now < session.acquisition.valid_until()).count()
-    }
-
     pub(super) fn lives_on(&self) -> bool {
         let mut sessions = self.clients.iter().flat_map(|client| &client.sessions);
         sessions.any(|session| session.acquisition.is_held() && session.on.is_some_and(|(first, last)| first != last))
-    }
-
-    pub(super) fn is_end(&self, setup: &Setup) -> bool {
-        let mut actions = Vec::new();
-        action::possible(setup, self, &mut actions);
-        actions.is_empty()
-    }
-
-    /// Nothing happens any more, and not everything is over.
-    pub(super) fn is_stuck(&self, setup: &Setup) -> bool {
-        self.is_end(setup)
-            && !(self.is_closing(setup)
-                && (0..self.servers.len()).all(|server| self.key_at(setup, server).is_none())
-                && self.connections.iter().all(|connection| connection.driver == Driver::Off)
-                && self.clients.iter().all(|client| client.sessions.is_empty()))
     }
 }

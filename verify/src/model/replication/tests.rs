@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    model::search::{Search, breaks, holds},
+    model::search::{breaks, searches},
     seeded::SeededBug,
 };
 
@@ -45,39 +45,13 @@ fn deep() -> Vec<Setup> {
     ]
 }
 
-fn within(name: &str) {
-    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
-    holds(&setup);
-}
-
-#[test]
-fn a_replica_that_has_confirmed_takes_over_and_no_promise_is_broken() {
-    within("one of one, short");
-}
-
-#[test]
-fn fences_grow_though_the_clock_of_the_replica_is_behind() {
-    within("one of one, clocks behind, short");
-}
-
-#[test]
-fn a_link_that_breaks_breaks_no_promise() {
-    within("one connection, a link breaks, short");
-}
-
-#[test]
-fn what_others_write_breaks_no_promise() {
-    within("one connection, others write, short");
-}
-
-#[test]
-fn the_foremost_of_two_takes_over_and_no_promise_is_broken() {
-    within("one of two, short");
-}
-
-#[test]
-fn any_of_two_that_have_confirmed_takes_over_and_no_promise_is_broken() {
-    within("two of two, short");
+searches! {
+    fn a_replica_that_has_confirmed_takes_over_and_no_promise_is_broken("one of one, short");
+    fn fences_grow_though_the_clock_of_the_replica_is_behind("one of one, clocks behind, short");
+    fn a_link_that_breaks_breaks_no_promise("one connection, a link breaks, short");
+    fn what_others_write_breaks_no_promise("one connection, others write, short");
+    fn the_foremost_of_two_takes_over_and_no_promise_is_broken("one of two, short");
+    fn any_of_two_that_have_confirmed_takes_over_and_no_promise_is_broken("two of two, short");
 }
 
 #[test]
@@ -114,15 +88,4 @@ fn a_replayed_acquire_that_writes_nothing_gives_two_holders() {
 #[test]
 fn a_renewal_that_counts_without_replicas_gives_two_holders() {
     breaks(&one_of_one("").with(SeededBug::RenewalUnreplicated), ONE_HOLDER);
-}
-
-/// With the figures for `docs/evidence/model.md`: `scripts/model` runs it.
-#[test]
-#[ignore = "takes minutes even when optimised"]
-fn the_deep_search() {
-    for setup in quick().into_iter().chain(deep()) {
-        let Search { states, steps, depth, .. } = holds(&setup);
-        let Setup { name, attempts: [first, second], closes, .. } = setup;
-        println!("| {name} | {first} + {second} | {} ms | {states} | {steps} | {depth} |", closes.as_millis());
-    }
 }

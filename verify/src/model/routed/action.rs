@@ -1,9 +1,8 @@
 //! What may happen in a state.
 
 use super::{
-    Handover, Setup,
+    Handover, Run, Setup,
     atlas::News,
-    client::Run,
     state::{Content, Session, State},
 };
 use crate::model::{action::Notice, state::Number};
@@ -157,6 +156,7 @@ impl<E> Action<E> {
                 run.ask_others(me, true);
             }
         }
+        run.state.tidy();
         Some(())
     }
 }

@@ -3,16 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    acquisition::{Acquisition, Actions, Ask, Config, Leaving, News as Event, Said, Sent},
+    acquisition::{Acquisition, Actions, Ask, Leaving, News as Event, Said, Sent},
     cross_check::{self, CrossCheck},
     failure::Failure,
     fence::Fence,
-    jitter::Jitter,
     loss::LossReason,
     message::{Acquired, ReleaseMode, Route},
-    outliving::Outliving,
     release_tally::ReleaseEnd,
-    renewal::{LeaseConfig, Phase},
+    renewal::Phase,
     tally::deadline,
     time::Time,
     topology::Topology,
@@ -20,29 +18,20 @@ use leasehold_protocol::{
 };
 
 use super::{
-    Handover, Setup, TTL,
+    Handover, Run, TTL,
     atlas::News,
-    state::{Client, Errand, Ground, Session, State},
+    state::{Client, Errand, Ground, Session},
 };
 use crate::{
     model::{
-        client::COMMAND_TIMEOUT,
+        client::{COMMAND_TIMEOUT, config},
+        node::owned,
         state::{About, Number},
     },
     seeded::SeededBug,
 };
 
-/// A state on its way to the next one.
-pub(super) struct Run<'a, H> {
-    pub(super) setup: &'a Setup<H>,
-    pub(super) state: State<H>,
-}
-
 impl<H: Handover> Run<'_, H> {
-    pub(super) fn now(&self) -> Time {
-        self.setup.clients.shows(self.state.now)
-    }
-
     pub(super) fn client(&mut self, me: usize) -> &mut Client {
         &mut self.state.clients[me]
     }
@@ -127,12 +116,9 @@ impl<H: Handover> Run<'_, H> {
     pub(super) fn begin(&mut self, me: usize) {
         let (sent, number) = (self.now(), self.client(me).begun);
         self.client(me).begun += 1;
-        let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: COMMAND_TIMEOUT };
-        let (route, jitter) = (Route::Home, Jitter::from_seed(0));
-        let config = Config { lease, outliving: Outliving::NOTHING, nodes: 1, route, renew_first_after: None, jitter };
         let mut session = Session {
             number,
-            acquisition: Acquisition::new(config, sent),
+            acquisition: Acquisition::new(config(TTL, 1, None), sent),
             errands: Vec::new(),
             asked: 0,
             after: self.state.largest[0],
@@ -273,12 +259,8 @@ impl<H: Handover> Run<'_, H> {
     }
 
     fn undone(&mut self, me: usize, session: &mut Session, mut undoing: Undoing, said: Result<Said, Failure>) {
-        let answer = said.map(|said| match said {
-            Said::Owned(owned) => owned,
-            other => panic!("an undo is answered with {other:?}"),
-        });
         // The pauses between two tries are left out.
-        if let Next::After(_) = undoing.answered(self.now(), &answer) {
+        if let Next::After(_) = undoing.answered(self.now(), &said.map(owned)) {
             self.undo(me, session, undoing);
         }
     }

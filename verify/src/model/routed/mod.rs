@@ -31,17 +31,15 @@
 use std::{fmt, hash::Hash, time::Duration};
 
 use leasehold_protocol::{
+    acquisition::Acquisition,
     failure::Redirection,
-    fence,
     key::Key,
     message::Claim,
-    mode::Mode,
     slot,
     stepwise::Single,
     time::Micros,
     topology::{Place, View},
 };
-use stateright::{Model, Path, Property};
 
 pub(super) use self::{
     action::Action,
@@ -50,13 +48,13 @@ pub(super) use self::{
 };
 use self::{
     atlas::Atlas,
-    client::Run,
     state::{Broken, Client},
 };
 use super::{
     TTL,
-    search::World,
-    state::{Clock, Kind, Owner},
+    frame::{self, Model},
+    search::Rule,
+    state::{Clock, Kind, Owner, Real},
     tokens::Tokens,
 };
 use crate::seeded::SeededBug;
@@ -69,6 +67,8 @@ mod path;
 mod run;
 mod server;
 mod state;
+
+type Run<'a, H> = frame::Run<'a, Setup<H>>;
 
 const CLIENTS: usize = 2;
 
@@ -226,22 +226,7 @@ impl<H: Handover> Setup<H> {
     }
 
     fn claim(&self, owner: Owner) -> Claim {
-        let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
-        Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
-    }
-}
-
-impl<H: Handover> World for Setup<H> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn told(&self, path: Path<State<H>, Action<H::Event>>) -> String {
-        path::told(self, path)
-    }
-
-    fn is_expected(&self, good: &str) -> bool {
-        self.handover.is_expected(good, self.attempts[1] > 0)
+        self.tokens.claim(&self.key, owner)
     }
 }
 
@@ -259,8 +244,17 @@ impl<H: Handover> Model for Setup<H> {
     type State = State<H>;
     type Action = Action<H::Event>;
 
-    fn init_states(&self) -> Vec<State<H>> {
-        vec![State {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn bounds(&self) -> String {
+        let [first, second] = self.attempts;
+        format!("{first} + {second} | {} ms", self.closes.as_millis())
+    }
+
+    fn first(&self) -> State<H> {
+        State {
             now: 0,
             handover: self.handover,
             servers: [Server::default(), Server::default()],
@@ -270,47 +264,65 @@ impl<H: Handover> Model for Setup<H> {
             late: self.late,
             largest: [None; 2],
             broken: Broken::default(),
-        }]
+        }
     }
 
-    fn actions(&self, state: &State<H>, actions: &mut Vec<Self::Action>) {
+    fn possible(&self, state: &State<H>, actions: &mut Vec<Self::Action>) {
         action::possible(self, state, actions);
     }
 
-    fn next_state(&self, state: &State<H>, action: Self::Action) -> Option<State<H>> {
-        let mut run = Run { setup: self, state: state.clone() };
-        action.take(&mut run)?;
-        run.state.tidy();
-        Some(run.state)
+    fn take(run: &mut Run<'_, H>, action: Self::Action) -> Option<()> {
+        action.take(run)
     }
 
-    fn properties(&self) -> Vec<Property<Self>> {
+    fn rules() -> Vec<Rule<Self>> {
+        let (always, sometimes) = (Rule::<Self>::always, Rule::<Self>::sometimes);
         vec![
-            Property::always(ONE_HOLDER, |setup: &Self, state: &State<H>| state.believers(setup) <= 1),
-            Property::always(AUTHORITY, |_, state: &State<H>| !state.broken.counts_the_replaced),
-            Property::always(BRIEFLY, |_, state: &State<H>| !state.broken.believes_too_long),
-            Property::always("who is told stops", |_, state: &State<H>| !state.broken.denied_and_held),
-            Property::always("what a failover loses is told as that", |_, state: &State<H>| !state.broken.wrong_reason),
-            Property::always(FENCES_GROW, |_, state: &State<H>| !state.broken.fence_fell),
-            Property::always(NEWER_IS_LARGER, |_, state: &State<H>| !state.broken.fence_is_stale),
-            Property::always(SHOWN, |setup: &Self, state: &State<H>| !state.shows_another_fence(setup)),
-            Property::always("what is confirmed as released is free", |_, state: &State<H>| {
-                !state.broken.release_did_not
-            }),
-            Property::always("what nobody uses is taken off", |_, state: &State<H>| {
-                H::IS_FAILOVER || !state.leaves_a_key()
-            }),
-            Property::always("in the end nothing is left", |setup: &Self, state: &State<H>| !state.is_stuck(setup)),
-            Property::sometimes(BOTH_HAVE_IT, |_, state: &State<H>| {
-                state.clients.iter().all(|client| client.has_had_it)
-            }),
-            Property::sometimes(BOTH_BELIEVE, |setup: &Self, state: &State<H>| {
-                state.all_believers(setup) == 2 && state.believers(setup) == 1
-            }),
-            Property::sometimes(LIVES_ON, |_, state: &State<H>| state.lives_on()),
-            Property::sometimes(IS_TOLD, |_, state: &State<H>| state.clients.iter().any(|client| client.is_told)),
-            Property::sometimes(IN_STEPS, |_, state: &State<H>| state.is_in_steps()),
-            Property::sometimes("the end", |setup: &Self, state: &State<H>| state.is_end(setup)),
+            always(ONE_HOLDER, |setup, state| state.believers(setup) <= 1),
+            always(AUTHORITY, |_, state| !state.broken.counts_the_replaced),
+            always(BRIEFLY, |_, state| !state.broken.believes_too_long),
+            always("who is told stops", |_, state| !state.broken.denied_and_held),
+            always("what a failover loses is told as that", |_, state| !state.broken.wrong_reason),
+            always(FENCES_GROW, |_, state| !state.broken.fence_fell),
+            always(NEWER_IS_LARGER, |_, state| !state.broken.fence_is_stale),
+            always(SHOWN, |setup, state| !state.shows_another_fence(setup)),
+            always("what is confirmed as released is free", |_, state| !state.broken.release_did_not),
+            always("what nobody uses is taken off", |_, state| H::IS_FAILOVER || !state.leaves_a_key()),
+            sometimes(BOTH_HAVE_IT, |_, state| state.clients.iter().all(|client| client.has_had_it)),
+            sometimes(BOTH_BELIEVE, |setup, state| setup.believers(state).len() == 2 && state.believers(setup) == 1),
+            sometimes(LIVES_ON, |_, state| state.lives_on()),
+            sometimes(IS_TOLD, |_, state| state.clients.iter().any(|client| client.is_told)),
+            sometimes(IN_STEPS, |_, state| state.is_in_steps()),
         ]
+    }
+
+    fn is_expected(&self, good: &str) -> bool {
+        self.handover.is_expected(good, self.attempts[1] > 0)
+    }
+
+    fn is_over(&self, state: &State<H>) -> bool {
+        state.is_closing(self)
+            && state.servers.iter().all(|server| server.key.is_none())
+            && state.clients.iter().all(|client| client.sessions.is_empty())
+    }
+
+    fn now(state: &State<H>) -> Real {
+        state.now
+    }
+
+    fn clock(&self) -> Clock {
+        self.clients
+    }
+
+    fn leases(state: &State<H>) -> impl Iterator<Item = (Owner, &Acquisition)> {
+        state.sessions().map(|(owner, session)| (owner, &session.acquisition))
+    }
+
+    fn keys(&self, state: &State<H>) -> Vec<Option<Owner>> {
+        state.servers.iter().map(|server| Some(server.key?.0)).collect()
+    }
+
+    fn tell(state: &State<H>, action: &Self::Action) -> String {
+        state.tell(action)
     }
 }

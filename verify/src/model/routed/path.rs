@@ -1,79 +1,20 @@
-//! A path through the states, for people: what happened when, and who believed what after it.
+//! What happens, for people.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
-use leasehold_protocol::{renewal::Phase, stepwise::Single};
-use stateright::Path;
+use leasehold_protocol::stepwise::Single;
 
 use super::{
-    Handover, Setup,
+    Handover,
     action::Action,
     state::{Message, Part, State},
 };
-use crate::model::{path::seconds, state::Kind};
-
-/// One line for everything that happened.
-pub(in crate::model) fn told<H: Handover>(setup: &Setup<H>, path: Path<State<H>, Action<H::Event>>) -> String {
-    let steps = path.into_vec();
-    let mut text = String::new();
-    for pair in steps.windows(2) {
-        let [(before, Some(action)), (after, _)] = pair else { continue };
-        if *action == Action::Pass {
-            continue;
-        }
-        let news = news(setup, before, after);
-        let news = if news.is_empty() { String::new() } else { format!("  → {}", news.join("; ")) };
-        let _ = writeln!(text, "{:>6.3} s  {}{news}", seconds(before.now), before.tell(action));
-    }
-    if let Some((last, _)) = steps.last() {
-        let believers = last.all_believers(setup);
-        let _ = writeln!(text, "{:>6.3} s  clients that believe they hold the lock: {believers}", seconds(last.now));
-    }
-    text
-}
-
-/// What is different for the clients and the servers.
-fn news<H: Handover>(setup: &Setup<H>, before: &State<H>, after: &State<H>) -> Vec<String> {
-    let mut news = Vec::new();
-    for (at, (was, is)) in before.servers.iter().zip(&after.servers).enumerate() {
-        match (was.key.map(|(owner, _)| owner), is.key.map(|(owner, _)| owner)) {
-            (was, is) if was == is => {}
-            (_, Some((client, number))) => news.push(format!("server {at} has the key of {client}.{number}")),
-            (_, None) => news.push(format!("server {at} has no key")),
-        }
-    }
-    for (me, client) in after.clients.iter().enumerate() {
-        for session in &client.sessions {
-            let was = before.clients[me].sessions.iter().find(|was| was.number == session.number);
-            let (is, phase) = (&session.acquisition, session.acquisition.phase());
-            if phase == was.and_then(|was| was.acquisition.phase()) {
-                continue;
-            }
-            let until = || seconds(setup.clients.when(is.valid_until()));
-            let said = match phase {
-                Some(Phase::Over { .. }) | None => continue,
-                Some(Phase::AtRisk) => format!("is at risk until {:.3} s", until()),
-                Some(Phase::Held) => {
-                    let fence = is.fence().map(u64::from).unwrap_or_default();
-                    format!("is held until {:.3} s with the fence {fence}", until())
-                }
-            };
-            news.push(format!("{me}.{} {said}", session.number));
-        }
-        for was in &before.clients[me].sessions {
-            let is_there = client.sessions.iter().any(|session| session.number == was.number && session.is_on());
-            if was.is_on() && !is_there {
-                news.push(format!("{me}.{} is over", was.number));
-            }
-        }
-    }
-    news
-}
+use crate::model::{frame::TIME_PASSES, state::Kind};
 
 impl<H: Handover> State<H> {
-    fn tell(&self, action: &Action<H::Event>) -> String {
+    pub(super) fn tell(&self, action: &Action<H::Event>) -> String {
         match action {
-            Action::Pass => "time passes".into(),
+            Action::Pass => TIME_PASSES.into(),
             Action::Begin(me) => format!("client {me} begins an attempt"),
             Action::LetGo(me, number) => format!("client {me} lets go of {me}.{number}"),
             Action::Look(me, number) => format!("client {me} looks at {me}.{number}"),

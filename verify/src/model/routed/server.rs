@@ -1,21 +1,15 @@
 //! A server: what it does when it does not send a request elsewhere.
 
-use leasehold_protocol::{
-    acquisition::Said,
-    failure::Failure,
-    fence::Fence,
-    holder::Holder,
-    key::Key,
-    message::{AcquireRequest, Claim, ReleaseMode, Reply, Request, VoteReply, only},
-    store::{Process, Store},
-    time::Micros,
-};
+use leasehold_protocol::{fence::Fence, holder::Holder, key::Key, message::Claim, store::Store, time::Micros};
 
 use super::{
     Handover, Setup,
     state::{Part, Told},
 };
-use crate::model::state::{Kind, Owner};
+use crate::model::{
+    node,
+    state::{Kind, Owner},
+};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(in crate::model) struct Server {
@@ -49,31 +43,9 @@ impl Server {
 
     /// Does what it is asked.
     pub(super) fn execute(&mut self, now: Micros, claim: Claim, kind: Kind, part: &Part) -> Told {
-        if let Part::Single(single) = part {
-            return Told::Single(self.store.single(now, single));
+        match part {
+            Part::Single(single) => Told::Single(self.store.single(now, single)),
+            Part::Whole => Told::Said(node::execute(&mut self.store, now, claim, kind)),
         }
-        Told::Said(match kind {
-            Kind::Acquire => {
-                let request = AcquireRequest { claim, voting: None, heir_of: None };
-                let vote: VoteReply = ask(&mut self.store, now, &Request::Acquire(request));
-                // On this network anything may overtake anything.
-                Said::Vote { acquired: vote.acquired, overtaken: true }
-            }
-            Kind::Renew => {
-                let renewed = ask(&mut self.store, now, &Request::Renew([claim].into()));
-                Said::Owned(only(renewed).unwrap())
-            }
-            Kind::Release | Kind::Undo => {
-                let request = Request::Release { claim, mode: ReleaseMode::Delete };
-                Said::Owned(ask(&mut self.store, now, &request))
-            }
-            Kind::Raise | Kind::Repair => panic!("one node is never asked for that"),
-        })
     }
-}
-
-/// What a server answers.
-fn ask<T: TryFrom<Reply, Error = Failure>>(store: &mut Store, now: Micros, request: &Request) -> T {
-    let applied = store.apply(now, request, Process { name: "", hears: false }, &|_| false);
-    applied.reply.and_then(T::try_from).unwrap()
 }

@@ -11,7 +11,7 @@ use leasehold_protocol::{
     trip::Trip,
 };
 
-use super::{Handover, Scene, Server, Setup, action, atlas};
+use super::{Handover, Scene, Server, Setup, atlas};
 use crate::model::state::{About, Kind, Number, Owner, Real, nanos};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -247,18 +247,14 @@ impl<H: Handover> State<H> {
         self.clients.iter().flat_map(|client| &client.sessions).filter(believes).count()
     }
 
-    /// How many believe, whatever the reason.
-    pub(super) fn all_believers(&self, setup: &Setup<H>) -> usize {
-        let now = setup.clients.shows(self.now);
-        let sessions = self.clients.iter().flat_map(|client| &client.sessions);
-        sessions.filter(|session| now < session.acquisition.valid_until()).count()
-    }
-
-    fn holders(&self) -> impl Iterator<Item = (Owner, &Session)> {
+    pub(super) fn sessions(&self) -> impl Iterator<Item = (Owner, &Session)> {
         (0_u8..)
             .zip(&self.clients)
             .flat_map(|(at, client)| client.sessions.iter().map(move |session| ((at, session.number), session)))
-            .filter(|(_, session)| session.acquisition.is_held())
+    }
+
+    fn holders(&self) -> impl Iterator<Item = (Owner, &Session)> {
+        self.sessions().filter(|(_, session)| session.acquisition.is_held())
     }
 
     /// A server has the key of a lease, with another fence.
@@ -288,19 +284,5 @@ impl<H: Handover> State<H> {
         sessions
             .flat_map(|session| &session.errands)
             .any(|errand| matches!(errand.part, Part::Single(Single::Confirm(_))))
-    }
-
-    pub(super) fn is_end(&self, setup: &Setup<H>) -> bool {
-        let mut actions = Vec::new();
-        action::possible(setup, self, &mut actions);
-        actions.is_empty()
-    }
-
-    /// Nothing happens any more, and not everything is over.
-    pub(super) fn is_stuck(&self, setup: &Setup<H>) -> bool {
-        self.is_end(setup)
-            && !(self.is_closing(setup)
-                && self.servers.iter().all(|server| server.key.is_none())
-                && self.clients.iter().all(|client| client.sessions.is_empty()))
     }
 }

@@ -3,8 +3,7 @@
 use leasehold_protocol::time::Time;
 
 use super::{
-    Setup,
-    client::Run,
+    Run, Setup,
     state::{Content, Message, Session, Stage, State},
 };
 use crate::model::{
@@ -223,6 +222,7 @@ impl Action {
                 run.step();
             }
         }
+        run.state.tidy();
         Some(())
     }
 }

@@ -3,41 +3,30 @@
 use std::time::Duration;
 
 use leasehold_protocol::{
-    acquisition::{Acquisition, Actions, Ask, Config, Leaving, News, Said as LeaseSaid, Sent},
+    acquisition::{Acquisition, Actions, Ask, Leaving, News, Said as LeaseSaid, Sent},
     backoff::Backoff,
     check::Check,
     failure::Failure,
     fence::Fence,
     jitter::Jitter,
     message::{Owned, ReleaseMode, Route},
-    outliving::Outliving,
     queue_position::{LEAVES_FOR, QueuePosition},
-    renewal::{LeaseConfig, Phase},
+    renewal::Phase,
     tally::WakeCondition,
     time::Time,
     undo::{Next, Undoing},
 };
 
 use super::{
-    GRANT, Setup, TTL,
-    state::{About, Answer, Asked, Client, Content, Leave, Message, Request, Said, Session, Stage, State},
+    GRANT, Run, TTL,
+    state::{About, Answer, Asked, Client, Content, Leave, Message, Request, Said, Session, Stage},
 };
 use crate::model::{
-    client::COMMAND_TIMEOUT,
+    client::{COMMAND_TIMEOUT, config},
     state::{Number, Owner},
 };
 
-/// A state on its way to the next one.
-pub(super) struct Run<'a> {
-    pub(super) setup: &'a Setup,
-    pub(super) state: State,
-}
-
 impl Run<'_> {
-    pub(super) fn now(&self) -> Time {
-        self.setup.clients.shows(self.state.now)
-    }
-
     fn client(&mut self, me: usize) -> &mut Client {
         &mut self.state.clients[me]
     }
@@ -214,10 +203,7 @@ impl Run<'_> {
     }
 
     fn granted(&self, sent: Time, fence: Fence) -> Option<Acquisition> {
-        let lease = LeaseConfig { ttl: self.setup.client_ttl(), max_hold: None, patience: COMMAND_TIMEOUT };
-        let (outliving, route, jitter) = (Outliving::NOTHING, Route::Home, Jitter::from_seed(0));
-        let config = Config { lease, outliving, nodes: 1, route, renew_first_after: None, jitter };
-        Acquisition::granted(config, sent, self.now(), fence)
+        Acquisition::granted(config(self.setup.client_ttl(), 1, None), sent, self.now(), fence)
     }
 
     fn won(&mut self, session: &mut Session, acquisition: Acquisition, fence: Fence) {

@@ -23,7 +23,6 @@
 use std::time::Duration;
 
 use leasehold_protocol::{
-    fence,
     key::Key,
     message::Claim,
     mode::Mode,
@@ -31,18 +30,17 @@ use leasehold_protocol::{
     tally::drift,
     time::{Micros, Time},
 };
-use stateright::{Model, Path, Property};
 
 use self::{
     action::Action,
-    client::Run,
     rules::{Broken, Seen},
     state::{Bent, Client, Server, Session, State},
 };
 use super::{
     TTL,
-    search::World,
-    state::{Clock, Faults, Owner, nanos},
+    frame::{self, Model},
+    search::Rule,
+    state::{Clock, Faults, Owner, Real, nanos},
     tokens::Tokens,
 };
 use crate::seeded::SeededBug;
@@ -54,6 +52,8 @@ mod rules;
 mod server;
 mod state;
 mod tests;
+
+type Run<'a> = frame::Run<'a, Setup>;
 
 /// The most tokens of a client.
 const TOKENS: u64 = 6;
@@ -76,7 +76,6 @@ const NOT_PASSED: &str = "rule 16: nobody passes one who waits and is there";
 const LARGER: &str = "rule 17: a holder and a phase have a larger fence than all before";
 const LET_IN: &str = "who fits is let in";
 const SOON: &str = "who fits by the time of others comes in soon";
-const IN_THE_END: &str = "in the end nothing is left";
 const NOT_FOR_LONG: &str = "nobody waits for long";
 const NOTHING_STAYS: &str = "what nobody uses is taken off";
 const NOT_LOST: &str = "without a fault nothing is lost";
@@ -177,8 +176,7 @@ impl Setup {
             u32::MAX => Mode::Shared { limit: None },
             limit => Mode::Shared { limit: std::num::NonZeroU32::new(limit) },
         };
-        let (key, token) = (self.key.clone(), self.tokens.of(owner).clone());
-        Claim { key, token, mode, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
+        Claim { mode, ..self.tokens.claim(&self.key, owner) }
     }
 
     /// For how long anybody may wait once nothing goes wrong any more and each holder lets go: for those who cannot let go
@@ -190,13 +188,79 @@ impl Setup {
     }
 }
 
-impl World for Setup {
+impl Model for Setup {
+    type State = State;
+    type Action = Action;
+
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn told(&self, path: Path<State, Action>) -> String {
-        path::told(self, path)
+    fn bounds(&self) -> String {
+        let attempts: Vec<_> = self.parts.iter().map(|part| part.attempts.to_string()).collect();
+        format!("{} | {} ms", attempts.join(" + "), self.closes.as_millis())
+    }
+
+    fn first(&self) -> State {
+        let server = Server {
+            store: Store::default(),
+            stepped: 0,
+            started: None,
+            seen: Seen::default(),
+            issued: None,
+            released: Vec::new(),
+            belated: Vec::new(),
+            bent: Bent::default(),
+        };
+        State {
+            now: 0,
+            clients: vec![Client::default(); self.parts.len()],
+            server,
+            net: Vec::new(),
+            left: self.faults,
+            cancels: self.cancels,
+            largest: None,
+            broken: Broken::default(),
+        }
+    }
+
+    fn possible(&self, state: &State, actions: &mut Vec<Action>) {
+        action::possible(self, state, actions);
+    }
+
+    fn take(run: &mut Run<'_>, action: Action) -> Option<()> {
+        action.take(run)
+    }
+
+    fn rules() -> Vec<Rule<Self>> {
+        let (always, sometimes) = (Rule::<Self>::always, Rule::<Self>::sometimes);
+        vec![
+            always(AS_MANY_AS_MAY, |setup, state| !state.are_too_many(setup)),
+            always(ONE_FENCE, |setup, state| !state.share_with_two_fences(setup)),
+            always(FENCES_GROW, |_, state| !state.broken.fence_fell),
+            always(NO_EARLIER, |_, state| !state.broken.has_earlier),
+            always(KEY_OUTLIVES, |_, state| !state.broken.is_outlived),
+            always(NONE_BACK, |_, state| !state.broken.is_brought_back),
+            always(WITHIN_LIMIT, |_, state| !state.broken.beside_too_many),
+            always(NOT_PASSED, |_, state| !state.broken.passed),
+            always(LARGER, |_, state| !state.broken.issued_smaller),
+            always(LET_IN, |_, state| !state.broken.left_waiting),
+            always(SOON, |setup, state| !state.leaves_one_waiting(setup)),
+            always(NOT_LOST, |_, state| !state.broken.lost_for_nothing),
+            always("what is over stays over", |_, state| !state.broken.is_revived),
+            always(NOTHING_STAYS, |_, state| !state.leaves_a_token()),
+            always(NOT_FOR_LONG, |setup, state| !state.waits_for_long(setup)),
+            sometimes(SHARED, |setup, state| state.believers(setup).count() > 1),
+            sometimes(LINED_UP, |_, state| state.leases().any(|(_, session)| session.ticket.is_some())),
+            sometimes(OUTLIVED, |setup, state| state.is_renewed(setup)),
+            sometimes(GOES_ON, |setup, state| {
+                let goes_on = |session: &Session| session.from.is_some() && session.lease().is_some();
+                state.believers(setup).any(goes_on) && state.believers(setup).count() > 1
+            }),
+            sometimes(INHERITED, |_, state| {
+                state.clients.iter().any(|client| client.is_dead) && state.leases().next().is_some()
+            }),
+        ]
     }
 
     fn is_expected(&self, good: &str) -> bool {
@@ -209,78 +273,30 @@ impl World for Setup {
             _ => true,
         }
     }
-}
 
-impl Model for Setup {
-    type State = State;
-    type Action = Action;
-
-    fn init_states(&self) -> Vec<State> {
-        let server = Server {
-            store: Store::default(),
-            stepped: 0,
-            started: None,
-            seen: Seen::default(),
-            issued: None,
-            released: Vec::new(),
-            belated: Vec::new(),
-            bent: Bent::default(),
-        };
-        vec![State {
-            now: 0,
-            clients: vec![Client::default(); self.parts.len()],
-            server,
-            net: Vec::new(),
-            left: self.faults,
-            cancels: self.cancels,
-            largest: None,
-            broken: Broken::default(),
-        }]
+    fn is_over(&self, state: &State) -> bool {
+        state.is_closing(self) && state.server.seen.is_empty() && state.sessions().next().is_none()
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        action::possible(self, state, actions);
+    fn now(state: &State) -> Real {
+        state.now
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
-        let mut run = Run { setup: self, state: state.clone() };
-        action.take(&mut run)?;
-        run.state.tidy();
-        Some(run.state)
+    fn clock(&self) -> Clock {
+        self.clients
     }
 
-    fn properties(&self) -> Vec<Property<Self>> {
-        vec![
-            Property::always(AS_MANY_AS_MAY, |setup: &Self, state: &State| !state.are_too_many(setup)),
-            Property::always(ONE_FENCE, |setup: &Self, state: &State| !state.share_with_two_fences(setup)),
-            Property::always(FENCES_GROW, |_, state: &State| !state.broken.fence_fell),
-            Property::always(NO_EARLIER, |_, state: &State| !state.broken.has_earlier),
-            Property::always(KEY_OUTLIVES, |_, state: &State| !state.broken.is_outlived),
-            Property::always(NONE_BACK, |_, state: &State| !state.broken.is_brought_back),
-            Property::always(WITHIN_LIMIT, |_, state: &State| !state.broken.beside_too_many),
-            Property::always(NOT_PASSED, |_, state: &State| !state.broken.passed),
-            Property::always(LARGER, |_, state: &State| !state.broken.issued_smaller),
-            Property::always(LET_IN, |_, state: &State| !state.broken.left_waiting),
-            Property::always(SOON, |setup: &Self, state: &State| !state.leaves_one_waiting(setup)),
-            Property::always(NOT_LOST, |_, state: &State| !state.broken.lost_for_nothing),
-            Property::always("what is over stays over", |_, state: &State| !state.broken.is_revived),
-            Property::always(NOTHING_STAYS, |_, state: &State| !state.leaves_a_token()),
-            Property::always(NOT_FOR_LONG, |setup: &Self, state: &State| !state.waits_for_long(setup)),
-            Property::always(IN_THE_END, |setup: &Self, state: &State| !state.is_stuck(setup)),
-            Property::sometimes(SHARED, |setup: &Self, state: &State| state.believers(setup).count() > 1),
-            Property::sometimes(LINED_UP, |_, state: &State| {
-                state.leases().any(|(_, session)| session.ticket.is_some())
-            }),
-            Property::sometimes(OUTLIVED, |setup: &Self, state: &State| state.is_renewed(setup)),
-            Property::sometimes(GOES_ON, |setup: &Self, state: &State| {
-                let goes_on = |session: &Session| session.from.is_some() && session.lease().is_some();
-                state.believers(setup).any(goes_on) && state.believers(setup).count() > 1
-            }),
-            Property::sometimes(INHERITED, |_, state: &State| {
-                state.clients.iter().any(|client| client.is_dead) && state.leases().next().is_some()
-            }),
-            Property::sometimes("the end", |setup: &Self, state: &State| state.is_end(setup)),
-        ]
+    fn believers(&self, state: &State) -> Vec<Owner> {
+        let believers = state.sessions().filter(|(_, session)| state.believes(self, session));
+        believers.map(|(me, session)| (u8::try_from(me).unwrap(), session.number)).collect()
+    }
+
+    fn tell(state: &State, action: &Action) -> String {
+        state.tell(*action)
+    }
+
+    fn news(&self, before: &State, after: &State) -> Vec<String> {
+        path::news(self, before, after)
     }
 }
 
@@ -356,18 +372,6 @@ impl State {
     /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
     fn is_closing(&self, setup: &Setup) -> bool {
         self.now >= nanos(setup.closes)
-    }
-
-    fn is_end(&self, setup: &Setup) -> bool {
-        let mut actions = Vec::new();
-        action::possible(setup, self, &mut actions);
-        actions.is_empty()
-    }
-
-    /// Nothing happens any more, and not everything is over.
-    fn is_stuck(&self, setup: &Setup) -> bool {
-        self.is_end(setup)
-            && !(self.is_closing(setup) && self.server.seen.is_empty() && self.sessions().next().is_none())
     }
 
     fn clock(&self, setup: &Setup) -> Clock {

@@ -1,9 +1,8 @@
-//! A path through the states, for people: what happened when, and who believed what after it.
+//! What happens and what it changes, for people.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use leasehold_protocol::acquisition::Acquisition;
-use stateright::Path;
 
 use super::{
     Setup,
@@ -11,46 +10,25 @@ use super::{
     rules::Seen,
     state::{Asked, Content, Message, Session, State},
 };
-use crate::model::{action::Notice, path::seconds, state::Owner};
-
-/// One line for everything that happened.
-pub(super) fn told(setup: &Setup, path: Path<State, Action>) -> String {
-    let steps = path.into_vec();
-    let mut text = String::new();
-    for pair in steps.windows(2) {
-        let [(before, Some(action)), (after, _)] = pair else { continue };
-        let news = news(setup, before, after);
-        if *action == Action::Pass && news.is_empty() {
-            continue;
-        }
-        let news = if news.is_empty() { String::new() } else { format!("  → {}", news.join("; ")) };
-        let _ = writeln!(text, "{:>6.3} s  {}{news}", seconds(before.now), before.tell(*action));
-    }
-    if let Some((last, _)) = steps.last() {
-        let believers: Vec<_> = last.sessions().filter(|(_, session)| last.believes(setup, session)).collect();
-        let names: Vec<_> = believers.iter().map(|(me, session)| format!("{me}.{}", session.number)).collect();
-        let _ = writeln!(text, "{:>6.3} s  these believe that they have the lock: {names:?}", seconds(last.now));
-    }
-    text
-}
-
-fn name((me, number): Owner) -> String {
-    format!("{me}.{number}")
-}
+use crate::model::{
+    action::Notice,
+    frame::{TIME_PASSES, label, seconds},
+    state::Owner,
+};
 
 fn held(seen: &Seen) -> String {
-    let names = |owners: &[Owner]| owners.iter().map(|owner| name(*owner)).collect::<Vec<_>>().join(", ");
+    let names = |owners: &[Owner]| owners.iter().map(|owner| label(*owner)).collect::<Vec<_>>().join(", ");
     let line = seen.line.iter().map(|(owner, _)| *owner).collect::<Vec<_>>();
     let line = if line.is_empty() { String::new() } else { format!(", {} in line", names(&line)) };
     match (seen.key, seen.alone) {
-        (Some((fence, _)), Some(owner)) => format!("{} has it alone, fence {fence}{line}", name(owner)),
+        (Some((fence, _)), Some(owner)) => format!("{} has it alone, fence {fence}{line}", label(owner)),
         (Some((fence, _)), None) => format!("shared by [{}], fence {fence}{line}", names(&seen.sharers)),
         (None, _) => format!("nobody has it{line}"),
     }
 }
 
 /// What is different for the clients and the server.
-fn news(setup: &Setup, before: &State, after: &State) -> Vec<String> {
+pub(super) fn news(setup: &Setup, before: &State, after: &State) -> Vec<String> {
     let mut news = Vec::new();
     let (was, is) = (held(&before.server.seen), held(&after.server.seen));
     if was != is {
@@ -78,10 +56,10 @@ fn news(setup: &Setup, before: &State, after: &State) -> Vec<String> {
 }
 
 impl State {
-    fn tell(&self, action: Action) -> String {
+    pub(super) fn tell(&self, action: Action) -> String {
         let after = |notice| if notice == Notice::Reset { ", and the connection is reset" } else { "" };
         match action {
-            Action::Pass => "time passes".into(),
+            Action::Pass => TIME_PASSES.into(),
             Action::Begin(me) => format!("client {me} begins"),
             Action::Cancel(me, number) => format!("{me}.{number} waits no more"),
             Action::Poll(me, number) => format!("it is time for {me}.{number} to poll"),
@@ -116,6 +94,6 @@ impl fmt::Display for Message {
             Content::Request(Asked::Leave { .. }) => "the leaving",
             Content::Request(Asked::Downgrade(_)) => "the downgrade",
         };
-        write!(f, "{what} of {}", name(self.owner))
+        write!(f, "{what} of {}", label(self.owner))
     }
 }

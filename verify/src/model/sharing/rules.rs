@@ -3,8 +3,7 @@
 use leasehold_protocol::{fence::Fence, time::Micros};
 
 use super::{
-    Setup,
-    client::Run,
+    Run, Setup,
     state::{Asked, Said, State},
 };
 use crate::model::state::Owner;

@@ -9,8 +9,7 @@ use leasehold_protocol::{
 };
 
 use super::{
-    GRANT, Setup, TTL,
-    client::Run,
+    GRANT, Run, Setup, TTL,
     rules::Seen,
     state::{Asked, Bent, Client, Content, Message, Said, Server, State},
 };

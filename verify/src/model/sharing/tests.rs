@@ -1,15 +1,16 @@
 //! The searches: with rules 15, 16 and 17 no order of events breaks the promise; without a part of them, one does.
 
 use super::*;
-use crate::model::search::{Search, breaks, holds};
+use crate::model::{
+    search::{breaks, searches},
+    worlds::NO_FAULTS,
+};
 
 const READER: Part = Part { limit: u32::MAX, attempts: 1, downgrades: false };
 const WRITER: Part = Part { limit: 0, ..READER };
 const ONE_OF_TWO: Part = Part { limit: 2, ..READER };
 const GOING_ON: Part = Part { downgrades: true, ..WRITER };
 
-const NO_FAULTS: Faults =
-    Faults { late: 0, doubled: 0, deaths: 0, pauses: 0, cuts: 0, amnesias: 0, restarts: 0, steps: 0 };
 const LATE: Faults = Faults { late: 1, ..NO_FAULTS };
 const TWO_LATE: Faults = Faults { late: 2, ..NO_FAULTS };
 const TWICE: Faults = Faults { doubled: 1, ..NO_FAULTS };
@@ -97,97 +98,31 @@ fn deep() -> Vec<Setup> {
     ]
 }
 
-fn within(name: &str) {
-    let setup = quick().into_iter().find(|setup| setup.name == name).unwrap();
-    holds(&setup);
-}
-
-#[test]
-fn readers_and_a_writer_keep_the_rules() {
-    within("two readers and a writer");
-}
-
-#[test]
-fn a_late_message_breaks_no_rule() {
-    within("two readers and a writer, a late message, short");
-    within("two permits for three, a late message, short");
-}
-
-#[test]
-fn a_renewal_that_is_late_brings_nobody_back() {
-    within("two readers, a late message, a death");
-}
-
-#[test]
-fn a_request_that_comes_twice_breaks_no_rule() {
-    within("two readers and a writer, a request twice, short");
-}
-
-#[test]
-fn whoever_dies_is_no_longer_in_the_way() {
-    within("two readers and a writer, a death");
-}
-
-#[test]
-fn one_that_stands_still_breaks_no_rule() {
-    within("two readers and a writer, a pause, short");
-}
-
-#[test]
-fn one_that_gives_up_lets_others_in() {
-    within("two readers and a writer, one gives up");
-}
-
-#[test]
-fn a_clock_that_is_set_back_brings_nobody_back() {
-    within("two readers and a writer, a clock set back");
-}
-
-#[test]
-fn waiters_that_nobody_calls_come_in() {
-    within("two readers and a writer, nobody is called");
-}
-
-#[test]
-fn permits_keep_the_rules() {
-    within("two permits for three");
-    within("two permits for three, a death, one gives up");
-    within("two permits for four, one gives up, short");
-}
-
-#[test]
-fn a_server_that_forgot_permits_lets_nobody_in_too_soon() {
-    within("two permits for three, amnesia");
-}
-
-#[test]
-fn each_limit_is_that_of_the_one_who_asks() {
-    within("limits of one, two and many, a death, short");
-}
-
-#[test]
-fn a_writer_goes_on_as_a_reader() {
-    within("a writer goes on as a reader");
-}
-
-#[test]
-fn a_late_downgrade_breaks_no_rule() {
-    within("a writer goes on as a reader, a late message, short");
-}
-
-#[test]
-fn a_downgrade_that_comes_twice_breaks_no_rule() {
-    within("a writer goes on as a reader, a request twice");
-}
-
-#[test]
-fn a_pause_beside_a_downgrade_breaks_no_rule() {
-    within("a writer goes on as a reader, a pause");
-}
-
-#[test]
-fn a_server_that_forgot_a_downgrade_lets_nobody_in_too_soon() {
-    within("a writer goes on as a reader, amnesia");
+searches! {
+    fn readers_and_a_writer_keep_the_rules("two readers and a writer");
+    fn a_late_message_breaks_no_rule(
+        "two readers and a writer, a late message, short",
+        "two permits for three, a late message, short",
+    );
+    fn a_renewal_that_is_late_brings_nobody_back("two readers, a late message, a death");
+    fn a_request_that_comes_twice_breaks_no_rule("two readers and a writer, a request twice, short");
+    fn whoever_dies_is_no_longer_in_the_way("two readers and a writer, a death");
+    fn one_that_stands_still_breaks_no_rule("two readers and a writer, a pause, short");
+    fn one_that_gives_up_lets_others_in("two readers and a writer, one gives up");
+    fn a_clock_that_is_set_back_brings_nobody_back("two readers and a writer, a clock set back");
+    fn waiters_that_nobody_calls_come_in("two readers and a writer, nobody is called");
+    fn permits_keep_the_rules(
+        "two permits for three",
+        "two permits for three, a death, one gives up",
+        "two permits for four, one gives up, short",
+    );
+    fn a_server_that_forgot_permits_lets_nobody_in_too_soon("two permits for three, amnesia");
+    fn each_limit_is_that_of_the_one_who_asks("limits of one, two and many, a death, short");
+    fn a_writer_goes_on_as_a_reader("a writer goes on as a reader");
+    fn a_late_downgrade_breaks_no_rule("a writer goes on as a reader, a late message, short");
+    fn a_downgrade_that_comes_twice_breaks_no_rule("a writer goes on as a reader, a request twice");
+    fn a_pause_beside_a_downgrade_breaks_no_rule("a writer goes on as a reader, a pause");
+    fn a_server_that_forgot_a_downgrade_lets_nobody_in_too_soon("a writer goes on as a reader, amnesia");
 }
 
 #[test]
@@ -250,16 +185,4 @@ fn a_downgrade_that_keeps_its_fence_breaks_rule_17() {
     breaks(&setup, LARGER);
     breaks(&setup, FENCES_GROW);
     breaks(&setup, ONE_FENCE);
-}
-
-/// With the figures for `docs/evidence/model.md`: `scripts/model` runs it.
-#[test]
-#[ignore = "takes minutes even when optimised"]
-fn the_deep_search() {
-    for setup in quick().into_iter().chain(deep()) {
-        let Search { states, steps, depth, .. } = holds(&setup);
-        let attempts: Vec<_> = setup.parts.iter().map(|part| part.attempts.to_string()).collect();
-        let (name, attempts, millis) = (setup.name, attempts.join(" + "), setup.closes.as_millis());
-        println!("| {name} | {attempts} | {millis} ms | {states} | {steps} | {depth} |");
-    }
 }
