@@ -357,8 +357,10 @@ impl Connection {
     }
 
     pub(crate) async fn close(&self, limit: Duration) {
+        // First: the end of its maintenance ends the link.
+        let link = self.links.close();
         self.maintenance.abort();
-        if let Some(link) = self.links.close() {
+        if let Some(link) = link {
             link.quit(limit).await;
         }
     }
