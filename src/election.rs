@@ -17,12 +17,12 @@ use leasehold_protocol::{
 use tokio::sync::watch;
 
 use crate::{
-    client::Client,
+    client::{Client, Told},
     error::Error,
     foreign::relayed,
     lease::{Lease, LeaseHandle},
     lock::Lock,
-    observers::Told,
+    observers::observe,
 };
 
 /// An election: of all candidates one leads at a time, and everybody may observe who.
@@ -183,7 +183,7 @@ impl Election {
         let client = &self.lock.scope.client;
         client.check_open()?;
         let key = self.lock.key()?;
-        let told = client.observers.observe(client, &key);
+        let told = observe(client, &key);
         Ok(Leaders { client: client.clone(), name: self.lock.name().into(), told, last: None, waiting: None })
     }
 }

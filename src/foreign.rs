@@ -42,10 +42,10 @@ mod worker;
 #[cfg(feature = "metrics")]
 pub(crate) use self::teller::{deltas_are_due, sample};
 pub(crate) use self::{
-    events::{Event, queue, tell, tell_debug, tell_debug_in, tell_in},
+    events::Event,
     relay::{Relay, relayed},
     span::LeaseSpan,
-    teller::Numbers,
+    teller::{Numbers, queue, tell, tell_debug, tell_debug_in, tell_in},
     worker::Worker,
 };
 

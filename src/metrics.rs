@@ -44,6 +44,7 @@ const LOSSES: &str = "leasehold_losses_total";
 const HELD: &str = "leasehold_held";
 const WAITING: &str = "leasehold_waiting";
 const AT_RISK: &str = "leasehold_at_risk";
+const REPLICATION: &str = "leasehold_replication_seconds";
 
 /// A renewal is late if less than this is left of the TTL when it is confirmed. A good one leaves some two thirds.
 const LATE: f64 = 0.4;
@@ -64,6 +65,11 @@ pub(crate) enum NodeCount {
     Ask,
     TryAgain,
     Down,
+}
+
+/// Replicas have confirmed what was written, this long after its answer. The histogram is one for all nodes.
+pub(crate) fn note_replicated(took: Duration) {
+    Group::default().record(REPLICATION, took.as_secs_f64());
 }
 
 impl From<&Redirection> for NodeCount {

@@ -6,80 +6,36 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use leasehold_protocol::{
     check::Check,
     failure::Failure,
-    hash::HashMap,
     holder::{Holder, RELEASED},
     key::Key,
     message::{Request, Route, Sharers},
-    observer::{Known, Observer},
+    observer::Observer,
     time::Time,
     troubles::causes_of_absence,
 };
 use tokio::sync::watch;
 
 use crate::{
-    client::Client,
+    client::{Client, Told},
     error::Error,
     foreign::{Event, tell},
     quorum::Seen,
     random,
-    sync::Mutex,
-    troubles::Troubles,
     wait::InLine,
 };
 
 /// The number of sharers that are read. If there are more, those that are released count as well.
 const READ: usize = 100;
 
-/// The news of an observer; `None` before its first look.
-pub(crate) type Told = Option<Known>;
-
-/// Every observer of one `Leases`, by the lock that it observes.
-#[derive(Debug, Default)]
-pub(crate) struct Observers {
-    all: Mutex<HashMap<Key, Arc<watch::Sender<Told>>>>,
-    /// The reasons for which their looks fail.
-    troubles: Troubles,
-}
-
-impl Observers {
-    /// One more that observes this lock. The observer lives for as long as somebody does.
-    pub(crate) fn observe(&self, client: &Arc<Client>, key: &Key) -> watch::Receiver<Told> {
-        let mut all = self.all.lock();
-        if let Some(telling) = all.get(key) {
-            let mut told = telling.subscribe();
-            if told.borrow().is_some() {
-                // That is news to whoever comes now.
-                told.mark_changed();
-            }
-            return told;
-        }
-        let (telling, told) = watch::channel(None);
-        let (telling, client) = (Arc::new(telling), client.clone());
-        all.insert(key.clone(), telling.clone());
-        drop(all);
+/// Observes this lock with the observer that it has, or with a new one, which lives for as long as somebody observes.
+pub(crate) fn observe(client: &Arc<Client>, key: &Key) -> watch::Receiver<Told> {
+    let (told, is_first) = client.observers.join(key);
+    if let Some(telling) = is_first {
         let observer = Observer::new(client.options.command_timeout, random::jitter());
-        let host = client.host.clone();
-        host.spawn_until_stopped(Run { client, key: key.clone(), telling, observer }.run());
-        told
+        let run = Run { client: client.clone(), key: key.clone(), telling, observer };
+        client.host.spawn_until_stopped(run.run());
     }
-
-    /// Whether nobody observes it any more, so that its observer ends.
-    fn ends(&self, key: &Key, telling: &watch::Sender<Told>) -> bool {
-        let mut all = self.all.lock();
-        let is_over = telling.receiver_count() == 0;
-        if is_over {
-            all.remove(key);
-        }
-        is_over
-    }
-
-    /// This observer has ended. Another one may observe the lock by now.
-    fn forget(&self, key: &Key, telling: &Arc<watch::Sender<Told>>) {
-        let mut all = self.all.lock();
-        if all.get(key).is_some_and(|other| Arc::ptr_eq(other, telling)) {
-            all.remove(key);
-        }
-    }
+    told
 }
 
 /// The task of one observer.

@@ -21,7 +21,6 @@ use crate::{
     held::Hold,
     keeper::{Host, Stop},
     node::{NodeAddress, NodeListener},
-    observers::Observers,
     options::LockOptions,
     per_shard::{Of, PerShard},
     quorum::{ConnectConfig, FirstConnection, Member, Quorum},
@@ -33,9 +32,11 @@ use crate::{
 };
 
 mod late_replies;
+mod observers;
 mod release;
 
-use self::late_replies::LateReplies;
+pub(crate) use self::observers::Told;
+use self::{late_replies::LateReplies, observers::Observers};
 
 /// The settings of a `Leases`, as the builder has checked them.
 #[derive(Debug, Clone)]

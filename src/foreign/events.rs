@@ -8,13 +8,9 @@ use std::time::Duration;
 use leasehold_protocol::{
     failure::Failure, forced::ForcedRelease, message::Denial, renewal::RenewalAnswer, rounded::Rounded,
 };
-use tracing::{
-    Level,
-    dispatcher::has_been_set,
-    level_filters::{LevelFilter, STATIC_MAX_LEVEL},
-};
+use tracing::Level;
 
-use super::{LeaseSpan, on_keeper, teller};
+use super::LeaseSpan;
 use crate::{lost::Lost, sync::catching_panics};
 
 const TARGET: &str = "leasehold";
@@ -31,7 +27,7 @@ macro_rules! events {
         }
 
         impl Event {
-            fn level(&self) -> Level {
+            pub(super) fn level(&self) -> Level {
                 match self {
                     $(Self::$event { .. } => Level::$level,)*
                 }
@@ -140,43 +136,6 @@ events! {
         "too many attempts of unknown outcome to undo them all: some are left to expire";
     WARN "events_dropped" EventsDropped { events: u64, samples: u64 }
         "the subscriber or the exporter was too slow: some of what the keeper had to tell is missing";
-}
-
-/// Tells an event: at once, or, on the keeper's thread, through the queue.
-pub(crate) fn tell(event: Event) {
-    tell_in(None, event);
-}
-
-/// The same in the span of a lease.
-pub(crate) fn tell_in(span: Option<LeaseSpan>, event: Event) {
-    if is_wanted(event.level()) {
-        if on_keeper() { teller::queue(event, span) } else { event.emit(span.as_ref()) }
-    }
-}
-
-/// The same from a thread that nothing may hold up, though it is not the keeper's: through the queue.
-pub(crate) fn queue(event: Event) {
-    if is_wanted(event.level()) {
-        teller::queue(event, None);
-    }
-}
-
-/// Tells an event of level DEBUG, which is made only if somebody wants it.
-pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
-    tell_debug_in(|| None, event);
-}
-
-/// The same in the span of a lease.
-pub(crate) fn tell_debug_in(span: impl FnOnce() -> Option<LeaseSpan>, event: impl FnOnce() -> Event) {
-    if is_wanted(Level::DEBUG) {
-        tell_in(span(), event());
-    }
-}
-
-/// Asks two atomics, and no subscriber. Where there has never been one, tracing may forward its events to the `log`
-/// crate (its feature `log`). That cannot be asked here: events above DEBUG, which are rare, go there.
-fn is_wanted(level: Level) -> bool {
-    level <= STATIC_MAX_LEVEL && (level <= LevelFilter::current() || (level < Level::DEBUG && !has_been_set()))
 }
 
 impl Event {

@@ -3,8 +3,13 @@
 use std::{collections::VecDeque, io, sync::OnceLock, thread, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
+use tracing::{
+    Level,
+    dispatcher::has_been_set,
+    level_filters::{LevelFilter, STATIC_MAX_LEVEL},
+};
 
-use super::{Event, LeaseSpan};
+use super::{Event, LeaseSpan, on_keeper};
 use crate::sync::catching_panics;
 
 /// The most items that wait to be told. An event takes some 150 bytes and its texts: at most a name of a KiB, a label,
@@ -67,9 +72,41 @@ pub(super) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Queues an event; or counts it, if too many wait. Takes a lock that nobody keeps, and does not wait.
-pub(super) fn queue(event: Event, span: Option<LeaseSpan>) {
-    put(Item::Event(event, span));
+/// Tells an event: at once, or, on the keeper's thread, through the queue.
+pub(crate) fn tell(event: Event) {
+    tell_in(None, event);
+}
+
+/// The same in the span of a lease.
+pub(crate) fn tell_in(span: Option<LeaseSpan>, event: Event) {
+    if is_wanted(event.level()) {
+        if on_keeper() { put(Item::Event(event, span)) } else { event.emit(span.as_ref()) }
+    }
+}
+
+/// The same from a thread that nothing may hold up, though it is not the keeper's: through the queue.
+pub(crate) fn queue(event: Event) {
+    if is_wanted(event.level()) {
+        put(Item::Event(event, None));
+    }
+}
+
+/// Tells an event of level DEBUG, which is made only if somebody wants it.
+pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
+    tell_debug_in(|| None, event);
+}
+
+/// The same in the span of a lease.
+pub(crate) fn tell_debug_in(span: impl FnOnce() -> Option<LeaseSpan>, event: impl FnOnce() -> Event) {
+    if is_wanted(Level::DEBUG) {
+        tell_in(span(), event());
+    }
+}
+
+/// Asks two atomics, and no subscriber. Where there has never been one, tracing may forward its events to the `log`
+/// crate (its feature `log`). That cannot be asked here: events above DEBUG, which are rare, go there.
+fn is_wanted(level: Level) -> bool {
+    level <= STATIC_MAX_LEVEL && (level <= LevelFilter::current() || (level < Level::DEBUG && !has_been_set()))
 }
 
 /// Queues a value for a histogram; or counts it, if too many items wait.
@@ -92,6 +129,7 @@ pub(crate) fn deltas_are_due() {
     }
 }
 
+/// Queues an item; or counts it, if too many wait. Takes a lock that nobody keeps, and does not wait.
 fn put(item: Item) {
     let Some(teller) = TELLER.get() else { return };
     teller.queue.lock().put(item);

@@ -11,7 +11,7 @@ use std::{
 use ::metrics::{Label, counter, gauge};
 use parking_lot::Mutex;
 
-use super::{NodeCount, series::Group};
+use super::NodeCount;
 use crate::{foreign, sync::catching_panics};
 
 pub(super) const NODE_UP: &str = "leasehold_node_up";
@@ -22,7 +22,6 @@ pub(super) const MOVES: &str = "leasehold_node_moves_total";
 pub(super) const FAILOVERS: &str = "leasehold_failovers_total";
 pub(super) const REDIRECTIONS: &str = "leasehold_redirections_total";
 pub(super) const UNREPLICATED: &str = "leasehold_unreplicated_total";
-pub(super) const REPLICATION: &str = "leasehold_replication_seconds";
 pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
 /// Which nodes a counter is told of, from nought on, so that the first is an increase.
@@ -111,12 +110,6 @@ impl NodeMetrics {
         of.0.is_replicated.store(true, Ordering::Release);
         have_news();
         of
-    }
-
-    /// Replicas have confirmed what was written, so long after its answer.
-    #[allow(clippy::unused_self, reason = "without the label: a histogram is one for all nodes")]
-    pub(crate) fn note_replicated(&self, took: Duration) {
-        Group::default().record(REPLICATION, took.as_secs_f64());
     }
 
     pub(crate) fn count(&self, what: NodeCount) {

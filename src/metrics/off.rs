@@ -61,8 +61,6 @@ impl NodeMetrics {
         Self
     }
 
-    pub(crate) fn note_replicated(&self, _took: Duration) {}
-
     pub(crate) fn count(&self, _what: NodeCount) {}
 
     pub(crate) fn note_up(&self, _is_up: bool) {}

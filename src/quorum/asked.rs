@@ -1,38 +1,97 @@
-//! Answers on their way, which are told to the node's health when they come.
+//! Requests to a member, and their answers on their way, which are told to the node's health when they come.
 
 use std::{
-    future::Future,
+    future::{Future, ready},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{self, Context, Poll},
+    time::Duration,
 };
 
 use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
-    message::{Reply, Shard, VoteReply},
+    message::{Reply, Request, Route, Shard, VoteReply},
     time::Time,
 };
 
 use super::member::Member;
-use crate::node::Answer;
+use crate::{
+    node::{Answer, Node},
+    survey::ServerSaid,
+};
 
 /// A node's answer on its way. It is told to the node's health, and read as the request's own type.
 ///
 /// It is the box that the node made and a few words beside it, so that one request takes one allocation.
 #[must_use = "it is sent when it is looked at"]
 pub(crate) struct Asked<T, R = Reply> {
-    pub(super) answer: Answer<R>,
-    pub(super) read: fn(R) -> Result<T, Failure>,
+    answer: Answer<R>,
+    read: fn(R) -> Result<T, Failure>,
     /// The node, its shard and the time of asking; none where that was pointless.
-    pub(super) of: Option<(Arc<Member>, Shard, Time)>,
+    of: Option<(Arc<Member>, Shard, Time)>,
+}
+
+impl Member {
+    /// Asks it something, unless that is pointless.
+    pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
+    where
+        T: TryFrom<Reply, Error = Failure>,
+    {
+        self.ask_at(self.now(), route, request, limit)
+    }
+
+    /// Asks it something at `now`, which the caller has just read from the clock.
+    pub(crate) fn ask_at<T>(self: &Arc<Self>, now: Time, route: Route, request: Request, limit: Duration) -> Asked<T>
+    where
+        T: TryFrom<Reply, Error = Failure>,
+    {
+        let shard = self.asked(&request);
+        self.send(now, shard, true, T::try_from, |node| node.send(route, request, limit))
+    }
+
+    /// Asks it to take something back: that matters even if the node has no vote.
+    pub(crate) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
+    where
+        T: TryFrom<Reply, Error = Failure>,
+    {
+        let shard = self.asked(&request);
+        self.send(self.now(), shard, false, T::try_from, |node| node.send(route, request, limit))
+    }
+
+    /// The shard that a request asks.
+    fn asked(&self, request: &Request) -> Shard {
+        self.sharded().map_or(Shard::FIRST, |node| request.shard(|key| node.shard(key)))
+    }
+
+    pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<ServerSaid, ServerSaid> {
+        self.send(self.now(), shard, true, Ok, |node| node.survey(shard, limit))
+    }
+
+    fn send<T, R>(
+        self: &Arc<Self>,
+        now: Time,
+        shard: Shard,
+        needs_vote: bool,
+        read: fn(R) -> Result<T, Failure>,
+        ask: impl FnOnce(&dyn Node) -> Answer<R>,
+    ) -> Asked<T, R>
+    where
+        R: Send + 'static,
+    {
+        let node = self.state(shard).askable(self.node(), needs_vote);
+        match node {
+            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
+            Err(failure) => Asked { answer: Box::pin(ready(Err(failure))), read, of: None },
+        }
+    }
 }
 
 impl<T, R> Future for Asked<T, R> {
     type Output = Result<T, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = ready!(self.answer.as_mut().poll(context)).and_then(self.read);
+        let outcome = task::ready!(self.answer.as_mut().poll(context)).and_then(self.read);
         if let Some((member, shard, sent)) = &self.of {
             member.heard(*shard, outcome.as_ref().err(), *sent);
         }
@@ -47,7 +106,7 @@ impl Future for ComingVote {
     type Output = Result<Said, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = ready!(Pin::new(&mut self.0).poll(context));
+        let outcome = task::ready!(Pin::new(&mut self.0).poll(context));
         Poll::Ready(match &self.0.of {
             Some((member, _, sent)) => outcome.and_then(|vote| member.voted(*sent, vote)),
             // There is no vote without a node.

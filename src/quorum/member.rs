@@ -6,7 +6,7 @@
 
 use std::{
     fmt,
-    future::{pending, ready},
+    future::pending,
     sync::{Arc, OnceLock, Weak},
     time::{Duration, UNIX_EPOCH},
 };
@@ -15,7 +15,7 @@ use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
     key::Key,
-    message::{Acquired, Reply, Request, Route, ServerIdentity, Shard, VoteReply},
+    message::{Acquired, Request, Route, ServerIdentity, Shard, VoteReply},
     node_health::{ClockOffset, HealthChange, HealthOrders, NodeHealth, Peers, ProbeRow},
     node_status::{self, NodeStatus},
     slot::Keys,
@@ -25,16 +25,15 @@ use leasehold_protocol::{
 };
 use parking_lot::Mutex;
 
-use super::{asked::Asked, shard::ShardState, undo_limits::Undos};
+use super::{shard::ShardState, undo_limits::Undos};
 use crate::{
     clock::{self, Clock, wall},
     error::Error,
     foreign::{self, Event},
     keeper::Host,
     metrics::{self, NodeMetrics},
-    node::{Answer, Links, Node, NodeListener, ShardInfo, Sharded},
+    node::{Links, Node, NodeListener, ShardInfo, Sharded},
     per_shard::{Of, PerShard},
-    survey::ServerSaid,
     troubles::Troubles,
 };
 
@@ -95,7 +94,7 @@ impl Member {
         self.node()?.links()
     }
 
-    fn sharded(&self) -> Option<&dyn Sharded> {
+    pub(super) fn sharded(&self) -> Option<&dyn Sharded> {
         self.node()?.sharded()
     }
 
@@ -173,7 +172,7 @@ impl Member {
         }
     }
 
-    fn now(&self) -> Time {
+    pub(super) fn now(&self) -> Time {
         clock::now(&*self.clock)
     }
 
@@ -182,62 +181,9 @@ impl Member {
         self.shards.first()
     }
 
-    /// Asks it something, unless that is pointless.
-    pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
-    where
-        T: TryFrom<Reply, Error = Failure>,
-    {
-        self.ask_at(self.now(), route, request, limit)
-    }
-
-    /// Asks it something at `now`, which the caller has just read from the clock.
-    pub(crate) fn ask_at<T>(self: &Arc<Self>, now: Time, route: Route, request: Request, limit: Duration) -> Asked<T>
-    where
-        T: TryFrom<Reply, Error = Failure>,
-    {
-        let shard = self.asked(&request);
-        self.send(now, shard, true, T::try_from, |node| node.send(route, request, limit))
-    }
-
-    /// Asks it to take something back: that matters even if the node has no vote.
-    pub(crate) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
-    where
-        T: TryFrom<Reply, Error = Failure>,
-    {
-        let shard = self.asked(&request);
-        self.send(self.now(), shard, false, T::try_from, |node| node.send(route, request, limit))
-    }
-
-    /// The shard that a request asks.
-    fn asked(&self, request: &Request) -> Shard {
-        self.sharded().map_or(Shard::FIRST, |node| request.shard(|key| node.shard(key)))
-    }
-
-    pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<ServerSaid, ServerSaid> {
-        self.send(self.now(), shard, true, Ok, |node| node.survey(shard, limit))
-    }
-
     /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
     pub(crate) fn withdraw(&self, token: &Token) -> bool {
         self.links().is_some_and(|links| links.withdraw(token))
-    }
-
-    fn send<T, R>(
-        self: &Arc<Self>,
-        now: Time,
-        shard: Shard,
-        needs_vote: bool,
-        read: fn(R) -> Result<T, Failure>,
-        ask: impl FnOnce(&dyn Node) -> Answer<R>,
-    ) -> Asked<T, R>
-    where
-        R: Send + 'static,
-    {
-        let node = self.state(shard).askable(self.node.get(), needs_vote);
-        match node {
-            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
-            Err(failure) => Asked { answer: Box::pin(ready(Err(failure))), read, of: None },
-        }
     }
 
     /// Keeps what the node says of itself with a vote that was asked for at `sent`.

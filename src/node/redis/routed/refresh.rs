@@ -25,7 +25,11 @@ use leasehold_protocol::{
     topology::{Changes, TakenOver, View},
 };
 
-use super::{Cluster, leave_idle, sentinel::Sentinels, views};
+use super::{
+    Cluster, leave_idle,
+    sentinel::Sentinels,
+    views::{self, NoView},
+};
 use crate::{
     error::Error,
     foreign::{self, Event},
@@ -66,20 +70,6 @@ impl Source {
             Self::Primary(shard) => Some(*shard),
             Self::Other(_) => None,
         }
-    }
-}
-
-/// Why there is no view.
-pub(super) enum NoView {
-    /// The server was not reached, or has said something else.
-    Failed(FredError),
-    /// It has answered, and this is what follows.
-    Told(Error),
-}
-
-impl From<FredError> for NoView {
-    fn from(error: FredError) -> Self {
-        Self::Failed(error)
     }
 }
 

@@ -21,7 +21,7 @@ use leasehold_protocol::{
 };
 use parking_lot::Mutex;
 
-use super::{Cluster, out_of_reach, refresh::NoView};
+use super::{Cluster, out_of_reach, views::NoView};
 use crate::{
     error::Error,
     node::redis::transport::{Endpoint, Link, Wanted, mistake_of, question, words},

@@ -32,9 +32,8 @@ use tokio::{
 };
 
 use super::{
-    pack::{Argument, Packed, whole_millis},
+    pack::{Argument, Packed, seconds, whole_millis},
     replicas::{Answered, Patience, Replicas},
-    request::seconds,
     witness::Witness,
 };
 use crate::{

@@ -83,3 +83,8 @@ impl Packed {
 pub(super) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
+
+/// Rounded up, as a restart delay must be.
+pub(super) fn seconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX)
+}

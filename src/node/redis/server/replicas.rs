@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, sync::oneshot};
 use crate::{
     foreign::{Event, tell},
     keeper::Host,
-    metrics::{NodeCount, NodeMetrics},
+    metrics::{NodeCount, NodeMetrics, note_replicated},
     node::redis::{info, transport::Connection},
     troubles::Troubles,
 };
@@ -195,7 +195,7 @@ impl Replicas {
     fn heard(&self, began: Time, verdict: Result<Verdict, oneshot::error::RecvError>) -> Verdict {
         let verdict = verdict.unwrap_or_else(|_| Err(Failure::unknown("nobody asks for replicas any more")));
         if verdict.is_ok() {
-            self.shortage.metrics.note_replicated(self.connection.now().since(began));
+            note_replicated(self.connection.now().since(began));
         }
         verdict
     }

@@ -16,7 +16,7 @@ use leasehold_protocol::{
 use super::{
     Connections,
     combining::{Combining, Entered, Flight, Told, in_order},
-    pack::{Argument, packed, whole_millis},
+    pack::{Argument, packed, seconds, whole_millis},
     replicas::{Answered, Patience},
 };
 use crate::{
@@ -445,11 +445,6 @@ pub(super) fn value(claim: &Claim) -> Value {
 
 pub(super) fn number(fence: Fence) -> Value {
     fence.to_string().into()
-}
-
-/// Rounded up, as a restart delay must be.
-pub(super) fn seconds(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX)
 }
 
 fn whole_seconds(span: Duration) -> Value {

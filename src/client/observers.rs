@@ -1,0 +1,56 @@
+//! The table of the observers of one `Leases`.
+
+use std::sync::Arc;
+
+use leasehold_protocol::{hash::HashMap, key::Key, observer::Known};
+use tokio::sync::watch;
+
+use crate::{sync::Mutex, troubles::Troubles};
+
+/// The news of an observer; `None` before its first look.
+pub(crate) type Told = Option<Known>;
+
+/// Every observer of one `Leases`, by the lock that it observes.
+#[derive(Debug, Default)]
+pub(crate) struct Observers {
+    all: Mutex<HashMap<Key, Arc<watch::Sender<Told>>>>,
+    /// The reasons for which their looks fail.
+    pub(crate) troubles: Troubles,
+}
+
+impl Observers {
+    /// The news of this lock's observer; and through what a new one tells, which the caller has to start.
+    pub(crate) fn join(&self, key: &Key) -> (watch::Receiver<Told>, Option<Arc<watch::Sender<Told>>>) {
+        let mut all = self.all.lock();
+        if let Some(telling) = all.get(key) {
+            let mut told = telling.subscribe();
+            if told.borrow().is_some() {
+                // That is news to whoever comes now.
+                told.mark_changed();
+            }
+            return (told, None);
+        }
+        let (telling, told) = watch::channel(None);
+        let telling = Arc::new(telling);
+        all.insert(key.clone(), telling.clone());
+        (told, Some(telling))
+    }
+
+    /// Whether nobody observes it any more, so that its observer ends.
+    pub(crate) fn ends(&self, key: &Key, telling: &watch::Sender<Told>) -> bool {
+        let mut all = self.all.lock();
+        let is_over = telling.receiver_count() == 0;
+        if is_over {
+            all.remove(key);
+        }
+        is_over
+    }
+
+    /// This observer has ended. Another one may observe the lock by now.
+    pub(crate) fn forget(&self, key: &Key, telling: &Arc<watch::Sender<Told>>) {
+        let mut all = self.all.lock();
+        if all.get(key).is_some_and(|other| Arc::ptr_eq(other, telling)) {
+            all.remove(key);
+        }
+    }
+}
