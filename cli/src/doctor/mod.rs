@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use leasehold::{
-    Error, Leases, NodeAnswer, Owner, Released, SystemClock, Vote, Votes,
+    Error, Leases, Lock, NodeAnswer, Owner, Released, SystemClock, Vote, Votes,
     doctor::{Surveyed, survey},
 };
 use serde_json::{Value, json};
@@ -216,11 +216,15 @@ async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
     Some(problem("vote", format!("it grants no lock: {why}"), advice))
 }
 
-/// Acquires, renews and releases a lock, as `run` would.
-async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
+/// What to do about a call that has failed: other advice where waiting may be enough.
+fn advice(passes: bool) -> &'static str {
     const RIGHTS: &str = "give our user the right that is named there, for these keys";
     const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";
-    let advice = |passes: bool| if passes { SLOW } else { RIGHTS };
+    if passes { SLOW } else { RIGHTS }
+}
+
+/// Acquires, renews and releases a lock, as `run` would.
+async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
     let lock = leases.lock(format!("{name}:doctor"));
     let mut misplaced = Vec::new();
     for name in [name, lock.name()] {
@@ -272,38 +276,39 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
             advice(error.is_transient()),
         ));
     }
-    match listed {
-        Ok(locks) if locks.is_empty() => {
-            findings.push(note(
-                "lock",
-                "ls and top will not see all locks",
-                "allow our user to read all keys: getrange",
-            ));
-        }
-        Ok(_) => {}
-        Err(error) => {
-            findings.push(note("lock", format!("ls and top will not work: {error}"), advice(error.is_transient())));
-        }
-    }
+    findings.extend(judge_list(&listed));
     if !is_quorum {
-        match lock.clone().fair(true).try_acquire().await {
-            Ok(lease) => {
-                if let Some(lease) = lease {
-                    drop(lease.release().await);
-                }
-                if let Err(error) = share(leases, lock.name()).await {
-                    findings.push(note("lock", format!("it cannot be shared: {error}"), advice(error.is_transient())));
-                }
-            }
-            // To share a lock takes the same rights, and some more.
-            Err(error) => {
-                let what = format!("it cannot be fair or shared: {error}");
-                findings.push(note("lock", what, advice(error.is_transient())));
-            }
-        }
+        findings.extend(try_queue_and_share(leases, &lock).await);
     }
     findings.extend(clocks(leases));
     Ok(findings)
+}
+
+/// Whether `ls` and `top` see all locks.
+fn judge_list<T>(listed: &Result<Vec<T>, Error>) -> Option<Finding> {
+    match listed {
+        Ok(locks) if locks.is_empty() => {
+            let advice = "allow our user to read all keys: getrange";
+            Some(note("lock", "ls and top will not see all locks", advice))
+        }
+        Ok(_) => None,
+        Err(error) => Some(note("lock", format!("ls and top will not work: {error}"), advice(error.is_transient()))),
+    }
+}
+
+/// Acquires the lock as a fair waiter, and shares it: either takes rights of its own.
+async fn try_queue_and_share(leases: &Leases, lock: &Lock) -> Option<Finding> {
+    let (what, error) = match lock.clone().fair(true).try_acquire().await {
+        Ok(lease) => {
+            if let Some(lease) = lease {
+                drop(lease.release().await);
+            }
+            ("shared", share(leases, lock.name()).await.err()?)
+        }
+        // To share a lock takes the same rights, and some more.
+        Err(error) => ("fair or shared", error),
+    };
+    Some(note("lock", format!("it cannot be {what}: {error}"), advice(error.is_transient())))
 }
 
 /// Shares a lock with itself, as `run --shared` and `run --permits` would.

@@ -157,10 +157,49 @@ impl Reference {
             .collect()
     }
 
+    /// Whether a lease may be at risk from an answer to a request of `sent` on; or from a time on, if no answer came.
+    fn may_be_at_risk(&self, sent: Option<Time>, newest_round: Time) -> bool {
+        match sent {
+            Some(sent) => self.is_hopeless(sent) && sent > self.confirmed(),
+            // A round is out that nobody has confirmed.
+            None => newest_round > self.confirmed(),
+        }
+    }
+
     fn hear(&mut self, now: Time, node: usize, sent: Time, answer: RenewalAnswer) {
         if !self.is_over && now < self.deadline() {
             self.said[node].push((sent, answer));
             self.is_over = self.is_denied();
+        }
+    }
+}
+
+/// What is on its way between the core and the nodes, each with its node and its time of sending.
+#[derive(Default)]
+struct Traffic {
+    under_way: Vec<(usize, Time)>,
+    answered: Vec<(usize, Time)>,
+    healing: Vec<(usize, Time)>,
+}
+
+impl Traffic {
+    /// The node, the time of sending and the answer that an event brings; none if nothing is there to be answered.
+    fn answer(&mut self, event: Event) -> Option<(usize, Time, RenewalAnswer)> {
+        match event {
+            Event::RenewalAnswer(which, answer) if !self.under_way.is_empty() => {
+                let (node, sent) = self.under_way.swap_remove(which.index(self.under_way.len()));
+                self.answered.push((node, sent));
+                Some((node, sent, answer))
+            }
+            Event::Again(which, answer) if !self.answered.is_empty() => {
+                let (node, sent) = *which.get(&self.answered);
+                Some((node, sent, answer))
+            }
+            Event::Repair(which) if !self.healing.is_empty() => {
+                let (node, sent) = self.healing.swap_remove(which.index(self.healing.len()));
+                Some((node, sent, RenewalAnswer::Confirmed))
+            }
+            _ => None,
         }
     }
 }
@@ -178,7 +217,7 @@ proptest! {
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
         let mut reference = Reference::new(nodes);
         let mut now = at(1_000);
-        let (mut under_way, mut answered, mut healing) = (Vec::new(), Vec::new(), Vec::new());
+        let mut traffic = Traffic::default();
         let mut newest = at(1_000);
 
         for event in events {
@@ -197,21 +236,9 @@ proptest! {
                     reference.hint_of(node);
                     (core.tick(now), None)
                 }
-                Event::RenewalAnswer(..) if under_way.is_empty() => continue,
-                Event::Again(..) if answered.is_empty() => continue,
-                Event::Repair(_) if healing.is_empty() => continue,
-                Event::RenewalAnswer(which, answer) => {
-                    let (node, sent) = under_way.swap_remove(which.index(under_way.len()));
-                    answered.push((node, sent));
+                event => {
+                    let Some((node, sent, answer)) = traffic.answer(event) else { continue };
                     (core.answer(now, node, sent, answer.clone()), Some((node, sent, answer)))
-                }
-                Event::Again(which, answer) => {
-                    let (node, sent) = *which.get(&answered);
-                    (core.answer(now, node, sent, answer.clone()), Some((node, sent, answer)))
-                }
-                Event::Repair(which) => {
-                    let (node, sent) = healing.swap_remove(which.index(healing.len()));
-                    (core.answer(now, node, sent, RenewalAnswer::Confirmed), Some((node, sent, RenewalAnswer::Confirmed)))
                 }
             };
             if let Some((node, sent, answer)) = heard.clone() {
@@ -220,9 +247,9 @@ proptest! {
             reference.is_over |= now >= reference.deadline();
             if orders.renew {
                 newest = now;
-                under_way.extend((0..nodes).map(|node| (node, now)));
+                traffic.under_way.extend((0..nodes).map(|node| (node, now)));
             }
-            healing.extend(orders.repair.iter().map(|node| (node, now)));
+            traffic.healing.extend(orders.repair.iter().map(|node| (node, now)));
 
             prop_assert_eq!(matches!(core.phase(), Phase::Over { .. }), reference.is_over, "invariants 2 and 3");
             if reference.is_over {
@@ -235,13 +262,8 @@ proptest! {
                 if heard.is_some() { reference.repairs() } else { reference.repairs_for_hints(now, is_well) };
             prop_assert_eq!(orders.repair, repairs, "invariants 10 and 12");
             if (before, core.phase()) == (Phase::Held, Phase::AtRisk) {
-                match heard {
-                    Some((_, sent, _)) => {
-                        let is_due = reference.is_hopeless(sent) && sent > reference.confirmed();
-                        prop_assert!(is_due, "invariant 3: {:?}", sent);
-                    }
-                    None => prop_assert!(newest > reference.confirmed(), "a round is out that nobody has confirmed"),
-                }
+                let sent = heard.map(|(_, sent, _)| sent);
+                prop_assert!(reference.may_be_at_risk(sent, newest), "invariant 3: {:?}", sent);
             }
         }
     }

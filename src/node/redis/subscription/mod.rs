@@ -354,35 +354,17 @@ impl Subscription {
         limits: Limits,
         links: &mut NewLinks,
     ) -> End {
-        let (mut was_on, mut notified) = (false, false);
         let mut look = pin!(tokio::time::sleep(LOOK_EVERY));
-        let (mut was_idle, mut table) = (false, None);
+        let (mut before, mut was_idle, mut table) = (None, false, None);
         let mut counting = pin!(OptionFuture::from(None));
         loop {
             // The tracking below takes care of every link so far.
             if links.have_come() {
                 self.forgive();
             }
-            match self.set_up(&session, keeper, limits, &mut table).await {
-                Ok(()) => {
-                    let notifies = self.notifies_waiters.load(Ordering::Acquire);
-                    // On another server the session's number is nobody's, or a stranger's.
-                    if notified && !notifies {
-                        self.missed();
-                        return End::Failed("the keeper is connected to another server".into());
-                    }
-                    (was_on, notified) = (true, notifies);
-                    // Requests for it that came meanwhile are met: left here, they would start another session for
-                    // nobody.
-                    let _asked_before = pin!(self.wanted.notified()).enable();
-                }
-                Err(end) => {
-                    // Nothing is tracked any more, and it may be long until it is again.
-                    if was_on {
-                        self.missed();
-                    }
-                    return end;
-                }
+            match self.begin_on_link(&session, keeper, limits, before, &mut table).await {
+                Ok(notifies) => before = Some(notifies),
+                Err(end) => return end,
             }
             self.missed();
             loop {
@@ -423,6 +405,34 @@ impl Subscription {
             }
             self.off();
         }
+    }
+
+    /// Sets the session up on the keeper's newest link, and returns whether our waiters are notified there. `before`: the
+    /// same of the link before this one, if there was one in this session.
+    async fn begin_on_link(
+        &self,
+        session: &Session,
+        keeper: &Connection,
+        limits: Limits,
+        before: Option<bool>,
+        table: &mut Option<usize>,
+    ) -> Result<bool, End> {
+        if let Err(end) = self.set_up(session, keeper, limits, table).await {
+            // Nothing is tracked any more, and it may be long until it is again.
+            if before.is_some() {
+                self.missed();
+            }
+            return Err(end);
+        }
+        let notifies = self.notifies_waiters.load(Ordering::Acquire);
+        // On another server the session's number is nobody's, or a stranger's.
+        if before == Some(true) && !notifies {
+            self.missed();
+            return Err(End::Failed("the keeper is connected to another server".into()));
+        }
+        // Requests for it that came meanwhile are met: left here, they would start another session for nobody.
+        let _asked_before = pin!(self.wanted.notified()).enable();
+        Ok(notifies)
     }
 
     /// On a new connection of the keeper: has its reads tracked, and finds out whether our waiters can be notified.
