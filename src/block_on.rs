@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// Spends the budget of this task but for so much.
+    /// Spends the budget of this task, of which this much is left.
     fn spend_all_but(left: usize) {
         let mut context = Context::from_waker(Waker::noop());
         for _ in left..128 {

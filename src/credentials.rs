@@ -18,13 +18,13 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Those of this user.
+    /// The credentials of this user.
     #[must_use]
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { user: Some(user.into()), password: password.into(), valid_for: None }
     }
 
-    /// Those of the server's default user, which has a password only (`requirepass`).
+    /// The credentials of the server's default user, which has a password only (`requirepass`).
     #[must_use]
     pub fn of_default_user(password: impl Into<String>) -> Self {
         Self { user: None, password: password.into(), valid_for: None }

@@ -103,7 +103,7 @@ impl Error {
         Self::Config(Details::new(text))
     }
 
-    /// The same, if what it is about is wrong.
+    /// An [`Error::Config`] with this text, if a setting is wrong.
     pub(crate) fn config_if(is_wrong: bool, text: &str) -> Result<(), Self> {
         if is_wrong { Err(Self::config(text)) } else { Ok(()) }
     }

@@ -166,7 +166,7 @@ impl Host {
         self.spawn_until_stopped_on(&self.runtime, task);
     }
 
-    /// The same, on a runtime of the keeper's.
+    /// Runs a task until the keeper is stopped, on a runtime of the keeper's.
     pub(crate) fn spawn_until_stopped_on<F: Future<Output = ()> + Send + 'static>(&self, runtime: &Handle, task: F) {
         // Boxed: each of the futures around it would have room for it twice, to take it in and to poll it.
         let (stop, task) = (self.stop.clone(), Box::pin(task));
@@ -200,7 +200,8 @@ impl Host {
         self.timer(span, jump)
     }
 
-    /// The same until a moment. The caller has read the clock at `now`: a jump since then is not missed.
+    /// A timer like [`sleep`](Self::sleep), until a moment. The caller has read the clock at `now`: a jump since then
+    /// is not missed.
     pub(crate) fn sleep_until(&self, now: Time, moment: Time) -> impl Future<Output = ()> + Send + use<> {
         let jump = self.jumping.as_ref().map(|jumping| jumping.to(moment));
         self.timer(moment.since(now), jump)

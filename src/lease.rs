@@ -165,7 +165,7 @@ impl Lease {
         relayed!(self.let_go(keep))
     }
 
-    /// Whether its key may be kept for so long.
+    /// Whether its key may be kept for `keep`.
     pub(crate) fn may_keep(&self, keep: Duration) -> Result<(), Error> {
         check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())
     }

@@ -80,7 +80,7 @@ impl Leases {
         Self::builder().url(url).build_lazy()
     }
 
-    /// The same behaviour without a server: for tests, demos and first tries. Nobody else sees these locks.
+    /// Locks that behave the same without a server: for tests, demos and first tries. Nobody else sees these locks.
     ///
     /// # Panics
     ///
@@ -117,7 +117,8 @@ impl Leases {
         RwLock::new(self.lock(name))
     }
 
-    /// The name that so many may hold at a time, 1 to 1,000,000: each with a lease like any other. Nothing is sent yet.
+    /// The name that `permits` holders may have at a time, 1 to 1,000,000: each with a lease like any other. Nothing is
+    /// sent yet.
     ///
     /// A holder is let in if fewer than *its own* `permits` hold the name by then, whatever the others ask for. So a
     /// deployment that goes from 3 to 5 permits needs no coordination. While both run, no more than 5 hold it, and none
@@ -154,8 +155,9 @@ impl Leases {
         MultiLock::new(&self.scope.client, locks)
     }
 
-    /// The same connections and keeper with a further prefix, behind those that are there: for a tenant, or a part of the
-    /// program. Together they have at most 256 bytes. Cheap: it is no client of its own, and to close it closes all.
+    /// These connections and this keeper with a further prefix, behind those that are there: for a tenant, or a part of
+    /// the program. Together they have at most 256 bytes. Cheap: it is no client of its own, and to close it closes
+    /// all.
     ///
     /// A bad value makes what is done with it end with [`Error::Config`], before anything is sent.
     ///
@@ -173,14 +175,15 @@ impl Leases {
         Self { scope: self.scope.clone().prefix(prefix.as_ref()) }
     }
 
-    /// The same with a label for its locks: how others see who holds them, 1 to 128 bytes without control characters; the
-    /// builder's unless set. A bad value is told as that of a [prefix](Self::prefix).
+    /// This `Leases` with a label for its locks: how others see who holds them, 1 to 128 bytes without control
+    /// characters; the builder's unless set. A bad value is told as that of a [prefix](Self::prefix).
     #[must_use = "it is there for its locks"]
     pub fn label(&self, label: impl Into<String>) -> Self {
         Self { scope: self.scope.clone().label(label.into()) }
     }
 
-    /// The same, which counts its locks in a group of this name, unless the lock [says otherwise](Lock::metrics_group).
+    /// This `Leases`, which counts its locks in a group of this name, unless the lock [says
+    /// otherwise](Lock::metrics_group).
     #[cfg(feature = "metrics")]
     #[must_use = "it is there for its locks"]
     pub fn metrics_group(&self, name: impl AsRef<str>) -> Self {
@@ -210,8 +213,8 @@ impl Leases {
         }
     }
 
-    /// The same for people who look at a cluster while some of its primaries are away: the locks of the others, and an
-    /// error that names the primaries whose locks are missing, and says why.
+    /// Like [`list`](Self::list), for people who look at a cluster while some of its primaries are away: the locks of
+    /// the others, and an error that names the primaries whose locks are missing, and says why.
     ///
     /// # Errors
     ///

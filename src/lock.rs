@@ -68,7 +68,7 @@ impl Lock {
         Self { scope, name, reentrant: false, keep_for, once_per: None, grace, owner, on_wait: None }
     }
 
-    /// The same, acquired for this use.
+    /// This lock, acquired for this use.
     pub(crate) fn with_access(mut self, access: Access) -> Self {
         self.scope.options.access = access;
         self
@@ -184,8 +184,8 @@ impl Lock {
         relayed!(self.acquire_here(patience, false))
     }
 
-    /// The same as a part of a future that is relayed. On trial nobody works under the lease yet: until [`begin`](Self::begin)
-    /// it is given back without a trace.
+    /// Acquires the lock, as a part of a future that is relayed. On trial nobody works under the lease yet: until
+    /// [`begin`](Self::begin) it is given back without a trace.
     pub(crate) async fn acquire_here(self, patience: Patience, is_on_trial: bool) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (client, began) = (self.scope.client.clone(), self.scope.client.now());
@@ -205,7 +205,7 @@ impl Lock {
         lease.begin(self.keep_for);
     }
 
-    /// The same lock, which tells nobody whom it finds there.
+    /// This lock without its `on_wait`: it tells the program nothing of the holder.
     pub(crate) fn quiet(&self) -> Self {
         Self { on_wait: None, ..self.clone() }
     }

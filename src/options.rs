@@ -29,7 +29,7 @@ pub(crate) enum Access {
     Read,
     /// In its turn among them, and beside nobody.
     Write,
-    /// One of those who share it, if there are fewer than so many.
+    /// One of those who share it, if there are fewer than this.
     Permit(u32),
 }
 

@@ -47,7 +47,7 @@ impl<T> PerShard<T> {
         Of::Other(known.unwrap_or_else(make))
     }
 
-    /// Those of the other shards that were asked for so far.
+    /// The values of the other shards that were asked for so far.
     pub(crate) fn others(&self) -> Vec<Arc<T>> {
         self.others.lock().values().cloned().collect()
     }

@@ -16,7 +16,7 @@ pub(crate) struct Scope {
     pub(crate) client: Arc<Client>,
     /// Its own; those of the builder, if there are none.
     names: Option<Arc<Names>>,
-    /// Those of a lock that sets none of its own.
+    /// The options of a lock that sets none of its own.
     pub(crate) options: LockOptions,
 }
 

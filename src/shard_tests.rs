@@ -40,7 +40,7 @@ use crate::{
 const WARM: Shard = Shard(1);
 const COLD: Shard = Shard(2);
 
-/// No call here may take so long but one that waits for the cold shard.
+/// The time that no call here may take but one that waits for the cold shard.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Its keys are in the cold shard if they say so.
@@ -213,14 +213,14 @@ impl Scene {
         self.lock(name).acquire_within(SOON).await.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Completes when so many names are waited for.
+    /// Completes when this number of names is waited for.
     async fn waits(&self, names: usize) {
         while self.client.lines.len() < names {
             tokio::task::yield_now().await;
         }
     }
 
-    /// So many leases on the cold shard.
+    /// This number of leases on the cold shard.
     async fn cold_leases(&self, many: usize) -> Vec<Lease> {
         let mut leases = Vec::new();
         for at in 0..many {

@@ -51,7 +51,7 @@ impl Tls {
         self
     }
 
-    /// The same for the text of such a file.
+    /// Trusts the authorities in this text of a PEM file, and no others.
     pub fn ca_pem(mut self, pem: impl AsRef<[u8]>) -> Self {
         self.authorities = Some(Pem { name: "ca_pem", at: At::Here(pem.as_ref().into()) });
         self
@@ -68,7 +68,7 @@ impl Tls {
         self
     }
 
-    /// The same for the texts of such files.
+    /// Like [`client_cert_files`](Self::client_cert_files), with the texts of the two files.
     pub fn client_cert_pem(mut self, certificate: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Self {
         self.client = Some((
             Pem { name: "client_cert_pem", at: At::Here(certificate.as_ref().into()) },

@@ -21,7 +21,7 @@ impl Troubles {
         self.meet_causes(now, troubles::causes(failure))
     }
 
-    /// The same for causes by their names.
+    /// A failure was met, which has these causes: like [`meet`](Self::meet).
     pub(crate) fn meet_causes(&self, now: Time, causes: impl IntoIterator<Item = String>) -> Option<u64> {
         let mut troubles = self.troubles.lock();
         let told = troubles.meet(now, causes);

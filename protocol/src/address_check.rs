@@ -12,7 +12,7 @@
 /// The most fresh connections of one look.
 const MOST: u32 = 4;
 
-/// For so many looks a server that was left is remembered.
+/// The number of looks for which a server that was left is remembered.
 const REMEMBERED: u32 = 3;
 
 /// The looks at one address.

@@ -25,8 +25,8 @@ use crate::{
 /// The least wait for one of several nodes, however short the TTL is.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(20);
 
-/// The longest wait for one of so many nodes. It is less than the TTL, so that the answers of the others are still
-/// good. But two phases over slow links must fit in. The only node gets the whole limit.
+/// The longest wait for one of this number of nodes. It is less than the TTL, so that the answers of the others are
+/// still good. But two phases over slow links must fit in. The only node gets the whole limit.
 pub fn limit(nodes: usize, limit: Duration, ttl: Duration) -> Duration {
     if nodes == 1 { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
 }
@@ -97,9 +97,9 @@ enum VoteState {
     Asked,
     /// It holds our token, and issued this fence.
     Granted(Fence),
-    /// The same, and its floor is being raised.
+    /// It holds our token with this fence, and its floor is being raised.
     Raising(Fence),
-    /// The same, and its floor was raised.
+    /// It holds our token with this fence, and its floor was raised.
     Raised(Fence),
     Busy {
         holder: Holder,

@@ -126,7 +126,7 @@ type Terms = (Duration, Option<Duration>);
 pub enum BatchVerdict {
     /// Nothing has happened: each asks alone.
     Alone,
-    /// The same for all.
+    /// Each has failed so.
     Failed(Failure),
 }
 

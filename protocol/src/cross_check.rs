@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::time::Time;
 
-/// For so long at most a primary that another has replaced is believed, once the program can hear of that.
+/// The longest that a primary which another has replaced is believed, once the program can hear of that.
 pub const AFTER: Duration = Duration::from_millis(900);
 
 /// How often it is asked where nothing is asked of the primary itself.

@@ -116,7 +116,7 @@ impl Failure {
         Self { retry_after: Some(left), ..Self::unavailable(text) }
     }
 
-    /// The same failure, of which the cause is the key: its type, or a missing right to it. Others are served.
+    /// This failure, of which the cause is the key: its type, or a missing right to it. Others are served.
     pub fn of_a_key(self) -> Self {
         Self { is_of_a_key: true, ..self }
     }
@@ -126,7 +126,7 @@ impl Failure {
         self.is_of_a_key
     }
 
-    /// The same failure, which says where the key is.
+    /// This failure, which says where the key is.
     pub fn redirected(self, redirection: Option<Redirection>) -> Self {
         Self { redirection: redirection.map(Box::new), ..self }
     }
@@ -146,7 +146,7 @@ impl Failure {
         self.retry_after
     }
 
-    /// The same failure, from a step that may have done a part of its work.
+    /// This failure, from a step that may have done a part of its work.
     pub fn halfway(self) -> Self {
         let kind = match self.kind {
             FailureKind::Refused | FailureKind::RefusedHalfway => FailureKind::RefusedHalfway,

@@ -41,7 +41,8 @@ fn taken(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     }
 }
 
-/// The same for a class in brackets. Without a closing bracket it extends to the end.
+/// The rest of the pattern behind a class in brackets, if the class has this byte. Without a closing bracket it extends
+/// to the end.
 fn one_of(class: &[u8], byte: u8) -> Option<&[u8]> {
     let others = class.strip_prefix(b"^");
     let (mut rest, mut found) = (others.unwrap_or(class), false);

@@ -25,11 +25,11 @@ use crate::{
 /// A round of questions.
 #[derive(Debug, Default)]
 pub struct Hearsay {
-    /// Those that have not answered yet.
+    /// The servers that have not answered yet, by their primaries; `None` is another server.
     asked: Vec<Option<Shard>>,
     said: Vec<Said>,
     silent: BTreeSet<Shard>,
-    /// Those that were asked since they gain, and for whose view.
+    /// The places that were asked since they gain, and for whose view.
     gainers: Vec<(Option<Box<str>>, Place)>,
 }
 
@@ -114,7 +114,7 @@ impl Hearsay {
         first(false).or_else(|| (is_answered() && self.to_ask(&all).is_empty()).then(|| first(true))?)
     }
 
-    /// Those that gain and were not asked yet.
+    /// The places that gain and were not asked yet.
     fn to_ask(&self, claims: &[(&Said, Claims)]) -> Vec<(Option<Box<str>>, Place)> {
         let mut all = self.gainers.clone();
         for (Said { view: View { by, .. }, .. }, claims) in claims.iter().filter(|(said, _)| said.is_open) {

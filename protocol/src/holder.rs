@@ -155,7 +155,7 @@ impl Holder {
         Self { not_a_lock, ..Self::of(token, remaining(pttl), fence) }
     }
 
-    /// The same for a key whose value could not be read. `name` is its type as TYPE gives it, or `None` if that is not
+    /// The holder of a key whose value could not be read. `name` is its type as TYPE gives it, or `None` if that is not
     /// known. A string may be a lock.
     pub fn of_type(name: Option<&str>, pttl: i64) -> Self {
         let not_a_lock = match name {
@@ -171,24 +171,24 @@ impl Holder {
         Self { not_a_lock, ..Self::of(None, remaining(pttl), None) }
     }
 
-    /// The same holder, which is a lease of ours.
+    /// This holder, marked as a lease of ours.
     pub fn ours(self) -> Self {
         Self { is_ours: true, ..self }
     }
 
-    /// The same, of so many who share the lock.
+    /// This holder, which stands for this number of sharers.
     pub fn shared_by(self, sharers: u32) -> Self {
         // One more, so that it takes no room beside the flags.
         let read = sharers.checked_add(1).and_then(NonZeroU32::new);
         Self { sharers: read.filter(|_| self.is_of_all()), ..self }
     }
 
-    /// The same, whose remaining time is that of the one who goes first.
+    /// This holder, whose remaining time is that of the sharer who goes first.
     pub fn until_the_first(self) -> Self {
         Self { is_until_first: true, ..self }
     }
 
-    /// The same holder, whose key lives for another time.
+    /// This holder, whose key lives for another time.
     pub fn lasting(self, remaining: Option<Duration>) -> Self {
         Self { remaining, ..self }
     }

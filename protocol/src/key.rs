@@ -74,7 +74,7 @@ impl Key {
         self.fence_parts().concat()
     }
 
-    /// The same in parts, for a caller that puts it behind other text.
+    /// The parts of [`fence`](Self::fence), for a caller that puts them behind other text.
     pub fn fence_parts(&self) -> [&str; 4] {
         self.companion("fence")
     }
@@ -84,7 +84,7 @@ impl Key {
         self.queue_parts().concat()
     }
 
-    /// The same in parts.
+    /// The parts of [`queue`](Self::queue).
     pub fn queue_parts(&self) -> [&str; 4] {
         self.companion("queue")
     }
@@ -94,7 +94,7 @@ impl Key {
         self.wait_parts().concat()
     }
 
-    /// The same in parts.
+    /// The parts of [`wait`](Self::wait).
     pub fn wait_parts(&self) -> [&str; 4] {
         self.companion("wait")
     }
@@ -104,7 +104,7 @@ impl Key {
         self.holders_parts().concat()
     }
 
-    /// The same in parts.
+    /// The parts of [`holders`](Self::holders).
     pub fn holders_parts(&self) -> [&str; 4] {
         self.companion("holders")
     }

@@ -45,14 +45,14 @@ impl LinkHealth {
         self.waited = Duration::ZERO;
     }
 
-    /// A request was waited for in vain for so long, up to now. Whether the link is to be given up.
+    /// A request was waited for in vain for `waited`, up to now. Whether the link is to be given up.
     pub fn waited_in_vain(&mut self, waited: Duration, now: Time) -> bool {
         self.waited = self.waited.saturating_add(waited.min(now.since(self.counted)));
         self.counted = self.counted.max(now);
         self.waited >= self.patience
     }
 
-    /// Its server says that replicas are missing, after a `WAIT` of so long.
+    /// Its server says that replicas are missing, after a `WAIT` of `waited`.
     pub fn replicas_missing(&mut self, waited: Duration, now: Time) {
         self.alive_until = now + waited * TIMES_TO_THE_NEXT + self.patience;
     }

@@ -54,7 +54,7 @@ pub enum Request {
     },
     /// The lock's holder, if it has one: a [`Holder`].
     Holder(Key),
-    /// The same, and who shares it: [`Sharers`].
+    /// The lock's holder, if it has one, and who shares it: [`Sharers`].
     Sharers {
         /// Of this lock.
         key: Key,
@@ -71,9 +71,9 @@ pub enum Request {
     /// A [`Page`] of the locks that our tokens hold, in no order. A lock that comes or goes meanwhile may be missing,
     /// and one that stays may come twice.
     Held {
-        /// Those of this shard.
+        /// The locks of this shard.
         shard: Shard,
-        /// Those that match this pattern, of Redis' kind.
+        /// The locks that match this pattern, of Redis' kind.
         pattern: Arc<str>,
         /// From here on: zero at first.
         cursor: u64,
@@ -92,7 +92,7 @@ pub enum Request {
     Rehearse {
         /// A key that no lock has.
         key: Key,
-        /// As that of [`Voting`].
+        /// The restart delay, as in [`Voting`].
         restart_delay: Duration,
     },
 }
@@ -233,8 +233,8 @@ pub enum Route {
     Home,
     /// The keeper's connection, which works from everywhere.
     Keeper,
-    /// The same. The node, if it can, also notifies us once when a key changes that the request has found held, whoever
-    /// changes it.
+    /// The keeper's connection. The node, if it can, also notifies us once when a key changes that the request has
+    /// found held, whoever changes it.
     Tracked,
 }
 

@@ -15,7 +15,7 @@ pub enum Mode {
     Exclusive,
     /// Beside others who share it.
     Shared {
-        /// It comes in if fewer than so many share it by then. `None`: however many do.
+        /// It comes in if fewer than this share the lock by then. `None`: however many do.
         limit: Option<NonZeroU32>,
     },
 }
@@ -26,7 +26,7 @@ impl Mode {
         self != Self::Exclusive
     }
 
-    /// The limit as the scripts have it: it comes in beside fewer than so many others. Zero: it is held alone.
+    /// The limit as the scripts have it: it comes in beside fewer others than this. Zero: it is held alone.
     pub fn limit(self) -> u32 {
         match self {
             Self::Exclusive => 0,

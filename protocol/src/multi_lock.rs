@@ -21,7 +21,7 @@ pub const MOST: usize = 1_000;
 /// The reason why locks cannot be acquired together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unfit {
-    /// There is none.
+    /// No lock was given.
     None,
     /// There are more than [`MOST`].
     TooMany,
@@ -77,7 +77,7 @@ pub struct MultiLock<L> {
 }
 
 impl<L> MultiLock<L> {
-    /// Of so many locks, none of which is held.
+    /// A multi-lock of this number of locks, none of which is held.
     pub fn new(locks: usize) -> Self {
         Self { held: (0..locks).map(|_| None).collect(), is_tried: false }
     }
@@ -218,7 +218,7 @@ mod tests {
         })
     }
 
-    /// One process, which wants these locks so many times.
+    /// One process, which wants these locks `rounds` times.
     struct Process {
         wants: Vec<usize>,
         rounds: usize,

@@ -31,7 +31,7 @@ impl Outliving {
         span(self.lock_delay)
     }
 
-    /// How long the key has to live from now on, so long after the sending of the acquire.
+    /// How long the key has to live from now on, where `elapsed` has passed since the acquire was sent.
     pub fn life(self, ttl: Duration, elapsed: Duration) -> Duration {
         (ttl + span(self.lock_delay)).max(self.interval_left(elapsed))
     }

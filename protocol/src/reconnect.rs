@@ -19,7 +19,7 @@ pub struct ReconnectConfig {
     pub longest: Duration,
     /// The longest, where it comes up and soon ends.
     pub longest_flap: Duration,
-    /// A connection that is up for so long has lasted.
+    /// The time after which a connection that is up has lasted.
     pub steady: Duration,
 }
 

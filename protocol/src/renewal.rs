@@ -447,7 +447,7 @@ impl HeldLease {
         self.half_to_all(doubled.min(self.patience), sent)
     }
 
-    /// Those that failed together try again together.
+    /// Between half of `most` and all of it: leases that failed together try again together.
     fn half_to_all(&self, most: Duration, sent: Time) -> Duration {
         most / 2 + self.jitter.at(sent).below(most / 2)
     }

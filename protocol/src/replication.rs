@@ -19,14 +19,14 @@ use crate::{failure::Failure, time::Time};
 /// The longest that one `WAIT` may last: with the server's own delay it holds up a link for no more than 50 ms.
 pub const SLICE: Duration = Duration::from_millis(40);
 
-/// The same where replicas acknowledge, and later than that: a far one is never heard of otherwise, for each `WAIT` asks for
-/// more than the one before.
+/// The longest that one `WAIT` may last where replicas acknowledge later than that. A far one is never heard of
+/// otherwise, for each `WAIT` asks for more than the one before.
 pub const LONGEST: Duration = Duration::from_millis(400);
 
 /// The shortest, for a TTL however short.
 pub const SHORTEST: Duration = Duration::from_millis(5);
 
-/// The time of a `WAIT` for a key that lives for so long.
+/// The time of a `WAIT` for a key that lives for `ttl`.
 pub fn slice_of(ttl: Duration) -> Duration {
     (ttl / 20).clamp(SHORTEST, SLICE)
 }
@@ -67,7 +67,7 @@ struct Entry<W> {
 /// The driver's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Send a `WAIT` for so long, on the link with this number.
+    /// Send a `WAIT` with this time, on the link with this number.
     Wait {
         /// The number of the link.
         link: u64,

@@ -19,7 +19,7 @@ use crate::{place::Place, time::Time};
 /// Sentinels tell each other of a failover every two seconds.
 const BEGUN_ANEW: Duration = Duration::from_secs(10);
 
-/// For so long a Sentinel's word counts.
+/// For how long a Sentinel's word counts.
 const LATELY: Duration = Duration::from_secs(3);
 
 /// A Sentinel's word.

@@ -375,8 +375,8 @@ impl Store {
         (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, notified: true }, told)
     }
 
-    /// Lets those of the queue in who fit beside so many. Whether somebody comes before `me` still, and how many share the
-    /// lock then; `None`: it is somebody's alone.
+    /// Lets those of the queue in who fit beside `count` sharers. Whether somebody comes before `me` still, and how
+    /// many share the lock then; `None`: it is somebody's alone.
     fn promote(
         &mut self,
         now: Micros,
@@ -453,7 +453,8 @@ impl Store {
         Some(Holder::of(Some(token), Some(remaining), Some(fence).filter(|fence| *fence > fence::ZERO)))
     }
 
-    /// The same for one who wants it with this limit: those who share it are in its way for another time than its key lives.
+    /// The lock's holder for a token that wants it with this limit: sharers are in its way for another time than the
+    /// key lives.
     fn holder_for(&mut self, now: Micros, key: &Key, limit: u32) -> Option<Holder> {
         let holder = self.holder(now, key)?;
         let Ok(phase) = self.shared(now, key) else { return Some(holder) };
@@ -519,8 +520,8 @@ impl Store {
         }
     }
 
-    /// Goes on after somebody has parted with a lock that so many share still: lets those of its queue in who fit and can
-    /// be reached. It becomes free if nobody has it then, or if it is too early to grant anything.
+    /// Goes on after somebody has parted with a lock that `count` sharers have still: lets those of its queue in who
+    /// fit and can be reached. It becomes free if nobody has it then, or if it is too early to grant anything.
     fn pass_on(&mut self, now: Micros, key: &Key, count: u32, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
         let mut told = Vec::new();
         let (_, count) = self.promote(now, key, None, count, reached, &mut told);
@@ -530,7 +531,7 @@ impl Store {
         told
     }
 
-    /// Gives a free lock to a token for so long, with the next fence.
+    /// Gives a free lock to a token for `span`, with the next fence.
     fn grant(
         &mut self,
         now: Micros,
@@ -563,7 +564,7 @@ impl Store {
         held.alone().filter(|lock| lock.token == *token).ok_or(Denial::Taken)
     }
 
-    /// The same for its holder, who is told if it was taken by force.
+    /// The lock that this token holds; or why it does not, and whether it was taken by force.
     fn held_by(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
         // Mostly there is none, and nothing is looked up.
         if self.forced.is_empty() {

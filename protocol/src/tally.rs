@@ -137,7 +137,7 @@ pub(crate) enum PerNode<T> {
 }
 
 impl<T: Clone> PerNode<T> {
-    /// The same for each of so many.
+    /// This value for each of this number of nodes.
     pub(crate) fn new(nodes: usize, each: T) -> Self {
         if nodes == 1 { Self::One(each) } else { Self::Several(vec![each; nodes].into()) }
     }
@@ -187,7 +187,7 @@ struct LastWord {
 }
 
 impl Tally {
-    /// Of so many nodes that have said nothing.
+    /// The tally of this number of nodes, which have said nothing.
     pub fn new(nodes: usize) -> Self {
         Self { words: PerNode::new(nodes, LastWord::default()) }
     }
@@ -281,7 +281,7 @@ impl Tally {
         self.words.get(node).is_some_and(|word| word.denial.is_some() || word.sent == Time::ZERO)
     }
 
-    /// Those of the nodes that still lack the token, and may have it back now: not what was taken by force.
+    /// The nodes of these that still lack the token, and may have it back now: not what was taken by force.
     pub fn repairs_of(&mut self, nodes: Nodes) -> Nodes {
         let forced = self.words.nodes(|word| matches!(word.denial, Some((_, Denial::Forced(_)))));
         let lacking: Nodes = nodes.iter().filter(|&node| self.lacks(node) && !forced.contains(node)).collect();

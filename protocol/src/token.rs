@@ -71,7 +71,8 @@ impl Token {
         self.value_parts(itoa::Buffer::new().format(u64::from(fence))).concat()
     }
 
-    /// The same in parts, for a caller that puts it behind other text. The fence is in decimal digits.
+    /// The parts of [`value`](Self::value), for a caller that puts them behind other text. The fence is in decimal
+    /// digits.
     pub fn value_parts<'a>(&'a self, fence: &'a str) -> [&'a str; 4] {
         [self.identity(), ":", fence, self.0.get(IDENTITY..).unwrap_or_default()]
     }

@@ -74,7 +74,7 @@ pub struct Topology {
     owners: Box<[Option<Shard>]>,
     servers: BTreeMap<Shard, Server>,
     last: Shard,
-    /// Those that have said that their cluster is down.
+    /// The servers that have said that their cluster is down.
     down: BTreeSet<Shard>,
     /// Since when every view has been foreign.
     foreign_since: Option<Time>,
@@ -101,7 +101,7 @@ pub struct Changes {
     pub slots: SlotSet,
     /// The servers that have no slot any more.
     pub retired: Vec<Shard>,
-    /// Those that are elsewhere now.
+    /// The servers that are elsewhere now.
     pub elsewhere: Vec<Shard>,
     /// The replicas that have taken over.
     pub taken_over: Vec<TakenOver>,
@@ -157,7 +157,7 @@ impl Claim {
     }
 }
 
-/// For so long every view has to be foreign before the cluster counts as another one.
+/// For how long every view has to be foreign before the cluster counts as another one.
 const FOREIGN: Duration = Duration::from_secs(5);
 
 impl Default for Topology {

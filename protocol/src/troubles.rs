@@ -130,7 +130,7 @@ pub fn causes(failure: &Failure) -> Vec<String> {
     }
 }
 
-/// The same for a server, or a quorum, that could not be connected to.
+/// The causes for which a server, or a quorum, could not be connected to.
 pub fn causes_of_absence(text: &str, votes: Option<&Votes>) -> Vec<String> {
     votes.map_or_else(|| vec![of_text(text)], of_nodes)
 }

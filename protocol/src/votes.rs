@@ -60,7 +60,7 @@ impl Votes {
         &self.votes
     }
 
-    /// Whether trying again as before is pointless: so many said no that the others cannot make a majority.
+    /// Whether trying again as before is pointless: the nodes that did not refuse cannot make a majority.
     pub(crate) fn is_refusal(&self) -> bool {
         self.count(|answer| matches!(answer, NodeAnswer::Refused(_))) > self.votes.len() - self.needed()
     }

@@ -268,7 +268,7 @@ impl WaitLoop {
         &self.seen
     }
 
-    /// The same, at the end.
+    /// The result of the last check that counts, at the end of the wait.
     pub fn into_seen(self) -> Check {
         self.seen
     }

@@ -67,12 +67,12 @@ impl Patience {
 /// The lock to acquire and all that its lease is to have, checked before any I/O.
 pub(crate) struct Wanted {
     pub(crate) key: Key,
-    /// Those of the builder, if there are none.
+    /// The prefix and the label of the lock; without any those of the builder.
     pub(crate) names: Option<Arc<Names>>,
     pub(crate) options: LockOptions,
     pub(crate) owner: Owner,
     pub(crate) reentrant: bool,
-    /// The key stays for so long, whenever the lease is released.
+    /// For how long the key stays from the acquire on, whenever the lease is released.
     pub(crate) keep_for: Duration,
     pub(crate) once_per: Option<Duration>,
     pub(crate) grace: Duration,

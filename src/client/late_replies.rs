@@ -21,7 +21,7 @@ const GATHER: Duration = Duration::from_millis(20);
 
 type LateReply = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Those that are still to be heard.
+/// The replies that are still to be heard.
 pub(crate) struct LateReplies {
     host: Host,
     gathered: Mutex<Vec<LateReply>>,

@@ -41,7 +41,7 @@ use self::{late_replies::LateReplies, observers::Observers};
 /// The settings of a `Leases`, as the builder has checked them.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    /// Those of a lock that sets none of its own.
+    /// The options of a lock that sets none of its own.
     pub(crate) lock: LockOptions,
     pub(crate) prefix: Arc<str>,
     pub(crate) label: Arc<str>,
@@ -65,7 +65,7 @@ pub(crate) struct Client {
     /// The lines of fair waiters, who have places on the server as well.
     pub(crate) queues: Arc<Lines>,
     pub(crate) fair_waiters: Arc<FairWaiters>,
-    /// Those of observers, one for each name.
+    /// The lines of observers, who have one for each name.
     pub(crate) observed: Arc<Lines>,
     pub(crate) observers: Observers,
     /// Bounds how many waiters check at a time. After a flush or a new connection all of them want to. Sent at once,
@@ -167,8 +167,8 @@ impl Client {
         })
     }
 
-    /// Takes one of these slots, for a check that may take so long. `None` if there is none by then: then it is made without
-    /// one. `None` also once no acquire goes on.
+    /// Takes one of these slots, for a check that may take `limit`. `None` if there is none by then: then it is made
+    /// without one. `None` also once no acquire goes on.
     pub(crate) async fn check_slot<'a>(
         &self,
         slots: &'a CheckSlots,

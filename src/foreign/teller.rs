@@ -77,14 +77,14 @@ pub(crate) fn tell(event: Event) {
     tell_in(None, event);
 }
 
-/// The same in the span of a lease.
+/// Like [`tell`], in the span of a lease.
 pub(crate) fn tell_in(span: Option<LeaseSpan>, event: Event) {
     if is_wanted(event.level()) {
         if on_keeper() { put(Item::Event(event, span)) } else { event.emit(span.as_ref()) }
     }
 }
 
-/// The same from a thread that nothing may hold up, though it is not the keeper's: through the queue.
+/// Like [`tell`], but always through the queue: for a thread that nothing may hold up, though it is not the keeper's.
 pub(crate) fn queue(event: Event) {
     if is_wanted(event.level()) {
         put(Item::Event(event, None));
@@ -96,7 +96,7 @@ pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
     tell_debug_in(|| None, event);
 }
 
-/// The same in the span of a lease.
+/// Like [`tell_debug`], in the span of a lease.
 pub(crate) fn tell_debug_in(span: impl FnOnce() -> Option<LeaseSpan>, event: impl FnOnce() -> Event) {
     if is_wanted(Level::DEBUG) {
         tell_in(span(), event());

@@ -188,7 +188,7 @@ impl Hold {
         self.outliving == Outliving::NOTHING
     }
 
-    /// Keeps the key for at least so long from now on, or until the time that was asked for before.
+    /// Keeps the key for at least `keep` from now on, or until the time that was asked for before.
     pub(crate) fn keep_for(&self, now: Time, keep: Duration) {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
@@ -245,8 +245,8 @@ impl Hold {
         self.claim.mode.is_shared() && other.claim.mode.is_shared() && self.fence == other.fence
     }
 
-    /// Whether a key with this value, which will live for so long, is as our last renewal left it: then nobody else has
-    /// changed it since, or to no effect.
+    /// Whether a key with this value and this life left is as our last renewal left it: then nobody else has changed it
+    /// since, or to no effect.
     pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
         if self.claim.mode.is_shared() {
             // Those who share it extend it for each other (rule 15).

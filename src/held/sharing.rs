@@ -53,7 +53,7 @@ impl Hold {
         state.has_first.then_some(&self.first).into_iter().chain(state.more.iter().map(|board| &**board))
     }
 
-    /// The same to keep.
+    /// The signals of these boards, to keep.
     pub(super) fn signals(self: &Arc<Self>, state: &State) -> Vec<Signal> {
         let first = state.has_first.then(|| Signal::First(self.clone()));
         first.into_iter().chain(state.more.iter().cloned().map(Signal::More)).collect()

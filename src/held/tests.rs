@@ -21,7 +21,7 @@ fn held() -> (Arc<Hold>, Signal) {
     held_for(Outliving::NOTHING)
 }
 
-/// The same, and its key outlives this.
+/// A hold whose key outlives its lease by this.
 fn held_for(outliving: Outliving) -> (Arc<Hold>, Signal) {
     let lease = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));

@@ -21,7 +21,7 @@ pub(super) struct Transport {
 /// The most threads of the transport: as many may be blocked.
 const MOST_THREADS: usize = 8;
 
-/// A thread that does nothing for so long is blocked.
+/// The time after which a thread that does nothing counts as blocked.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(250);
 
 impl Host {

@@ -109,7 +109,7 @@ impl Builder {
         self
     }
 
-    /// The same for a url that was parsed before.
+    /// Where the locks are, as a url that was parsed before: like [`url`](Self::url).
     pub fn server(mut self, server: Server) -> Self {
         self.server = Some(Ok(server));
         self

@@ -144,7 +144,8 @@ impl Lock {
         self.take_by_force(None).await
     }
 
-    /// The same, and its holder [hears](crate::Lost::forced) why, as do its log and whoever runs it.
+    /// Like [`force_release`](Self::force_release), with a reason, which the holder [hears](crate::Lost::forced), as do
+    /// its log and whoever runs it.
     ///
     /// # Errors
     ///

@@ -114,7 +114,8 @@ impl Lock {
         self
     }
 
-    /// The lock can be acquired at most once in so long, whatever becomes of the holder: released, dropped, lost or dead.
+    /// The lock can be acquired at most once in this interval, whatever becomes of the holder: released, dropped, lost
+    /// or dead.
     ///
     /// For work that must not *begin* again too soon, even after a crash, such as a mail to everybody once an hour. The
     /// interval counts from the sending of the acquire, by the server's clock, and from 1 ms to 24 hours. Where there is

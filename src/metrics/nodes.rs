@@ -29,7 +29,7 @@ pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 enum Of {
     /// All that were ever asked.
     Known,
-    /// Those that others name.
+    /// Nodes that others name.
     Routed,
     /// Those whose replicas have to confirm what is written there.
     Replicated,
@@ -96,7 +96,7 @@ impl NodeMetrics {
         Self(node)
     }
 
-    /// The same of servers that others name.
+    /// The metrics of a server that others name.
     pub(crate) fn of_routed(address: &str) -> Self {
         let of = Self::of(address);
         of.0.is_routed.store(true, Ordering::Release);
@@ -104,7 +104,7 @@ impl NodeMetrics {
         of
     }
 
-    /// The same of a server whose replicas have to confirm what is written there.
+    /// The metrics of a server whose replicas have to confirm what is written there.
     pub(crate) fn of_replicated(address: &str) -> Self {
         let of = Self::of(address);
         of.0.is_replicated.store(true, Ordering::Release);
@@ -126,7 +126,8 @@ impl NodeMetrics {
         }
     }
 
-    /// The same without a lock, and so for callers that keep one. Whether [`have_news`] has to be called.
+    /// Like [`note_up`](Self::note_up) without a lock, and so for callers that keep one. Whether [`have_news`] has to
+    /// be called.
     pub(crate) fn set_up(&self, is_up: bool) -> bool {
         self.0.is_up.set(i64::from(is_up))
     }

@@ -149,7 +149,7 @@ impl Group {
         Self::default()
     }
 
-    /// The same for locks of this mode.
+    /// This group, for locks of this mode.
     pub(super) fn of(self, mode: Mode) -> Self {
         Self(self.number() | if mode.is_shared() { IS_SHARED } else { 0 })
     }

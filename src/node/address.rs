@@ -34,7 +34,7 @@ impl NodeAddress {
         matches!(self, Self::Redis(seeds) if !seeds.is_alone() && seeds.service().is_none())
     }
 
-    /// Those of a quorum, no two of which are one node.
+    /// The addresses of a quorum, no two of which are one node.
     pub(crate) fn of_quorum(named: impl ExactSizeIterator<Item = Result<Self, Error>>) -> Result<Vec<Self>, Error> {
         let nodes = named.len();
         if !matches!(nodes, 3 | 5 | 7 | 9) {

@@ -82,8 +82,8 @@ pub(crate) fn node(memory: Arc<Memory>, host: &Host) -> Arc<dyn Node> {
 }
 
 impl Memory {
-    /// Those that are there still. The end of one runs foreign code, and so does what it is told: no lock of ours may
-    /// be held then.
+    /// The listeners that are there still. The end of one runs foreign code, and so does what it is told: no lock of
+    /// ours may be held then.
     fn listeners(&self) -> impl Iterator<Item = Arc<dyn NodeListener>> + use<> {
         let listeners = self.listeners.lock().clone();
         (0..listeners.len()).filter_map(move |at| listeners.get(at)?.upgrade())

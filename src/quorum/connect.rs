@@ -29,7 +29,7 @@ use crate::{
     options::Names,
 };
 
-/// Once a majority is there, the others are waited for so long; then they are connected to in the background.
+/// For how long the other nodes are waited for once a majority is there; then they are connected to in the background.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The pause before the next try to connect in the background; it doubles up to the longest.

@@ -131,7 +131,7 @@ impl<A: Future + Unpin> FanOut<A> {
         self.lone.is_none() && self.pending.as_ref().is_none_or(FuturesUnordered::is_empty) && self.come.is_empty()
     }
 
-    /// Those that have not been told.
+    /// The answers that have not been told.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = (usize, Untold<A>)> + use<A> {
         let come =
             std::mem::take(&mut self.come).into_iter().map(|(node, outcome)| (node, Untold::Come(Some(outcome))));

@@ -70,7 +70,7 @@ fn vote_of<T>(said: &Result<T, Failure>, answer: impl Fn(&T) -> NodeAnswer) -> N
     }
 }
 
-/// Whether so many nodes are asked for votes: one without a restart delay decides without.
+/// Whether this number of nodes is asked for votes: one without a restart delay decides without.
 pub(crate) fn votes(nodes: usize, restart_delay: Duration) -> bool {
     nodes > 1 || !restart_delay.is_zero()
 }

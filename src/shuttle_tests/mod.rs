@@ -60,7 +60,7 @@ fn explore(race: fn()) {
     Runner::new(PctScheduler::new(3, schedules), config).run(race);
 }
 
-/// Lets the others go ahead by up to so many steps: a thread that has little to do would else be done too early.
+/// Lets the others go ahead by up to `steps` steps: a thread that has little to do would else be done too early.
 fn linger(steps: u32) {
     for _ in 0..thread_rng().next_u32() % steps {
         step();

@@ -109,7 +109,7 @@ impl Lines {
         }
     }
 
-    /// The same, but it happened on one node only.
+    /// Something was done to the key on one node only.
     pub(crate) fn changed(&self, key: &str, node: usize, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
@@ -118,7 +118,7 @@ impl Lines {
         }
     }
 
-    /// The same for each of these.
+    /// Notifies the line of each of these keys.
     pub(crate) fn notify_all(&self, keys: &Keys, now: Time) {
         let lines: Vec<_> = {
             let all = self.lines.lock();

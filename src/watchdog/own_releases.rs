@@ -40,7 +40,7 @@ struct ReleaseTable {
 struct OfLock {
     /// How many are under way, by node. Thousands may be, of waiters that were cancelled at once.
     counts: Vec<usize>,
-    /// Those that end with the vote for a lease.
+    /// The releases that end with the vote for a lease.
     with_votes: Vec<UnderWay>,
     /// The last one on a node has ended. Once somebody waits for that.
     ended: Option<Arc<Notify>>,
@@ -95,7 +95,7 @@ impl OwnReleases {
         !votes.is_empty()
     }
 
-    /// Completes when releases of this lock are under way on so few nodes, or fewer.
+    /// Completes when releases of this lock are under way on at most `few` nodes.
     pub(crate) async fn over(&self, key: &Key, few: usize) {
         loop {
             let ended = self.state.lock().more_than(few, key);

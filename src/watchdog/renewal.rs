@@ -25,8 +25,8 @@ use crate::{
 /// The most shares that one script renews: each takes twice what a lock takes that is held alone.
 const SHARES: usize = 250;
 
-/// Into so many parts a batch is taken that is refused. Two would find one key of 500 with 18 requests, and 250 with up
-/// to 998; with eight it takes 24, and up to 572.
+/// The number of parts that a refused batch is split into. Two would find one key of 500 with 18 requests, and 250 with
+/// up to 998; with eight it takes 24, and up to 572.
 const PARTS: usize = 8;
 
 /// The work that a node's answer leaves to the driver of the request.

@@ -27,7 +27,7 @@ impl Tracking {
         Self { quorum, lines, queues, observed, is_crowded: AtomicBool::new(false) }
     }
 
-    /// The route of a request whose key is to be tracked, where so many leases are held.
+    /// The route of a request whose key is to be tracked, where this number of leases is held.
     pub(super) fn route(&self, held: usize) -> Route {
         let (awaited, queued, observed) = (self.lines.len(), self.queues.len(), self.observed.len());
         let capacity = self.quorum.tracking_capacity();

@@ -216,7 +216,7 @@ async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
     Some(problem("vote", format!("it grants no lock: {why}"), advice))
 }
 
-/// What to do about a call that has failed: other advice where waiting may be enough.
+/// The advice about a call that has failed: another one where waiting may be enough.
 fn advice(passes: bool) -> &'static str {
     const RIGHTS: &str = "give our user the right that is named there, for these keys";
     const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";

@@ -372,7 +372,7 @@ mod recovery {
 mod clocks {
     use super::*;
 
-    /// The offset of a clock that showed `time` to a request of so many milliseconds.
+    /// The offset of a clock that showed `time` to a request of `took` milliseconds.
     fn offset(time: u64, took: u64) -> ClockOffset {
         ClockOffset::new(time, at(1_000), at(1_000 + took))
     }

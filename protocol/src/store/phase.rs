@@ -88,7 +88,7 @@ impl Phase {
         self.places_until > now && self.places.get(token).is_some_and(|until| *until >= now)
     }
 
-    /// One who is in stays for so long from now on.
+    /// A sharer who is in stays for `span` from now on.
     pub(super) fn stay(&mut self, now: Micros, token: &Token, span: Duration) {
         self.places.insert(token.clone(), now + micros(span));
         self.outlive(now, span);
@@ -144,7 +144,7 @@ impl Phase {
         }
     }
 
-    /// One who is in stays for so long from now on, as far as the places' own key tells.
+    /// A sharer who is in stays for `span` from now on, as far as the places' own key tells.
     pub(super) fn extend(&mut self, now: Micros, token: &Token, span: Duration) -> Owned {
         if !self.is_in(now, token) {
             self.part(now, token);
@@ -171,7 +171,7 @@ impl Phase {
         self.places_until = 0;
     }
 
-    /// When one of them would be over, or all for who wants it alone.
+    /// When a place would be over; with a limit of zero, which is for the lock alone, when all would.
     pub(super) fn ends_for(&self, now: Micros, limit: u32) -> Micros {
         let ends = self.ends(now).map(|(_, until)| until);
         if limit == 0 { ends.max() } else { ends.min() }.unwrap_or(now)
@@ -194,7 +194,7 @@ impl Store {
         Ok(())
     }
 
-    /// Lets one in, who fits: alone, or beside so many.
+    /// Lets one in, who fits: alone, or beside `count` sharers.
     pub(super) fn let_in(&mut self, now: Micros, key: &Key, one: Entrant, count: Option<u32>) -> Fence {
         let Entrant { token, span, fence_memory, limit } = one;
         if limit == 0 {
@@ -315,7 +315,7 @@ pub(super) struct Entrant {
     pub(super) limit: u32,
 }
 
-/// Whether one with this limit may come in beside so many, or beside one who has the lock alone.
+/// Whether one with this limit may come in beside `count` sharers; `None`: somebody has the lock alone.
 pub(super) fn fits(count: Option<u32>, limit: u32) -> bool {
     count.is_some_and(|count| count == 0 || count < limit)
 }

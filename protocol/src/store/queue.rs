@@ -135,8 +135,8 @@ impl WaitQueue {
         self.expires = now + 2 * micros(window);
     }
 
-    /// Finds whose turn it is on a node that has been `up` for this long, while so many share the lock. `reached` tells
-    /// whether somebody listens on a channel. The notifications are added to `told`.
+    /// Finds whose turn it is on a node that has been `up` for this long, while `count` sharers have the lock.
+    /// `reached` tells whether somebody listens on a channel. The notifications are added to `told`.
     pub(super) fn promote(
         &mut self,
         me: Option<&Token>,

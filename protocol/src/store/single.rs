@@ -80,7 +80,7 @@ impl Store {
         }
     }
 
-    /// The same for that of its floor.
+    /// Moves the key of the lock's floor, like [`move_lock`](Self::move_lock).
     pub fn move_floor(&mut self, now: Micros, key: &Key, to: &mut Self, there: Micros) {
         if let Some((floor, left)) = self.floors.take(now, key) {
             to.floors.put(key, floor, there + left);

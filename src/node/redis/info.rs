@@ -39,7 +39,7 @@ pub(super) fn tracked_keys(stats: &str) -> Option<usize> {
 pub(super) struct Following {
     /// As the primary names it.
     pub(super) address: String,
-    /// The same, if it can be read.
+    /// Where `address` is, if that can be read.
     pub(super) place: Option<Place>,
     /// How many bytes it has acknowledged, of all that its primary has ever written.
     pub(super) acknowledged: Option<u64>,

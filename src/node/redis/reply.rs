@@ -95,7 +95,7 @@ pub(super) fn combined(reply: &Value, wants: &[Want], votes: bool, overtaken: bo
     wants.iter().map(read).collect()
 }
 
-/// The same reply, to a request that what was asked after it may have overtaken.
+/// This reply, marked as one to a request that later requests may have overtaken.
 pub(super) fn overtaken(reply: Reply) -> Reply {
     match reply {
         Reply::Vote(vote) => VoteReply { overtaken: true, ..vote }.into(),

@@ -41,7 +41,7 @@ pub(crate) fn pass() {
     }
 }
 
-/// The same, to a moment so far away; every timer before it fires at once, for they have been late.
+/// Time passes by `span`; every timer before it fires at once, for they have been late.
 pub(crate) fn pass_by(span: Duration) {
     step();
     pass_to(now() + span);

@@ -174,7 +174,7 @@ impl Reference {
     }
 }
 
-/// What is on its way between the core and the nodes, each with its node and its time of sending.
+/// The requests between the core and the nodes, each with its node and its time of sending.
 #[derive(Default)]
 struct Traffic {
     under_way: Vec<(usize, Time)>,

@@ -15,7 +15,7 @@ use super::{Cluster, travel::rest};
 use crate::node::redis::server::{Connections, Via};
 
 impl Cluster {
-    /// The same in steps, if it has any.
+    /// Sends a request in steps, if it has any.
     pub(super) async fn send_in_parts(self: &Arc<Self>, via: Via, request: Request) -> Result<Reply, Failure> {
         match request {
             Request::Acquire(AcquireRequest { claim, voting: None, heir_of: None }) => {

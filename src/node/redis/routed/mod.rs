@@ -113,10 +113,10 @@ struct Cluster {
 /// Our connections to a server, and what is under way with it.
 type Connected = (Arc<Connections>, Arc<Pulse>);
 
-/// So many primaries are connected to before they are asked for anything.
+/// The most primaries that are connected to before they are asked for anything.
 const AT_ONCE: usize = 16;
 
-/// With so many guests, those of whom nothing is asked have to leave before another one comes.
+/// The number of guests from which on idle ones have to leave before another one comes.
 const GUESTS: usize = 16;
 
 impl Routed {
@@ -259,7 +259,7 @@ impl Cluster {
         Ok(guests.entry(place.clone()).or_insert_with(|| self.begin(place)).clone())
     }
 
-    /// The same, if there are connections to it.
+    /// The connections to the primary of a shard, if there are any.
     fn known(&self, shard: Shard) -> Option<Connected> {
         self.servers.lock().get(&shard).map(|(server, _)| server.clone())
     }

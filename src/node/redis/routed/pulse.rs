@@ -11,7 +11,7 @@ use std::{
 use leasehold_protocol::{cross_check::CrossCheck, key::Key, time::Time};
 use parking_lot::Mutex;
 
-/// A primary that has said nothing for so long, while something was asked of it, may be one no more.
+/// The silence after which a primary of which something was asked may be one no more.
 pub(super) const SILENCE: Duration = Duration::from_millis(250);
 
 /// Of one primary.

@@ -43,7 +43,7 @@ const ASKED: usize = 4;
 /// The most views that are known to bring nothing new.
 const MOST_SETTLED: usize = 32;
 
-/// The others are heard for so long once one has answered.
+/// For how long the other seeds are heard once one has answered.
 const OTHERS: Duration = Duration::from_millis(200);
 
 const NO_SLOTS: &str = "is in a cluster in which no server has a slot, or none tells where it is";

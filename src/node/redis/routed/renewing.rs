@@ -95,7 +95,7 @@ impl Cluster {
         (trip.next(&self.topology.read()) == Step::Send(primary)).then_some(trip)
     }
 
-    /// Those of these answers that count: one for each trip, in their order.
+    /// The answers that count: one for each trip, in their order.
     fn counted<'a>(
         &self,
         primary: Shard,

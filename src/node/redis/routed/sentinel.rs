@@ -30,7 +30,7 @@ use crate::{
 /// The most Sentinels that are asked: those of the url, and those that they name.
 const MOST: usize = 64;
 
-/// For so long a Sentinel that does not answer, and those that it has named, are asked still.
+/// For how long a Sentinel that does not answer, and those that it has named, are asked still.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
 /// The question where the primary is.
@@ -40,7 +40,7 @@ const ADDRESS: &str = "GET-MASTER-ADDR-BY-NAME";
 pub(super) struct Sentinels {
     /// The name that they have for the primary.
     pub(super) service: String,
-    /// Those that each of them has named last.
+    /// The Sentinels that each of them has named last.
     named: Mutex<BTreeMap<String, (Time, Vec<Endpoint>)>>,
     reports: Mutex<Reports>,
 }
@@ -48,7 +48,7 @@ pub(super) struct Sentinels {
 /// The words of the Sentinel at an address.
 pub(super) type Said = (Box<str>, Report);
 
-/// The same, and where the others are that it knows.
+/// A Sentinel's words, and where the others are that it knows.
 type Answers = (Report, Vec<Place>);
 
 impl Sentinels {

@@ -201,7 +201,7 @@ impl Cluster {
     }
 }
 
-/// The same way with what is left of the time.
+/// This way, with what is left of the time.
 pub(super) fn rest(via: Via, until: Time, now: Time) -> Via {
     Via { limit: until.since(now).max(Duration::from_millis(1)), ..via }
 }

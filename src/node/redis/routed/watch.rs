@@ -28,11 +28,11 @@ const TICK: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(100);
 const DOUBT: Duration = Duration::from_millis(1_500);
 
-/// The pause once a doubt has lasted for so long: it may last for as long as an outage.
+/// The pause between two rounds once a doubt has lasted for `LONG_DOUBT`: it may last for as long as an outage.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 const LONG_DOUBT: Duration = Duration::from_secs(60);
 
-/// At most so many Sentinels are asked at a time which server is the primary.
+/// The most Sentinels that are asked at a time which server is the primary.
 const ASKED: usize = 5;
 
 /// The state from look to look.

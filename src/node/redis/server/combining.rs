@@ -57,13 +57,13 @@ const PACE: Duration = Duration::from_millis(1);
 /// The most requests of a batch: the server works on it for less than a millisecond, and answers nobody else meanwhile.
 const BATCH: usize = 128;
 
-/// For so long requests go alone to a server that has refused to serve them together, or served none so.
+/// For how long requests go alone to a server that has refused to serve them together, or served none so.
 const REST: Duration = Duration::from_secs(30);
 
-/// After so many batches of which nothing was served, a server is said not to serve any.
+/// The number of batches served nothing after which a server is said not to serve any.
 const IN_VAIN: u32 = 2;
 
-/// A batch of so many has some request that is simple.
+/// The size from which on a batch has some request that is simple.
 const MANY: usize = 8;
 
 /// The most that waiting requests weigh together, in bytes.

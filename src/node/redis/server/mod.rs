@@ -46,7 +46,7 @@ pub(super) struct Connections {
     pub(super) home: Option<(Id, Arc<Connection>)>,
     pub(super) keeper: Arc<Connection>,
     combining: Option<Arc<Combining>>,
-    /// Those of both, if replicas have to confirm what is written.
+    /// The writes to confirm on either connection, if replicas have to confirm what is written.
     replicas: Option<Both>,
     command_timeout: Duration,
     pub(super) subscription: Arc<Subscription>,
@@ -209,7 +209,7 @@ impl Connections {
         }
     }
 
-    /// The same on the program's own connection, while the server has no room for the keeper's.
+    /// This way, but on the program's own connection while the server has no room for the keeper's.
     fn passable(&self, via: Via) -> Via {
         let is_turned_away = via.route != Route::Home && self.home.is_some() && self.keeper.is_turned_away();
         if is_turned_away { Via { route: Route::Home, ..via } } else { via }

@@ -34,7 +34,7 @@ impl Argument<'_> {
         }
     }
 
-    /// At most so many bytes.
+    /// The most bytes that it takes.
     fn most(&self) -> usize {
         match self {
             Self::Number(_) => DIGITS,
@@ -63,7 +63,7 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// With room for so many arguments.
+    /// An empty one, with room for this number of arguments.
     pub(super) fn with_capacity(arguments: usize) -> Self {
         Self { text: Vec::with_capacity(arguments * ARGUMENT), ends: Vec::with_capacity(arguments) }
     }

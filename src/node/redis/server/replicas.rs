@@ -55,7 +55,7 @@ impl Patience {
         }
     }
 
-    /// For a grant of a key that lives for so long. The rest of that has to be worth having.
+    /// The patience for a grant of a key that lives for `ttl`. The rest of that has to be worth having.
     pub(super) fn of_grant(ttl: Duration, limit: Duration, command: Duration) -> Self {
         Self::within(limit.min(ttl / 4).min(command / 2), ttl)
     }
@@ -74,7 +74,7 @@ impl Patience {
         Self { all: millis(all).max(1), slice: millis(slice) }
     }
 
-    /// The same in the rest of a call's time. There is always some: replicas may have it already.
+    /// This patience in the rest of a call's time. There is always some: replicas may have it already.
     pub(super) fn in_rest(self, rest: Duration) -> Self {
         Self { all: self.all.min(millis(rest).max(millis(SHORTEST))), ..self }
     }
@@ -89,7 +89,7 @@ pub(super) trait Answered: Sized {
     /// Whether it says that something was granted, extended, kept or written.
     fn is_written(&self) -> bool;
 
-    /// The same answer where replicas do not have that.
+    /// The answer that stands in its place where replicas do not have what it says.
     fn without(self, failure: Failure) -> Result<Self, Failure>;
 }
 

@@ -393,7 +393,7 @@ impl Connections {
         self.run_in(None, via, script, keys, arguments, read)
     }
 
-    /// The same, and ends the flight with it.
+    /// Like [`run`](Self::run), and ends the flight with the answer.
     fn run_in<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
         flight: Option<Flight>,

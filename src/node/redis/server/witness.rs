@@ -58,7 +58,7 @@ impl Witness {
         }
     }
 
-    /// The same, if the reply to a poll or a repair names its run.
+    /// Notes the run of the server, if the reply to a poll or a repair names it.
     pub(super) fn read(&self, reply: &Value) {
         if let Some(run_id) = reply::run_id(reply) {
             self.heard(&run_id);
@@ -93,13 +93,13 @@ impl Witness {
         }
     }
 
-    /// The same for a poll.
+    /// Like [`testify`](Self::testify), for a poll.
     pub(super) fn testify_and_queue(&self, arguments: &mut Vec<Value>) {
         self.queues.store(true, Ordering::Relaxed);
         self.testify(arguments);
     }
 
-    /// The same for what may pass a lock on to a queue.
+    /// Like [`testify`](Self::testify), for a script that may pass a lock on to a queue.
     pub(super) fn testify_to_queues(&self, arguments: &mut Vec<Value>) {
         if self.queues.load(Ordering::Relaxed) {
             self.testify(arguments);

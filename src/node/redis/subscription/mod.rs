@@ -147,7 +147,7 @@ impl Subscription {
         &self.channel
     }
 
-    /// The same if it can now; if it cannot, that is on its way.
+    /// The name of the channel if the server can notify our waiters now; if it cannot, that is on its way.
     pub(super) fn channel(&self) -> Option<&str> {
         let notifies = self.notifies_waiters.load(Ordering::Acquire);
         if !notifies && !self.notifies_no_waiters.load(Ordering::Acquire) {
@@ -407,8 +407,8 @@ impl Subscription {
         }
     }
 
-    /// Sets the session up on the keeper's newest link, and returns whether our waiters are notified there. `before`: the
-    /// same of the link before this one, if there was one in this session.
+    /// Sets the session up on the keeper's newest link, and returns whether our waiters are notified there. `before`:
+    /// whether they were on the session's link before this one, if it had one.
     async fn begin_on_link(
         &self,
         session: &Session,
