@@ -27,8 +27,8 @@ use leasehold_protocol::{
 
 use super::{
     Cluster, leave_idle,
-    sentinel::Sentinels,
-    views::{self, NoView},
+    sentinel::{NoView, Sentinels},
+    views,
 };
 use crate::{
     error::Error,

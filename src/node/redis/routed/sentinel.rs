@@ -21,7 +21,7 @@ use leasehold_protocol::{
 };
 use parking_lot::Mutex;
 
-use super::{Cluster, out_of_reach, views::NoView};
+use super::{Cluster, out_of_reach};
 use crate::{
     error::Error,
     node::redis::transport::{Endpoint, Link, Wanted, mistake_of, question, words},
@@ -50,6 +50,20 @@ pub(super) type Said = (Box<str>, Report);
 
 /// A Sentinel's words, and where the others are that it knows.
 type Answers = (Report, Vec<Place>);
+
+/// Why there is no view.
+pub(super) enum NoView {
+    /// The server was not reached, or has said something else.
+    Failed(FredError),
+    /// It has answered, and this is what follows.
+    Told(Error),
+}
+
+impl From<FredError> for NoView {
+    fn from(error: FredError) -> Self {
+        Self::Failed(error)
+    }
+}
 
 impl Sentinels {
     pub(super) fn new(service: &str) -> Self {

@@ -6,27 +6,11 @@ use std::{
     ops::RangeInclusive,
 };
 
-use fred::{error::Error as FredError, types::Value};
+use fred::types::Value;
 use leasehold_protocol::{
     place::Place,
     topology::{Primary, Replica, View},
 };
-
-use crate::error::Error;
-
-/// Why there is no view.
-pub(super) enum NoView {
-    /// The server was not reached, or has said something else.
-    Failed(FredError),
-    /// It has answered, and this is what follows.
-    Told(Error),
-}
-
-impl From<FredError> for NoView {
-    fn from(error: FredError) -> Self {
-        Self::Failed(error)
-    }
-}
 
 /// The view of a server on this host. Nothing if that is not what it has answered, or its answers do not belong together.
 pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
