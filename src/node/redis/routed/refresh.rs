@@ -100,7 +100,9 @@ impl Cluster {
             Error::config(format!("{one} and {other} are of two clusters: name servers of one"))
         })?;
         let mut hearsay = Hearsay::default();
-        views.into_iter().for_each(|(_, view)| hearsay.heard(None, Some(view)));
+        for (_, view) in views {
+            hearsay.heard(None, Some(view));
+        }
         self.go_on(&mut hearsay);
         Ok(())
     }
