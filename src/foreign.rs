@@ -20,12 +20,8 @@
 //! a logger of the `log` crate that is no bridge to `tracing`. fred logs each request at level TRACE on the thread that makes
 //! it, and a warning if the link has ended at that moment. All else it logs on the transport's thread, which may block.
 
-use std::{
-    cell::{Cell, RefCell},
-    io,
-};
+use std::cell::{Cell, RefCell};
 
-use parking_lot::Mutex;
 use tracing::{
     Dispatch,
     dispatcher::{self, DefaultGuard},
@@ -45,25 +41,13 @@ pub(crate) use self::{
     events::Event,
     relay::{Relay, relayed},
     span::LeaseSpan,
-    teller::{Numbers, queue, tell, tell_debug, tell_debug_in, tell_in},
+    teller::{Numbers, queue, start, tell, tell_debug, tell_debug_in, tell_in},
     worker::Worker,
 };
 
 thread_local! {
     static IS_KEEPER: Cell<bool> = const { Cell::new(false) };
     static MUTED: RefCell<Option<DefaultGuard>> = const { RefCell::new(None) };
-}
-
-/// Starts the thread for events: one for the process, with the numbers of the first call. After a failure the next call
-/// tries again.
-pub(crate) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
-    static STARTED: Mutex<bool> = Mutex::new(false);
-    let mut started = STARTED.lock();
-    if !*started {
-        teller::start(numbers)?;
-        *started = true;
-    }
-    Ok(())
 }
 
 /// Whether this is the keeper's thread.

@@ -3,8 +3,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A link is given up once requests have been waited for in vain for its patience, since its last answer.
-//!    Overlapping waits count once.
+//! 1. A link is given up once requests have gone unanswered for its patience since its last answer. Overlapping waits
+//!    count once.
 //! 2. Its patience is no shorter than its handshake was: every answer may take as long.
 //! 3. A link that is younger than its patience is beyond doubt: no silence on it could be told yet. So is one whose
 //!    server has just said that replicas are missing. It is late with the requests that wait for them, and answers.
@@ -21,7 +21,7 @@ const TIMES_TO_THE_NEXT: u32 = 5;
 pub struct LinkHealth {
     made: Time,
     patience: Duration,
-    /// How long requests have waited in vain since the last answer, and until when that was counted.
+    /// The time without an answer since the last one, and the moment up to which it was counted.
     waited: Duration,
     counted: Time,
     /// Until when the server's word on its replicas shows that it answers.
@@ -45,8 +45,8 @@ impl LinkHealth {
         self.waited = Duration::ZERO;
     }
 
-    /// A request was waited for in vain for `waited`, up to now. Whether the link is to be given up.
-    pub fn waited_in_vain(&mut self, waited: Duration, now: Time) -> bool {
+    /// A request timed out after `waited`. Returns whether the link is to be given up.
+    pub fn timed_out(&mut self, waited: Duration, now: Time) -> bool {
         self.waited = self.waited.saturating_add(waited.min(now.since(self.counted)));
         self.counted = self.counted.max(now);
         self.waited >= self.patience
@@ -85,37 +85,37 @@ mod tests {
         assert_eq!(link().patience(), ms(100));
         let mut slow = LinkHealth::new(at(500), at(1_000), ms(100));
         assert_eq!(slow.patience(), ms(500));
-        assert!(!slow.waited_in_vain(ms(499), at(2_000)) && slow.waited_in_vain(ms(1), at(2_001)));
+        assert!(!slow.timed_out(ms(499), at(2_000)) && slow.timed_out(ms(1), at(2_001)));
     }
 
     #[test]
-    fn it_is_given_up_after_its_patience_in_vain() {
+    fn it_is_given_up_after_its_patience_without_an_answer() {
         let mut link = link();
-        assert!(!link.waited_in_vain(ms(60), at(1_200)));
-        assert!(!link.waited_in_vain(ms(39), at(1_300)));
-        assert!(link.waited_in_vain(ms(1), at(1_400)));
-        assert!(link.waited_in_vain(ms(0), at(1_400)), "it stays so until an answer");
+        assert!(!link.timed_out(ms(60), at(1_200)));
+        assert!(!link.timed_out(ms(39), at(1_300)));
+        assert!(link.timed_out(ms(1), at(1_400)));
+        assert!(link.timed_out(ms(0), at(1_400)), "it stays so until an answer");
     }
 
     #[test]
     fn an_answer_forgives_what_was_waited_before_it() {
         let mut link = link();
-        assert!(!link.waited_in_vain(ms(99), at(1_200)));
+        assert!(!link.timed_out(ms(99), at(1_200)));
         link.answered();
-        assert!(!link.waited_in_vain(ms(99), at(1_300)));
-        assert!(link.waited_in_vain(ms(99), at(1_400)));
+        assert!(!link.timed_out(ms(99), at(1_300)));
+        assert!(link.timed_out(ms(99), at(1_400)));
     }
 
     #[test]
     fn waits_that_overlap_count_once() {
         let mut link = link();
-        assert!(!link.waited_in_vain(ms(60), at(1_200)));
+        assert!(!link.timed_out(ms(60), at(1_200)));
         for _ in 0..10 {
-            assert!(!link.waited_in_vain(ms(60), at(1_220)), "20 ms are new");
+            assert!(!link.timed_out(ms(60), at(1_220)), "20 ms are new");
         }
-        assert!(!link.waited_in_vain(ms(60), at(1_210)), "told late");
-        assert!(!link.waited_in_vain(ms(60), at(1_239)));
-        assert!(link.waited_in_vain(ms(60), at(1_240)));
+        assert!(!link.timed_out(ms(60), at(1_210)), "told late");
+        assert!(!link.timed_out(ms(60), at(1_239)));
+        assert!(link.timed_out(ms(60), at(1_240)));
     }
 
     #[test]
@@ -131,6 +131,6 @@ mod tests {
         link.replicas_missing(ms(50), at(2_000));
         assert!(link.is_beyond_doubt(at(2_349)));
         assert!(!link.is_beyond_doubt(at(2_350)));
-        assert!(link.waited_in_vain(ms(100), at(2_100)), "its own silence still counts");
+        assert!(link.timed_out(ms(100), at(2_100)), "its own silence still counts");
     }
 }

@@ -29,8 +29,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// A part of a node that fails by itself: of a cluster, one of its primaries. A node that is no cluster is one. The
-/// number of one that is gone is given to no other. It says what waits for what: nothing relies on who has a key.
+/// A part of a node that fails by itself: of a cluster, one of its primaries. A node that is not a cluster is one
+/// shard. Numbers are never reused. They say what waits for what: nothing relies on the shard that has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shard(pub u32);
 

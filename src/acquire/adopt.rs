@@ -73,6 +73,7 @@ impl Acquire {
             let predecessors = Predecessors { tokens: tokens.clone().into(), over: over.clone() };
             // `close` waits for what is under way.
             let under_way = client.host.token();
+            self.may_begin()?;
             let outcome = self.unless_ended(pin!(self.succeed_once(route, &predecessors))).await?;
             let failure = match outcome {
                 Ok(won) => return self.own(won),

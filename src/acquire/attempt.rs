@@ -86,11 +86,10 @@ impl Acquire {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
-    /// The outcome of a step; an error, as of [`may_begin`](Self::may_begin), if the acquire must end before.
+    /// The outcome of a step that [may begin](Self::may_begin); an error if the acquire must end before it has one.
     ///
     /// Borrowed: a future that is moved to where it is awaited takes its room twice.
     pub(super) async fn unless_ended<F: Future>(&self, step: Pin<&mut F>) -> Result<F::Output, Error> {
-        self.may_begin()?;
         tokio::select! {
             biased;
             outcome = step => Ok(outcome),

@@ -71,6 +71,7 @@ impl<'a> Standing<'a> {
     pub(super) async fn check(&mut self, route: Route, enter: bool) -> Checked {
         let acquire = self.place.acquire;
         // A `Standing` counts as under way.
+        acquire.may_begin()?;
         let outcome = acquire.unless_ended(pin!(self.poll(route, enter))).await?;
         acquire.conclude(outcome)
     }

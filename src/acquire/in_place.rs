@@ -40,6 +40,7 @@ impl Acquire {
         let mut place = Taken::new(self)?;
         let mut backoff = Backoff::new(random::jitter());
         loop {
+            self.may_begin()?;
             let outcome = self.unless_ended(pin!(place.ask_in_place_of(from))).await?;
             let failure = match outcome {
                 Ok(Ok(won)) => return self.own(won),

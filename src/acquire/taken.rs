@@ -1,4 +1,4 @@
-//! A token that the one server is asked for more than once, and may have by then.
+//! The requests of one token to the one server, which may grant it unheard.
 
 use std::sync::Arc;
 

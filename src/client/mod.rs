@@ -167,8 +167,8 @@ impl Client {
         })
     }
 
-    /// Takes one of these slots, for a check that may take `limit`. `None` if there is none by then: then it is made
-    /// without one. `None` also once no acquire goes on.
+    /// Takes one of these slots, for a check that may take `limit`. `None` if no slot is free by then, and once acquires
+    /// have ended: the check is made without a slot.
     pub(crate) async fn check_slot<'a>(
         &self,
         slots: &'a CheckSlots,

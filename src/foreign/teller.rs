@@ -51,7 +51,6 @@ struct EventQueue {
     items: VecDeque<Item>,
     dropped: Dropped,
     deltas_are_due: bool,
-    has_thread: bool,
 }
 
 /// The numbers of items that a full queue has dropped.
@@ -63,11 +62,15 @@ struct Dropped {
 
 static TELLER: OnceLock<Teller> = OnceLock::new();
 
-pub(super) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
-    let teller = TELLER.get_or_init(Teller::default);
-    if !teller.queue.lock().has_thread {
+/// Starts the thread for events: one for the process, with the numbers of the first call. After a failure the next call
+/// tries again.
+pub(crate) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    let mut started = STARTED.lock();
+    if !*started {
+        let teller = TELLER.get_or_init(Teller::default);
         thread::Builder::new().name("leasehold-events".into()).spawn(move || teller.run(numbers))?;
-        teller.queue.lock().has_thread = true;
+        *started = true;
     }
     Ok(())
 }

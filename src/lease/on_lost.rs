@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::{lost::Lost, sync::catching_panics};
 
-/// Calls `tell` with the loss, on a thread of its own, for it may block. Never if the end is none.
+/// Calls `tell` with the loss, on a thread of its own, because it may block. A release is not a loss.
 pub(crate) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: impl FnOnce(Lost) + Send + 'static) {
     let waiting: Waiting = (Box::pin(lost), Box::new(tell));
     let telling = Arc::new(Telling { waiting: Mutex::new(Some(waiting)), woken: AtomicBool::new(false) });

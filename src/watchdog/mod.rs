@@ -160,7 +160,7 @@ impl Watchdog {
         if is_ours { holder.ours() } else { holder }
     }
 
-    /// Tells that to each of those who share a lock: here and there may be many.
+    /// Like [`recognize`](Self::recognize), for all who share a lock: they may be many.
     pub(crate) fn recognize_each(&self, key: &Key, holders: Vec<Holder>) -> Vec<Holder> {
         let held: HashSet<Token> =
             self.table.lock().holds_of(key.lock()).map(|hold| hold.claim.token.clone()).collect();

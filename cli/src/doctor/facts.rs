@@ -124,7 +124,7 @@ pub(super) struct ReplicaFacts<'a> {
 }
 
 impl<'a> ReplicaFacts<'a> {
-    /// Those of each replica of a server.
+    /// The facts of each replica of a server.
     pub(super) fn of_each(said: &'a ServerSaid) -> Vec<Self> {
         said.replicas.iter().map(|replica| Self::of(replica, &said.info)).collect()
     }

@@ -389,10 +389,7 @@ impl Connection {
     ) -> Failure {
         let now = self.now();
         let is_silence = error.kind() == &FredKind::Timeout && !stood_still(now, until);
-        if is_wrong_server(error)
-            || is_unauthenticated(error)
-            || (is_silence && link.health().waited_in_vain(limit, now))
-        {
+        if is_wrong_server(error) || is_unauthenticated(error) || (is_silence && link.health().timed_out(limit, now)) {
             self.give_up(link);
         }
         if is_no_primary(error.details()) {
