@@ -17,8 +17,8 @@
 //!    is called so on the keeper's thread too.
 //!
 //! A [`Clock`](crate::clock::Clock) of the program's own is not foreign: every thread asks it. One callee is out of reach:
-//! a logger of the `log` crate that is no bridge to `tracing`. fred logs each request at level TRACE on the thread that makes
-//! it, and a warning if the link has ended at that moment. All else it logs on the transport's thread, which may block.
+//! a logger of the `log` crate that is no bridge to `tracing`. It hears each request at level TRACE on the thread that makes
+//! it, and a warning if the link has ended at that moment. All else it hears on the transport's thread, which may block.
 
 use std::cell::{Cell, RefCell};
 

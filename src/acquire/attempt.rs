@@ -229,7 +229,7 @@ async fn late_vote(
 }
 
 /// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, and
-/// undoes every grant. fred would send a queued request even when nobody waits for it any more.
+/// undoes every grant. A request in a queue is sent even when nobody waits for it any more.
 pub(super) struct Round<'a> {
     acquire: &'a Acquire,
     /// `None` once it is won.

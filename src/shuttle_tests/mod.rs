@@ -23,7 +23,7 @@
 //! - The instant between the watchdog's last check of a hold and the handing over of its renewal: nothing switches
 //!   there. A release that begins in it is followed by a renewal, which finds nothing to extend, for it is
 //!   token-checked.
-//! - Redis: fred's tasks and connections. The faults of the network are for the fault suite, several nodes for
+//! - Redis: the tasks of connections. The faults of the network are for the fault suite, several nodes for
 //!   `verify/`.
 //! - Every schedule: `scripts/shuttle` says how many are drawn. A failure prints its schedule, and the random scheduler
 //!   its seed, from which `SHUTTLE_RANDOM_SEED` starts. `select!` without `biased`, and the order of hash tables, are

@@ -55,7 +55,7 @@ type Delivery = (Request, oneshot::Sender<Result<Reply, Failure>>);
 struct Way(Arc<Mutex<VecDeque<Delivery>>>);
 
 /// A node whose requests travel: each route keeps the order in which they were handed over, and the schedule decides
-/// how the routes interleave. As with fred, a request that was handed over arrives, even if nobody waits for it any
+/// how the routes interleave. As with a server, a request that was handed over arrives, even if nobody waits for it any
 /// more.
 pub(super) struct Wire {
     memory: Arc<Memory>,
@@ -153,7 +153,7 @@ impl Node for Wire {
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
         let way = if route == Route::Home { &self.home } else { &self.keeper }.clone();
         let (memory, sent) = (self.memory.clone(), self.sent.clone());
-        // As fred does, it sends when it is first polled.
+        // As a connection does, it sends when it is first polled.
         Box::pin(async move {
             sent.lock().extend(asked(&request));
             let (tell, told) = oneshot::channel();

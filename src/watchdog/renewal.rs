@@ -74,7 +74,7 @@ impl Watchdog {
         let now = self.now();
         let left = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
         // Leases that were let go of since they fell due are not renewed any more (rule 8), so this is the last check
-        // before sending. Besides, a wait of zero is fred's "for ever".
+        // before sending. Besides, a wait of zero means "for ever".
         let batch: Vec<_> = batch.iter().filter(|hold| !hold.remaining(now).is_zero()).collect();
         if batch.is_empty() {
             return Err(Failure::unavailable("the lease has ended"));
@@ -230,7 +230,7 @@ impl Watchdog {
     pub(super) async fn repair(self: Arc<Self>, at: usize, member: Arc<Member>, hold: Arc<Hold>) {
         let sent = self.now();
         let limit = hold.remaining(sent).min(self.command_timeout);
-        // Released meanwhile; and a wait of zero is fred's "for ever".
+        // Released meanwhile; and a wait of zero means "for ever".
         if limit.is_zero() {
             return;
         }

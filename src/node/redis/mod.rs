@@ -1,4 +1,4 @@
-//! A Redis or Valkey server as a node. fred is named in this module and nowhere else.
+//! A Redis or Valkey server as a node. What it is spoken to with is known in `wire/` and nowhere else.
 
 use std::{
     future::Future,
@@ -34,6 +34,7 @@ mod script;
 mod server;
 mod subscription;
 mod transport;
+mod wire;
 
 /// One server as a node.
 #[derive(Debug)]

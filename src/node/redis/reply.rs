@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fred::types::Value;
 use leasehold_protocol::{
     combiner::Want,
     failure::Failure,
@@ -18,7 +17,10 @@ use leasehold_protocol::{
     token::Token,
 };
 
-use super::transport::{Wanted, is_no_primary, not_extended};
+use super::{
+    transport::{Wanted, is_no_primary, not_extended},
+    wire::Value,
+};
 
 /// With `votes`, the server's time and run id follow.
 pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<VoteReply> {
@@ -301,7 +303,7 @@ pub(super) fn fence(value: &Value) -> Option<Fence> {
 /// PTTL's answer for a key that does not exist.
 const NO_KEY: i64 = -2;
 
-/// fred gives an array of one as what is in it.
+/// The wire gives an array of one as what is in it.
 fn array(reply: &Value) -> &[Value] {
     match reply {
         Value::Array(values) => values,

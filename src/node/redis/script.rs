@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use fred::util::sha1_hash;
+use super::wire::sha1;
 
 /// One Lua script: its text is the documentation of what it does.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Script {
     }
 
     pub(super) fn hash(&'static self) -> &'static str {
-        self.hash.get_or_init(|| sha1_hash(self.source))
+        self.hash.get_or_init(|| sha1(self.source))
     }
 }
 
@@ -119,7 +119,7 @@ impl KnownToOne {
         let of_run = include_str!("scripts/of_run.lua").replace("RUN_ID", run_id);
         let source =
             [begin, include_str!("scripts/value.lua"), include_str!("scripts/issue.lua"), &of_run, end].concat();
-        let hash = sha1_hash(&source).into();
+        let hash = sha1(&source).into();
         Self { source: source.into(), hash, was_sent: AtomicBool::new(false) }
     }
 }
@@ -165,7 +165,7 @@ mod tests {
             assert_eq!((name, again), ("EVAL", "EVALSHA"));
             assert!(text.as_ref().contains("return '0a1b', 0") && !text.as_ref().contains("RUN_ID"));
             assert!(text.as_ref().ends_with(&script.source[script.source.len() - 500..]), "it does the same");
-            assert_eq!(hash.as_ref(), sha1_hash(text.as_ref()));
+            assert_eq!(hash.as_ref(), sha1(text.as_ref()));
             hashes.insert(hash.as_ref().to_owned());
             let _text = two.next(script);
             hashes.insert(two.next(script).1.as_ref().to_owned());

@@ -8,10 +8,6 @@ use std::{
     time::Duration,
 };
 
-use fred::{
-    error::{Error as FredError, ErrorKind as FredKind},
-    types::Value,
-};
 use futures_util::{
     future::try_join_all,
     stream::{FuturesUnordered, StreamExt},
@@ -34,7 +30,10 @@ use crate::{
     error::Error,
     foreign::{self, Event},
     metrics::NodeCount,
-    node::redis::transport::{Address, Endpoint, is_answer, mistake_of, question, unreachable, words},
+    node::redis::{
+        transport::{Address, Endpoint, mistake_of, question, unreachable},
+        wire::{Error as WireError, ErrorKind as WireKind, Value, is_answer, words},
+    },
 };
 
 /// The primaries that are asked in one round, and one server besides.
@@ -215,7 +214,7 @@ impl Cluster {
             return Box::pin(self.judge(sentinels, said)).await;
         }
         let Address::Tcp { host, .. } = &server.target.address else {
-            return Err(FredError::new(FredKind::Config, "a cluster has no sockets").into());
+            return Err(WireError::new(WireKind::Other, "a cluster has no sockets").into());
         };
         let limit = server.limits.command;
         // It is large, and seldom.
@@ -226,7 +225,7 @@ impl Cluster {
     }
 
     /// A server's answer, on a connection that is made for it.
-    pub(super) async fn question(&self, of: &Endpoint, what: &'static str, more: &[&str]) -> Result<Value, FredError> {
+    pub(super) async fn question(&self, of: &Endpoint, what: &'static str, more: &[&str]) -> Result<Value, WireError> {
         let asking = question::ask(self.host.clone(), of, &self.left_out, async |link| {
             let arguments: Vec<Value> = more.iter().map(|argument| (*argument).into()).collect();
             link.command(what, arguments, of.limits.command).await

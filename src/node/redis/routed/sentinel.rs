@@ -7,10 +7,6 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use fred::{
-    error::{Error as FredError, ErrorKind as FredKind},
-    types::Value,
-};
 use leasehold_protocol::{
     failure::Failure,
     place::Place,
@@ -24,7 +20,10 @@ use parking_lot::Mutex;
 use super::{Cluster, out_of_reach};
 use crate::{
     error::Error,
-    node::redis::transport::{Endpoint, Link, Wanted, mistake_of, question, words},
+    node::redis::{
+        transport::{Endpoint, Link, Wanted, mistake_of, question},
+        wire::{Error as WireError, ErrorKind as WireKind, Value, words},
+    },
 };
 
 /// The most Sentinels that are asked: those of the url, and those that they name.
@@ -54,13 +53,13 @@ type Answers = (Report, Vec<Place>);
 /// Why there is no view.
 pub(super) enum NoView {
     /// The server was not reached, or has said something else.
-    Failed(FredError),
+    Failed(WireError),
     /// It has answered, and this is what follows.
     Told(Error),
 }
 
-impl From<FredError> for NoView {
-    fn from(error: FredError) -> Self {
+impl From<WireError> for NoView {
+    fn from(error: WireError) -> Self {
         Self::Failed(error)
     }
 }
@@ -157,10 +156,10 @@ impl Cluster {
     }
 
     /// Whether it says that it is one.
-    async fn is_primary(&self, endpoint: &Endpoint) -> Result<bool, FredError> {
+    async fn is_primary(&self, endpoint: &Endpoint) -> Result<bool, WireError> {
         // A caller has the time of one connection for this and the Sentinel's own.
         let role = tokio::time::timeout(endpoint.limits.connect / 2, self.question(endpoint, "ROLE", &[])).await;
-        let role = role.map_err(|_| FredError::new(FredKind::Timeout, "it does not answer"))??;
+        let role = role.map_err(|_| WireError::new(WireKind::Timeout, "it does not answer"))??;
         Ok(matches!(&role, Value::Array(parts) if parts.first().and_then(Value::as_str).as_deref() == Some("master")))
     }
 
@@ -195,7 +194,7 @@ impl Cluster {
     }
 }
 
-async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) -> Result<Value, FredError> {
+async fn ask(link: &Link, what: &'static str, service: &str, limit: Duration) -> Result<Value, WireError> {
     link.command("SENTINEL", vec![what.into(), service.into()], limit).await
 }
 
@@ -208,8 +207,8 @@ async fn read_from(
     at: &str,
     service: &str,
     limit: Duration,
-) -> Result<Result<Answers, Vec<String>>, FredError> {
-    let unreadable = || FredError::new(FredKind::Protocol, "what it says of its service cannot be read");
+) -> Result<Result<Answers, Vec<String>>, WireError> {
+    let unreadable = || WireError::new(WireKind::Other, "what it says of its service cannot be read");
     let master = match ask(link, "MASTER", service, limit).await {
         Ok(master) => master,
         Err(error) if error.details().contains("No such master") => {
@@ -247,7 +246,7 @@ fn of_primary(service: &str, mistake: &Error) -> Error {
     }
 }
 
-fn is_of_the_password(error: &FredError) -> bool {
+fn is_of_the_password(error: &WireError) -> bool {
     ["NOAUTH", "WRONGPASS"].iter().any(|word| error.details().starts_with(word))
 }
 

@@ -6,11 +6,12 @@ use std::{
     ops::RangeInclusive,
 };
 
-use fred::types::Value;
 use leasehold_protocol::{
     place::Place,
     topology::{Primary, Replica, View},
 };
+
+use crate::node::redis::wire::Value;
 
 /// The view of a server on this host. Nothing if that is not what it has answered, or its answers do not belong together.
 pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {

@@ -16,7 +16,6 @@ use std::{
     time::Duration,
 };
 
-use fred::types::Value;
 use futures_util::future::{Either, join_all};
 use leasehold_protocol::{
     combiner::{Batch, BatchLimits, BatchVerdict, Combiner, Entry, Swept, Want, after_failure},
@@ -43,6 +42,7 @@ use crate::{
         reply,
         script::{COMBINED, COMBINED_SLOTS},
         transport::{Before, Connection, Way},
+        wire::Value,
     },
     sync::catching_panics,
 };

@@ -3,8 +3,9 @@
 
 use std::{mem::replace, time::Duration};
 
-use fred::{bytes::Bytes, types::Value};
 use leasehold_protocol::message::Claim;
+
+use crate::node::redis::wire::{Bytes, Value};
 
 /// Bytes of an argument of many locks, about.
 const ARGUMENT: usize = 48;

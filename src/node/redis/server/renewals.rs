@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use fred::types::Value;
 use leasehold_protocol::{
     failure::Failure,
     message::{Claim, Owned, Reply, Route, only},
@@ -19,6 +18,7 @@ use crate::node::{
     redis::{
         reply,
         script::{RENEW, RENEW_SHARES, Script},
+        wire::Value,
     },
 };
 

@@ -2,7 +2,6 @@
 
 use std::{future::ready, pin::pin, sync::Arc, time::Duration};
 
-use fred::types::Value;
 use leasehold_protocol::{
     combiner::Want,
     failure::Failure,
@@ -30,6 +29,7 @@ use crate::{
                 REPAIR, SUCCEED, Script,
             },
             transport::{Before, Connection, Way, is_no_right_to_a_key},
+            wire::Value,
         },
     },
 };

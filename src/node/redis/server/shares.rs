@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use fred::types::Value;
 use leasehold_protocol::{
     key::Key,
     message::{Claim, Reply},
@@ -19,6 +18,7 @@ use crate::node::{
     redis::{
         reply,
         script::{DOWNGRADE, KEEP_SHARE, PART, SHARERS},
+        wire::Value,
     },
 };
 

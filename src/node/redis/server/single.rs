@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use fred::types::Value;
 use leasehold_protocol::{
     fence,
     message::Claim,
@@ -20,6 +19,7 @@ use crate::node::{
     redis::{
         reply,
         script::{CONFIRM, EXTEND_PHASE, EXTEND_SHARE, ISSUE_ALONE, RELEASE_ALONE, TAKE},
+        wire::Value,
     },
 };
 

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fred::error::Error as FredError;
 use futures_util::future::join_all;
 use leasehold_protocol::{failure::Failure, place::Place, time::Time};
 
@@ -10,7 +9,8 @@ use super::Connections;
 use crate::{
     node::redis::{
         info::{self, Following},
-        transport::{Address, Endpoint, Target, Wanted, question, words},
+        transport::{Address, Endpoint, Target, Wanted, question},
+        wire::{Error as WireError, words},
     },
     survey::{Info, ReplicaSaid, ServerSaid},
 };
@@ -78,7 +78,7 @@ impl Connections {
         ReplicaSaid { address: told.address, told: told.fields, info }
     }
 
-    async fn info_at(&self, endpoint: &Endpoint, limit: Duration) -> Result<Info, FredError> {
+    async fn info_at(&self, endpoint: &Endpoint, limit: Duration) -> Result<Info, WireError> {
         question::ask(self.host.clone(), endpoint, &Arc::default(), async |link| {
             let began = endpoint.now();
             let info = link.command("INFO", Vec::new(), limit).await?;

@@ -21,13 +21,12 @@ use std::{
     time::Duration,
 };
 
-use fred::types::Value;
 use leasehold_protocol::time::Time;
 use parking_lot::Mutex;
 
 use crate::{
     clock::{self, Clock},
-    node::redis::reply,
+    node::redis::{reply, wire::Value},
 };
 
 /// The run that has answered, and since when.

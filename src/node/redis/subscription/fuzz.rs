@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fred::types::{Message, MessageKind, Value, config::Server};
 use leasehold_protocol::{slot::Keys, time::Time, tracking::capacity};
 use parking_lot::Mutex;
 use proptest::{collection::vec, prelude::*};
@@ -11,6 +10,7 @@ use super::{
     super::{
         fuzz::{anything, leaf},
         transport::setting,
+        wire::Value,
     },
     Subscription,
     notification::Notification,
@@ -74,8 +74,7 @@ proptest! {
         let (subscription, listener) = (Subscription::new("leasehold:test".into(), NodeMetrics::of("here")), Arc::new(Heard::default()));
         let listening: Arc<dyn NodeListener> = listener.clone();
         subscription.listen(Arc::downgrade(&listening));
-        let (channel, kind) = ("leasehold:1".into(), MessageKind::Message);
-        subscription.hear(&Message { channel, value: value.clone(), kind, server: Server::new("h", 1) }, |key, listener| listener.changed(key));
+        subscription.hear(&value, |key, listener| listener.changed(key));
         let most = if let Value::Array(keys) = &value { keys.len() } else { 1 };
         prop_assert!(listener.0.lock().len() <= most, "{:?}", value);
     }

@@ -23,7 +23,6 @@ use std::{
     time::Duration,
 };
 
-use fred::types::{Message, Value};
 use futures_util::future::OptionFuture;
 use leasehold_protocol::{
     reconnect::{Reconnect, ReconnectConfig},
@@ -39,7 +38,10 @@ use self::{
     own_invalidations::OwnInvalidations,
     session::{Session, ended},
 };
-use super::transport::{Connection, Endpoint, Limits, NewLinks};
+use super::{
+    transport::{Connection, Endpoint, Limits, NewLinks},
+    wire::Value,
+};
 use crate::{
     foreign::{self, Event},
     keeper::Host,
@@ -369,7 +371,7 @@ impl Subscription {
             self.missed();
             loop {
                 tokio::select! {
-                    heard = session.next() => match heard {
+                    heard = session.pushes.next() => match heard {
                         Ok(Some(message)) => self.hear(&message, |key, listener| own_invalidations.add(key, listener)),
                         Ok(None) => self.missed(),
                         Err(reason) => return End::Failed(reason),
@@ -502,9 +504,9 @@ impl Subscription {
     }
 
     /// `held` is called for a key of a lock that is held here: its change may be our own.
-    fn hear(&self, message: &Message, held: impl Fn(&str, &Arc<dyn NodeListener>)) {
+    fn hear(&self, message: &Value, held: impl Fn(&str, &Arc<dyn NodeListener>)) {
         let Some(listener) = self.listener() else { return };
-        match &message.value {
+        match message {
             Value::Null => listener.missed(&Keys::All),
             Value::Array(keys) => {
                 for key in keys.iter().filter_map(text) {

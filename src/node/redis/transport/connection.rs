@@ -2,20 +2,14 @@
 
 use std::{fmt, ops::Deref, pin::pin, sync::Arc, time::Duration};
 
-use fred::{
-    error::{Error as FredError, ErrorKind as FredKind},
-    types::Value,
-};
 use leasehold_protocol::{failure::Failure, time::Time};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
-    client::Answer,
     endpoint::Endpoint,
     failure::{
-        self, classify_of, is_a_replica_by_now, is_no_primary, is_unauthenticated, is_unsent, is_wrong_server,
-        missing_right,
+        self, classify_of, is_a_replica_by_now, is_no_primary, is_unauthenticated, is_wrong_server, missing_right,
     },
     kind::ServerKind,
     link::{Before, Ending, Link},
@@ -23,7 +17,15 @@ use super::{
     opening::{Opening, Side},
     question,
 };
-use crate::{clock::stood_still, error::Error, keeper::Host, node::redis::script::Script};
+use crate::{
+    clock::stood_still,
+    error::Error,
+    keeper::Host,
+    node::redis::{
+        script::Script,
+        wire::{Answer, Error as WireError, ErrorKind as WireKind, Value},
+    },
+};
 
 /// By then an answer is late that comes at a certain time.
 const MOMENT: Duration = Duration::from_millis(2);
@@ -140,7 +142,7 @@ impl Connection {
                     return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
-                Err(error) if is_unsent(&error) && self.now() < until => {
+                Err(error) if error.is_unsent() && self.now() < until => {
                     self.give_up(&link);
                     overtaken = true;
                     (left, until) = self.left(limit, until);
@@ -175,7 +177,7 @@ impl Connection {
         }
         let call = |one: &T| link.call(script, !link.is_first(script), &mut |all| Some(arguments(one, all)));
         let outcome = link.send_each(each.iter().filter_map(call), limit, before).await;
-        let failed = |error: FredError| self.failed(&link, &error, (limit, until));
+        let failed = |error: WireError| self.failed(&link, &error, (limit, until));
         let answers = outcome.map_err(failed)?;
         link.answered();
         Ok((answers.into_iter().map(|answer| answer.map_err(failed)).collect(), link.number))
@@ -205,7 +207,7 @@ impl Connection {
             }
             // It may be another run by now: it is asked, and not given the text.
             Err(error) if unknown_script(&error) => link.forget_run(),
-            Err(error) if is_unsent(&error) && self.now() < until => {
+            Err(error) if error.is_unsent() && self.now() < until => {
                 self.give_up(&link);
             }
             Err(error) => return Err(self.failed(&link, &error, (limit, until))),
@@ -251,7 +253,7 @@ impl Connection {
 
     /// Sends a command that is no script.
     pub(crate) async fn command(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
-        let unsent = |failure: Failure| FredError::new(FredKind::IO, failure.to_string());
+        let unsent = |failure: Failure| WireError::new(WireKind::Other, failure.to_string());
         let mut left = limit;
         let link = self.link(&mut left).await.map_err(unsent)?;
         self.ask(&link, command, arguments, left).await
@@ -290,9 +292,9 @@ impl Connection {
 
     /// Reads the `INFO` of the server at the address, on a connection of its own. An error if there is none, or only a
     /// replica.
-    pub(crate) async fn fresh_info(&self, host: Host) -> Result<String, FredError> {
+    pub(crate) async fn fresh_info(&self, host: Host) -> Result<String, WireError> {
         let asking = question::ask(host, &self.endpoint, &self.left_out, async |link| match link.kind.get().await {
-            ServerKind::Replica => Err(FredError::new(FredKind::Config, "its address leads to a replica")),
+            ServerKind::Replica => Err(WireError::new(WireKind::Other, "its address leads to a replica")),
             _ => self.info_of(link).await,
         });
         // Boxed: it is large, and seldom.
@@ -300,7 +302,7 @@ impl Connection {
     }
 
     /// Of an answer that is there in a quarter of a command's time.
-    async fn info_of(&self, link: &Link) -> Result<String, FredError> {
+    async fn info_of(&self, link: &Link) -> Result<String, WireError> {
         let limit = self.endpoint.limits.command / 4;
         let asking = self.ask(link, "INFO", vec!["server".into()], limit.max(SHORTEST_LIMIT));
         let info = tokio::time::timeout(limit, asking).await.map_err(|_| no_answer())??;
@@ -373,9 +375,9 @@ impl Connection {
         outcome
     }
 
-    /// A request on this link came to nothing. fred does not notice a dead peer by itself while commands are written:
+    /// A request on this link came to nothing. The wire does not notice a dead peer by itself while commands are written:
     /// silence does. `limit` was its time, which was over at `until`.
-    fn failed(&self, link: &Arc<Link>, error: &FredError, time: (Duration, Time)) -> Failure {
+    fn failed(&self, link: &Arc<Link>, error: &WireError, time: (Duration, Time)) -> Failure {
         self.failed_of(link, error, time, |_| None)
     }
 
@@ -383,12 +385,12 @@ impl Connection {
     fn failed_of(
         &self,
         link: &Arc<Link>,
-        error: &FredError,
+        error: &WireError,
         (limit, until): (Duration, Time),
         more: impl FnOnce(&str) -> Option<String>,
     ) -> Failure {
         let now = self.now();
-        let is_silence = error.kind() == &FredKind::Timeout && !stood_still(now, until);
+        let is_silence = error.kind() == WireKind::Timeout && !stood_still(now, until);
         if is_wrong_server(error) || is_unauthenticated(error) || (is_silence && link.health().timed_out(limit, now)) {
             self.give_up(link);
         }
@@ -444,15 +446,15 @@ async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration
     }
 }
 
-pub(super) fn no_answer() -> FredError {
-    FredError::new(FredKind::Timeout, "it does not answer")
+pub(super) fn no_answer() -> WireError {
+    WireError::new(WireKind::Timeout, "it does not answer")
 }
 
 fn unwanted() -> Failure {
     Failure::unsent("nobody waits for the answer any more")
 }
 
-fn unknown_script(error: &FredError) -> bool {
+fn unknown_script(error: &WireError) -> bool {
     error.details().starts_with("NOSCRIPT")
 }
 
@@ -510,7 +512,7 @@ mod tests {
         (Connection::open(here, &endpoint, &Mutex::default()).await.unwrap(), stop)
     }
 
-    /// After this fred takes requests that nobody reads, as it may while its task is ended.
+    /// After this nobody reads the queue of requests, as it may be while the task of the link ends.
     #[tokio::test]
     async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
         let (connection, _stop) = connection(server().await).await;
@@ -524,10 +526,10 @@ mod tests {
             };
             let look = link.call(&crate::node::redis::script::LOOK, false, &mut no_arguments).unwrap();
             let error = link.send(look, LIMIT, before).await.unwrap_err();
-            assert!(is_unsent(&error), "{error:?}");
+            assert!(error.is_unsent(), "{error:?}");
         }
         let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();
-        assert!(is_unsent(&error), "{error:?}");
+        assert!(error.is_unsent(), "{error:?}");
         connection.command("PING", Vec::new(), LIMIT).await.expect("the next link has an answer");
     }
 }

@@ -5,20 +5,16 @@ use std::{
     time::Duration,
 };
 
-use fred::{
-    error::{Error as FredError, ErrorKind as FredKind},
-    types::config::{Config, Server, ServerConfig},
-};
 use leasehold_protocol::time::Time;
 use tokio::sync::Semaphore;
 
 use super::{
     kind::Wanted,
     target::{Address, Target},
-    tls,
 };
 use crate::{
     clock::{self, Clock},
+    node::redis::wire::{Config, Error as WireError, ErrorKind as WireKind},
     options::Names,
 };
 
@@ -64,7 +60,7 @@ impl Endpoint {
     }
 
     /// The settings of the next connection. Certificates are read now: they may have been replaced.
-    pub(super) async fn config(&self) -> Result<Config, FredError> {
+    pub(super) async fn config(&self) -> Result<Config, WireError> {
         let mut config = config(&self.target)?;
         let Address::Tcp { tls: true, .. } = &self.target.address else { return Ok(config) };
         if let Some(config) = self.by_the_machine.get() {
@@ -75,7 +71,7 @@ impl Endpoint {
             let one = self.reading.clone().acquire_owned().await;
             let read = move || {
                 let _one = one;
-                tls::enable(&mut config, &tls).map(|()| config)
+                config.enable_tls(&tls).map(|()| config)
             };
             tokio::task::spawn_blocking(read).await
         };
@@ -87,36 +83,32 @@ impl Endpoint {
                 }
                 Ok(config)
             }
-            _ => Err(FredError::new(FredKind::IO, "its certificates could not be read in time")),
+            _ => Err(WireError::new(WireKind::Other, "its certificates could not be read in time")),
         }
     }
 }
 
 /// The settings without TLS.
 #[cfg_attr(unix, allow(clippy::unnecessary_wraps, reason = "elsewhere there are no Unix sockets"))]
-pub(crate) fn config(target: &Target) -> Result<Config, FredError> {
-    let server = match &target.address {
+pub(crate) fn config(target: &Target) -> Result<Config, WireError> {
+    let mut config = match &target.address {
         #[cfg(unix)]
-        Address::Unix(path) => ServerConfig::Unix { path: path.clone() },
+        Address::Unix(path) => Config::of_socket(path.clone()),
         #[cfg(not(unix))]
         Address::Unix(_) => return Err(mistake(super::url::NO_UNIX_SOCKETS)),
-        Address::Tcp { host, port, .. } => ServerConfig::Centralized { server: Server::new(host.as_str(), *port) },
+        Address::Tcp { host, port, .. } => Config::of_host(host, *port),
     };
-    Ok(Config {
-        server,
-        username: target.user.clone(),
-        password: target.password.clone(),
-        database: target.database.filter(|&database| database != 0),
-        ..Config::default()
-    })
+    config.log_in(target.user.clone(), target.password.clone());
+    config.select(target.database.filter(|&database| database != 0));
+    Ok(config)
 }
 
 /// Our settings are wrong, so nothing was connected to.
-pub(super) fn mistake(text: impl Into<String>) -> FredError {
-    FredError::new(FredKind::Url, text.into())
+pub(super) fn mistake(text: impl Into<String>) -> WireError {
+    WireError::new(WireKind::Mistake, text.into())
 }
 
-/// Whether it is that: fred reads no url of ours.
-pub(super) fn is_mistake(error: &FredError) -> bool {
-    error.kind() == &FredKind::Url
+/// Whether it is that.
+pub(super) fn is_mistake(error: &WireError) -> bool {
+    error.kind() == WireKind::Mistake
 }

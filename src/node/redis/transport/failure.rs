@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use fred::error::{Error, ErrorKind};
 use leasehold_protocol::{
     failure::{Failure, Redirection},
     rounded::Rounded,
 };
 
 use super::{kind::Wanted, trust::is_explained};
+use crate::node::redis::wire::{CAUGHT, Error, ErrorKind, WRAPPED, own_words, reply_word, words};
 
 /// Server replies, by their first word, that mean "not now".
 const NOT_NOW: [&str; 9] =
@@ -17,13 +17,6 @@ const NOT_NOW: [&str; 9] =
 /// Replies, by their first word, of a server that has become a replica, or is becoming one. Another may be the primary
 /// by now.
 const NO_PRIMARY: [&str; 3] = ["READONLY", "MASTERDOWN", "LOADING"];
-
-/// Our words for a request that is left in the queue of a link that is over.
-pub(crate) const LINK_IS_OVER: &str = "The link was over before it was sent";
-
-/// The words for a request that found no connection, or no task to send it: fred's, but for ours.
-const NEVER_SENT: [&str; 4] =
-    ["Failed to send command to router", "Failed to route command", "Connection closed unexpectedly", LINK_IS_OVER];
 
 /// The text about a server of the wrong kind, put behind its address.
 pub(crate) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, or \
@@ -35,7 +28,7 @@ pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url mus
 
 pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-cluster:// for a part of a cluster";
 
-/// Classifies an error of the server or of fred by whether the request may have been executed. A request that was
+/// Classifies an error of the server or of the wire by whether the request may have been executed. A request that was
 /// answered by an error was not, unless a line of the script met the error. A request without an answer may have been,
 /// unless it was never sent.
 pub(crate) fn classify(of: (&str, Wanted), error: &Error, limit: Duration) -> Failure {
@@ -62,7 +55,7 @@ pub(crate) fn classify_of(
         _ if is_explained(details) => Failure::refused(format!("redis at {server} {details}")),
         // A part of a cluster may have granted what it was asked for.
         _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")).halfway(),
-        _ if is_unsent(error) => Failure::unsent(format!("the connection to redis at {server} has ended")),
+        ErrorKind::Unsent => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
 }
@@ -70,17 +63,6 @@ pub(crate) fn classify_of(
 /// It gave no answer in time.
 pub(crate) fn silent(server: &str, limit: Duration) -> Failure {
     Failure::unknown(format!("redis at {server} gave no answer within {}", Rounded(limit)))
-}
-
-/// Whether the request was never sent, and never will be.
-pub(crate) fn is_unsent(error: &Error) -> bool {
-    NEVER_SENT.iter().any(|text| error.details().starts_with(text))
-}
-
-/// Whether it is the server's answer, and not fred's or the system's.
-pub(crate) fn is_answer(error: &Error) -> bool {
-    let details = error.details();
-    reply_word(details).is_some() || own_words(details) != details
 }
 
 /// Whether a server says that it is no primary.
@@ -95,24 +77,17 @@ pub(crate) fn is_a_replica_by_now(details: &str) -> bool {
 
 /// The url leads to a server that keeps no locks for us.
 pub(crate) fn wrong_server(text: &'static str) -> Error {
-    Error::new(ErrorKind::Config, text)
+    Error::new(ErrorKind::Other, text)
 }
 
-/// Whether it is that. By its text: fred has a kind for none of its own.
+/// Whether it is that.
 pub(crate) fn is_wrong_server(error: &Error) -> bool {
     [CLUSTER, NO_CLUSTER, SENTINEL, NO_SENTINEL].contains(&error.details())
 }
 
-/// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was
-/// better.
-pub(crate) fn is_closed(error: &Error) -> bool {
-    // The second is that of a socket's file.
-    ["kind: ConnectionRefused", "kind: NotFound"].iter().any(|kind| error.details().contains(kind))
-}
-
 /// Whether a failed connection is the server's refusal of us rather than its absence; or ours of the server.
 pub(crate) fn is_refusal(error: &Error) -> bool {
-    error.kind() == &ErrorKind::Auth
+    error.kind() == ErrorKind::Auth
         || is_wrong_server(error)
         || is_explained(error.details())
         || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
@@ -133,43 +108,11 @@ pub(crate) fn is_full(error: &Error) -> bool {
     full(error.details())
 }
 
-/// The message in an error of fred, or of the system. fred shows the system's as
-/// `Os { code: 111, kind: …, message: "Connection refused" }`. It shows those of the standard library as
-/// `Custom { kind: …, error: "failed to lookup address information: …" }`.
-pub(crate) fn words(error: &Error) -> &str {
-    let details = error.details();
-    let inside = |of, field| details.strip_prefix(of).and_then(|text: &str| text.split_once(field)?.1.split_once('"'));
-    let message = inside("Os {", "message: \"").or_else(|| inside("Custom {", "error: \""));
-    match message.map_or(details, |(message, _)| message).trim_end_matches('.') {
-        "Failed to route command" => "it could not be sent",
-        words if words.starts_with("Decode Error") => "what it answers is not Redis' protocol (TLS is rediss://)",
-        words => words,
-    }
-}
-
-/// An error reply of a server starts with a word in capitals; nothing that fred says does.
-fn reply_word(details: &str) -> Option<&str> {
-    let word = details.split(' ').next()?;
-    (word.len() >= 3 && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
-}
-
-/// The error of a command inside a script, without what Redis before 7.0 wraps it in. The wrapped one is
-/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`. If the
-/// script caught the error and answers it, the text begins at `@user_script: 30: `.
-fn own_words(details: &str) -> &str {
-    let wrapped = details.starts_with(WRAPPED) || details.starts_with(CAUGHT);
-    let inner = details.split_once(CAUGHT).filter(|_| wrapped);
-    inner.and_then(|(_, text)| text.split_once(": ")).map_or(details, |(_line, said)| said.trim_start_matches('-'))
-}
-
 /// The part of an error that helps a user: without the script's hash and line.
 fn spoken(details: &str) -> &str {
     let own = own_words(details);
     own.rsplit_once(" script: ").filter(|(_, place)| place.contains("@user_script")).map_or(own, |(said, _)| said)
 }
-
-const WRAPPED: &str = "ERR Error running script";
-const CAUGHT: &str = "@user_script: ";
 
 fn full(details: &str) -> bool {
     details.contains("max number of clients reached")
@@ -279,7 +222,7 @@ fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
 fn server_said((server, wanted): (&str, Wanted), word: &str, details: &str, more: &str) -> Failure {
     let advice = advice(word, details, wanted);
     let text = format!("redis at {server} said \"{}\"{more}{advice}", spoken(details));
-    // fred ends the connection then, and tells its neighbours on it the same, who may have been served.
+    // The connection ends then, and its neighbours on it are told the same, who may have been served.
     if word == "CLUSTERDOWN" || details.contains("non local key") {
         return Failure::unknown(text).redirected(Redirection::read(details, server));
     }

@@ -2,14 +2,8 @@
 
 use std::time::Duration;
 
-use fred::{clients::Client, error::Error as FredError, types::Value};
-
-use super::{
-    client::{once, queue},
-    endpoint::Endpoint,
-    failure::is_answer,
-    left_out::LeftOut,
-};
+use super::{endpoint::Endpoint, left_out::LeftOut};
+use crate::node::redis::wire::{Client, Error as WireError, Value, is_answer};
 
 /// The name under which it is [left out](super::left_out).
 pub(crate) const INTRODUCTION: &str = "CLIENT SETNAME";
@@ -31,7 +25,7 @@ pub(crate) async fn introduce(
     endpoint: &Endpoint,
     role: Role,
     left_out: &LeftOut,
-) -> Result<(), FredError> {
+) -> Result<(), WireError> {
     if left_out.check(INTRODUCTION, endpoint.now()).is_err() {
         return Ok(());
     }
@@ -40,11 +34,11 @@ pub(crate) async fn introduce(
     said
 }
 
-async fn say(client: &Client, name: &str, limit: Duration) -> Result<(), FredError> {
+async fn say(client: &Client, name: &str, limit: Duration) -> Result<(), WireError> {
     let words: [&[&str]; 3] =
         [&["SETNAME", name], &["SETINFO", "LIB-NAME", "leasehold"], &["SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]];
     let commands = words.map(|words| ("CLIENT", words.iter().map(|&word| word.into()).collect::<Vec<Value>>()));
-    let answers = queue(once(client, limit), commands).await?.try_all::<Value>().await;
+    let answers = client.ask_each(commands, limit).await.unwrap_or_else(|error| vec![Err(error)]);
     answers.into_iter().filter_map(Result::err).find(|error| !is_answer(error)).map_or(Ok(()), Err)
 }
 

@@ -12,10 +12,10 @@ use std::{
     task::Poll,
 };
 
-use fred::{error::Error as FredError, types::Value};
 use tokio::sync::SetOnce;
 
 use super::failure::{CLUSTER, NO_CLUSTER, NO_SENTINEL, SENTINEL, wrong_server};
+use crate::node::redis::wire::{Error as WireError, Value};
 
 /// The kind of server that the url names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Kind {
                 is_wrong();
             }
         };
-        #[allow(clippy::disallowed_methods, reason = "like fred's own tasks it belongs to this runtime and this link")]
+        #[allow(clippy::disallowed_methods, reason = "like the tasks of the wire it belongs to this runtime")]
         drop(tokio::task::spawn(heard));
         kind
     }
@@ -86,7 +86,7 @@ impl Kind {
     }
 
     /// Why the url may not lead there, if that is known.
-    pub(crate) fn wrong(&self) -> Option<FredError> {
+    pub(crate) fn wrong(&self) -> Option<WireError> {
         self.0.get()?.check().err()
     }
 }
@@ -128,7 +128,7 @@ impl ServerKind {
     }
 
     /// Whether the url may lead there at all. A replica may be promoted.
-    pub(crate) fn check(self) -> Result<(), FredError> {
+    pub(crate) fn check(self) -> Result<(), WireError> {
         match self {
             Self::ClusterMember => Err(wrong_server(CLUSTER)),
             Self::NoClusterMember => Err(wrong_server(NO_CLUSTER)),

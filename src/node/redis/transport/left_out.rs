@@ -3,11 +3,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use fred::error::{Error as FredError, ErrorKind as FredKind};
 use leasehold_protocol::time::Time;
 use parking_lot::Mutex;
 
-use super::failure::{is_answer, is_unsent};
+use crate::node::redis::wire::{Error as WireError, ErrorKind as WireKind, is_answer};
 
 /// The connections in a row that must end on a command before it is left out: one or two may have ended by chance.
 const ENOUGH: u32 = 3;
@@ -19,7 +18,7 @@ const FOR: Duration = Duration::from_secs(60);
 const LEFT_OUT: &str = "ERR left out for a while is";
 
 /// Whether the command was left out. Its next try may succeed.
-pub(crate) fn is_left_out(error: &FredError) -> bool {
+pub(crate) fn is_left_out(error: &WireError) -> bool {
     error.details().starts_with(LEFT_OUT)
 }
 
@@ -29,21 +28,21 @@ pub(crate) struct LeftOut(Mutex<BTreeMap<&'static str, (u32, Time)>>);
 
 impl LeftOut {
     /// An error in the place of an answer, if it is left out now.
-    pub(crate) fn check(&self, command: &'static str, now: Time) -> Result<(), FredError> {
+    pub(crate) fn check(&self, command: &'static str, now: Time) -> Result<(), WireError> {
         let ended = self.0.lock().get(command).copied();
         if ended.is_none_or(|(times, last)| times < ENOUGH || now.since(last) >= FOR) {
             return Ok(());
         }
-        Err(FredError::new(
-            FredKind::Unknown,
+        Err(WireError::new(
+            WireKind::Other,
             format!("{LEFT_OUT} {command}, on which connections have ended: is a proxy there that does not know it?"),
         ))
     }
 
     /// Records the outcome of a command.
-    pub(crate) fn note<T>(&self, command: &'static str, outcome: &Result<T, FredError>, now: Time) {
+    pub(crate) fn note<T>(&self, command: &'static str, outcome: &Result<T, WireError>, now: Time) {
         match outcome {
-            Err(error) if error.kind() == &FredKind::Timeout || is_unsent(error) => {}
+            Err(error) if error.kind() == WireKind::Timeout || error.is_unsent() => {}
             Err(error) if !is_answer(error) => {
                 let mut all = self.0.lock();
                 let times = all.get(command).map_or(1, |(times, _)| times.saturating_add(1));
@@ -60,15 +59,15 @@ impl LeftOut {
 mod tests {
     use super::*;
 
-    fn ended() -> Result<(), FredError> {
-        Err(FredError::new(FredKind::IO, "Connection reset by peer"))
+    fn ended() -> Result<(), WireError> {
+        Err(WireError::new(WireKind::Other, "Connection reset by peer"))
     }
 
     #[test]
     fn what_has_ended_three_connections_in_a_row_is_left_out_for_a_minute() {
         let (left_out, now) = (LeftOut::default(), Time::ZERO + FOR);
         let unheard =
-            [FredError::new(FredKind::Timeout, "late"), FredError::new(FredKind::Unknown, "ERR unknown command")];
+            [WireError::new(WireKind::Timeout, "late"), WireError::new(WireKind::Other, "ERR unknown command")];
         left_out.note("INFO", &ended(), now);
         for error in unheard {
             left_out.note("INFO", &Err::<(), _>(error), now);
@@ -78,7 +77,7 @@ mod tests {
         assert!(left_out.check("INFO", now).is_ok(), "an answer was between");
         left_out.note("INFO", &ended(), now);
         let refused = left_out.check("INFO", now).unwrap_err();
-        assert!(is_answer(&refused) && is_left_out(&refused) && refused.details().contains("INFO"), "{refused}");
+        assert!(is_answer(&refused) && is_left_out(&refused) && refused.details().contains("INFO"), "{refused:?}");
         assert!(left_out.check("PING", now).is_ok() && left_out.check("INFO", now + FOR).is_ok());
         // Once is enough from then on.
         left_out.note("INFO", &ended(), now + FOR);

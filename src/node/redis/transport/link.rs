@@ -1,12 +1,12 @@
-//! One link to a server: one TCP connection, and fred's task for it. A link is never repaired but replaced.
+//! One link to a server: one TCP connection, and the task for it. A link is never repaired but replaced.
 //!
 //! # Invariants
 //!
-//! 1. A request ends with the link that it was handed to: fred's task owns what is queued and what is unanswered, and
+//! 1. A request ends with the link that it was handed to: that task owns what is queued and what is unanswered, and
 //!    ends with the link. So nothing that was handed over before an outage is sent after it.
 //! 2. A link takes no request while the requests that it holds weigh [`FULL`] or more. A request weighs its bytes and
-//!    some more ([`Weighed`]), from its sending to its answer, whether anybody still waits for that or not.
-//! 3. Nobody waits on a link that is over. A request that is handed to fred while its task ends may stay in a queue
+//!    some more, from its sending to its answer, whether anybody still waits for that or not.
+//! 3. Nobody waits on a link that is over. A request that is handed over while the task ends may stay in a queue
 //!    that nobody reads. tokio empties that queue only up to an entry that a sender has reserved and not filled yet.
 //!    The caller would wait for all of its time.
 //! 4. An answer is that of its request. The protocol tells answers by their order alone. Redis 7.4 and 8.0 and Valkey 8.1
@@ -18,42 +18,34 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::Poll,
     time::Duration,
 };
 
-use fred::{
-    clients::Client,
-    error::{Error as FredError, ErrorKind as FredKind},
-    interfaces::{ClientLike, EventInterface},
-    types::{
-        ConnectHandle, Value,
-        config::{Config, Server},
-    },
-};
+use futures_util::FutureExt as _;
 use leasehold_protocol::link_health::LinkHealth;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::{
-    sync::{Notify, broadcast::Receiver, watch},
-    task::AbortHandle,
-};
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    client::{self, Answer, Command, all, ask, connect, custom, once, queue, send_behind},
     endpoint::{Endpoint, Limits},
-    failure::{LINK_IS_OVER, is_answer},
     introduction::{INTRODUCTION, Role, introduce},
     kind::{Kind, ServerKind, Wanted},
     left_out::LeftOut,
     login::Login,
-    weighed::Weighed,
 };
 use crate::{
     credentials::Credentials,
-    node::redis::script::{OfRun, Script, Text},
+    node::redis::{
+        script::{OfRun, Script, Text},
+        wire::{
+            self, Answer, Client, Command, Config, Error as WireError, ErrorKind as WireKind, Running, Value, Wire,
+            is_answer,
+        },
+    },
     random,
 };
 
@@ -86,7 +78,7 @@ pub(crate) struct NextLink {
 }
 
 impl NextLink {
-    async fn kind(&self, client: &Client) -> Result<ServerKind, FredError> {
+    async fn kind(&self, client: &Client) -> Result<ServerKind, WireError> {
         if self.left_out.check(HELLO, self.endpoint.now()).is_err() {
             return Ok(ServerKind::Unknown);
         }
@@ -96,7 +88,7 @@ impl NextLink {
     }
 
     /// The first words on it, in one flight: the question, and whose the connection is.
-    async fn greet(&self, client: &Client, has_answered: &AtomicBool) -> Result<ServerKind, FredError> {
+    async fn greet(&self, client: &Client, has_answered: &AtomicBool) -> Result<ServerKind, WireError> {
         let kind = async {
             let kind = self.kind(client).await;
             has_answered.store(true, Ordering::Relaxed);
@@ -106,24 +98,23 @@ impl NextLink {
         kind.and_then(|kind| introduced.map(|()| kind))
     }
 
-    async fn introduce(&self, client: &Client) -> Result<(), FredError> {
+    async fn introduce(&self, client: &Client) -> Result<(), WireError> {
         introduce(client, &self.endpoint, self.role, &self.left_out).await
     }
 
-    fn ended_on<T>(&self, command: &'static str) -> Result<T, FredError> {
-        let ended = Err(FredError::new(FredKind::Canceled, format!("it ended on {command}")));
+    fn ended_on<T>(&self, command: &'static str) -> Result<T, WireError> {
+        let ended = Err(WireError::new(WireKind::Other, format!("it ended on {command}")));
         self.left_out.note(command, &ended, self.endpoint.now());
         ended
     }
 }
 
 /// The outcome of a try to connect.
-pub(crate) type Opened = Result<(Link, Ending), FredError>;
+pub(crate) type Opened = Result<(Link, Ending), WireError>;
 
 /// One link.
 pub(crate) struct Link {
-    client: Client,
-    router: AbortHandle,
+    wire: Wire,
     /// Which of its connection's links it is.
     pub(super) number: u64,
     /// The credentials that it was made with, if a provider gave them.
@@ -139,9 +130,8 @@ pub(crate) struct Link {
     of_run: Mutex<Option<Arc<OfRun>>>,
     /// The run of a server to which it leads, or that it does not say, once that was asked: it leads nowhere else.
     leads_to: OnceLock<Option<Box<str>>>,
-    load: Arc<AtomicUsize>,
     given_up: Arc<Notify>,
-    /// Cancelled once fred's task has ended (invariant 3).
+    /// Cancelled once the task has ended (invariant 3).
     over: CancellationToken,
     step: watch::Sender<Step>,
 }
@@ -189,9 +179,7 @@ impl Before {
 
 /// Tells when a link has ended.
 pub(crate) struct Ending {
-    errors: Receiver<(FredError, Option<Server>)>,
-    /// `None` once it has ended.
-    router: Option<ConnectHandle>,
+    running: Running,
     given_up: Arc<Notify>,
     kind: Arc<Kind>,
     over: CancellationToken,
@@ -199,12 +187,11 @@ pub(crate) struct Ending {
 
 impl Ending {
     /// Completes when the link has ended, or was given up; with the reason if there is one.
-    pub(crate) async fn ended(&mut self) -> Option<FredError> {
-        let Self { errors, router, given_up, .. } = self;
+    pub(crate) async fn ended(&mut self) -> Option<WireError> {
+        let Self { running, given_up, .. } = self;
         let error = tokio::select! {
             biased;
-            error = errors.recv() => error.ok().map(|(error, _server)| error),
-            () = has_ended(router) => None,
+            error = running.ended() => error,
             () = given_up.notified() => None,
         };
         // It may have said what it is, and ended: who waits for the one may hear of the other first.
@@ -212,17 +199,10 @@ impl Ending {
         self.kind.wrong().or(error)
     }
 
-    /// Tells those who still wait, once fred's task has ended. Its link has to have been [ended](Link::end).
+    /// Tells those who still wait, once the task of its link has ended. That has to have been [ended](Link::end).
     pub(crate) async fn settle(mut self) {
-        has_ended(&mut self.router).await;
+        self.running.settled().await;
         self.over.cancel();
-    }
-}
-
-async fn has_ended(router: &mut Option<ConnectHandle>) {
-    if let Some(running) = router {
-        let _ended = running.await;
-        *router = None;
     }
 }
 
@@ -230,39 +210,37 @@ impl Link {
     /// Connects, on the runtime that this runs on, with these settings. `login` is what a provider gave for them.
     pub(crate) async fn open(next: NextLink, config: Config, login: Option<Login>) -> Opened {
         let limits = next.endpoint.limits;
-        let client = client::of_link(config, limits);
-        let (errors, began) = (client.error_rx(), next.endpoint.now());
-        let mut router = AbortOnDropHandle::new(connect(&client).await?);
+        let began = next.endpoint.now();
+        let (wire, mut running) = wire::connect(config, limits.connect, limits.command).await?;
         let given_up = Arc::<Notify>::default();
         let kind = if next.is_wary {
             let has_answered = AtomicBool::new(false);
+            let mut greeting = pin!(next.greet(&wire, &has_answered));
             let known = tokio::select! {
                 biased;
-                known = next.greet(&client, &has_answered) => known,
-                // The rest would stay in a queue that nobody reads.
-                _ended = &mut router => {
+                known = &mut greeting => known,
+                // It may have come between the two looks. The rest would stay in a queue that nobody reads.
+                () = running.settled() => greeting.now_or_never().unwrap_or_else(|| {
                     next.ended_on(if has_answered.load(Ordering::Relaxed) { INTRODUCTION } else { HELLO })
-                }
+                }),
             }?;
             known.check()?;
             Kind::known(known)
         } else {
-            let (its, asking, given_up) = (client.clone(), next.clone(), given_up.clone());
+            let (its, asking, given_up) = (Client::clone(&wire), next.clone(), given_up.clone());
             let answer = async move { asking.kind(&its).await.unwrap_or(ServerKind::Unknown) };
             let kind = Kind::ask(answer, move || given_up.notify_one()).await;
-            let (its, introduced) = (client.clone(), next.clone());
+            let (its, introduced) = (Client::clone(&wire), next.clone());
             let introducing = async move { drop(introduced.introduce(&its).await) };
             #[allow(
                 clippy::disallowed_methods,
-                reason = "like fred's own tasks it belongs to this runtime and this link"
+                reason = "like the tasks of the wire it belongs to this runtime and this link"
             )]
             drop(tokio::task::spawn(introducing));
             kind
         };
-        let router = router.detach();
         let link = Self {
-            client,
-            router: router.abort_handle(),
+            wire,
             number: next.number,
             login,
             kind,
@@ -271,18 +249,17 @@ impl Link {
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
             leads_to: OnceLock::new(),
-            load: Arc::default(),
             given_up: given_up.clone(),
             over: CancellationToken::new(),
             step: watch::Sender::new(Step::In),
         };
         let (kind, over) = (link.kind.clone(), link.over.clone());
-        Ok((link, Ending { errors, router: Some(router), given_up, kind, over }))
+        Ok((link, Ending { running, given_up, kind, over }))
     }
 
     /// Authenticates with other ones. If the server does not take these, the link stays as it was; if it does not say, the
     /// link ends (invariant 4).
-    pub(crate) async fn authenticate(&self, login: &Login) -> Result<(), FredError> {
+    pub(crate) async fn authenticate(&self, login: &Login) -> Result<(), WireError> {
         let Credentials { user, password, .. } = &login.credentials;
         let words: Vec<Value> = user.iter().chain([password]).map(|word| word.as_str().into()).collect();
         let marker = random::number().to_string();
@@ -292,8 +269,8 @@ impl Link {
         // Now all is answered that was sent before.
         self.ping(patience).await?;
         doubt.1 = Step::Out;
-        let (client, marked) = (once(&self.client, patience), (PING, vec![Value::from(&marker)]));
-        let (taken, answer) = self.or_over(pin!(send_behind(client, ("AUTH", words), marked))).await?;
+        let marked = (PING, vec![Value::from(&marker)]);
+        let (taken, answer) = self.or_over(pin!(self.wire.ask_behind(("AUTH", words), marked, patience))).await?;
         if is_of_ping(&answer, &marker) {
             doubt.1 = Step::In;
         }
@@ -301,8 +278,8 @@ impl Link {
     }
 
     /// A barrier: what was sent before has been answered.
-    async fn ping(&self, limit: Duration) -> Result<(), FredError> {
-        match self.or_over(pin!(ask(&self.client, PING, Vec::new(), limit))).await {
+    async fn ping(&self, limit: Duration) -> Result<(), WireError> {
+        match self.or_over(pin!(self.wire.ask(PING, Vec::new(), limit))).await {
             Err(error) if !is_answer(&error) => Err(error),
             _ => Ok(()),
         }
@@ -310,12 +287,12 @@ impl Link {
 
     /// Whether it leads to a replica still.
     pub(crate) async fn is_to_a_replica(&self, limits: Limits) -> bool {
-        !matches!(kind_of(&self.client, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
+        !matches!(kind_of(&self.wire, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
     /// Whether it takes no more requests now (invariant 2).
     pub(crate) fn is_full(&self) -> bool {
-        self.load.load(Ordering::Relaxed) >= FULL
+        self.wire.load() >= FULL
     }
 
     /// Whether this is the first time that a script goes out on it. Later requests on this link reach the server after
@@ -373,9 +350,9 @@ impl Link {
         all.extend([Value::Null, Value::Null]);
         let keys = arguments(&mut all)?;
         let (name, text) = script();
-        let weighed = Weighed::argument(text, &all, &self.load);
+        let weighed = self.wire.weighed(text, &all);
         if let Some([first, second]) = all.first_chunk_mut() {
-            *first = weighed.into();
+            *first = weighed;
             *second = i64::try_from(keys).unwrap_or(i64::MAX).into();
         }
         Some((name, all))
@@ -387,16 +364,16 @@ impl Link {
         command: Command,
         limit: Duration,
         before: Before,
-    ) -> Result<(Value, bool), FredError> {
-        let (client, (name, arguments)) = (once(&self.client, limit), command);
+    ) -> Result<(Value, bool), WireError> {
         let outcome = match before.command() {
             None => {
-                let answer = pin!(client.custom(custom(name), arguments));
+                let (name, arguments) = command;
+                let answer = pin!(self.wire.ask(name, arguments, limit));
                 self.unless_over(answer).await.map(|value| (value, false))
             }
             Some(first) => {
                 // Boxed: it is large, and most requests go alone.
-                let mut sending = Box::pin(send_behind(client, first, (name, arguments)));
+                let mut sending = Box::pin(self.wire.ask_behind(first, command, limit));
                 let answers = self.unless_over(sending.as_mut()).await;
                 answers.and_then(|(first, answer)| match before {
                     // If that is refused, it is why the other is.
@@ -420,12 +397,11 @@ impl Link {
         commands: impl Iterator<Item = Command>,
         limit: Duration,
         before: Before,
-    ) -> Result<Vec<Answer>, FredError> {
+    ) -> Result<Vec<Answer>, WireError> {
         let commands: Vec<Command> =
             commands.flat_map(|command| before.command().into_iter().chain([command])).collect();
-        let (sent, behind) = (commands.len(), usize::from(before != Before::Nothing));
-        let pipeline = queue(once(&self.client, limit), commands).await?;
-        let answers = self.unless_over(pin!(all(&pipeline, sent))).await?;
+        let behind = usize::from(before != Before::Nothing);
+        let answers = self.unless_over(pin!(self.wire.ask_each(commands, limit))).await?;
         self.kind.get().await.check()?;
         Ok(answers.into_iter().skip(behind).step_by(behind + 1).collect())
     }
@@ -433,19 +409,17 @@ impl Link {
     /// The answer of a request that is sent when this is first polled, while the link is in step (invariant 4).
     async fn unless_over<T>(
         &self,
-        mut answer: Pin<&mut impl Future<Output = Result<T, FredError>>>,
-    ) -> Result<T, FredError> {
+        mut answer: Pin<&mut impl Future<Output = Result<T, WireError>>>,
+    ) -> Result<T, WireError> {
         self.is_in_step().await?;
         let answer = self.or_over(answer.as_mut()).await;
         match self.is_in_step().await {
-            Err(_) if answer.as_ref().err().is_none_or(is_answer) => {
-                Err(FredError::new(FredKind::Canceled, UNASSIGNED))
-            }
+            Err(_) if answer.as_ref().err().is_none_or(is_answer) => Err(WireError::new(WireKind::Other, UNASSIGNED)),
             _ => answer,
         }
     }
 
-    async fn is_in_step(&self) -> Result<(), FredError> {
+    async fn is_in_step(&self) -> Result<(), WireError> {
         let mut step = *self.step.borrow();
         if step == Step::Unknown {
             // Boxed: it is large, and hardly ever waited for.
@@ -455,16 +429,16 @@ impl Link {
             })
             .await;
         }
-        if step == Step::In { Ok(()) } else { Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)) }
+        if step == Step::In { Ok(()) } else { Err(WireError::link_is_over()) }
     }
 
-    /// The answer, or that none will come (invariant 3): what fred's task had, it has answered or dropped by its end.
+    /// The answer, or that none will come (invariant 3): what the task had, it has answered or dropped by its end.
     ///
-    /// The answer stays where it is: fred's is large.
+    /// The answer stays where it is: it is large.
     async fn or_over<T>(
         &self,
-        mut answer: Pin<&mut impl Future<Output = Result<T, FredError>>>,
-    ) -> Result<T, FredError> {
+        mut answer: Pin<&mut impl Future<Output = Result<T, WireError>>>,
+    ) -> Result<T, WireError> {
         tokio::select! {
             biased;
             answer = answer.as_mut() => return answer,
@@ -474,13 +448,13 @@ impl Link {
         let late = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
         match late {
             Poll::Ready(answer) => answer,
-            Poll::Pending => Err(FredError::new(FredKind::Canceled, LINK_IS_OVER)),
+            Poll::Pending => Err(WireError::link_is_over()),
         }
     }
 
     /// Sends a command that is no script.
     pub(crate) async fn command(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
-        self.unless_over(pin!(ask(&self.client, command, arguments, limit))).await
+        self.unless_over(pin!(self.wire.ask(command, arguments, limit))).await
     }
 
     pub(crate) fn answered(&self) {
@@ -498,18 +472,17 @@ impl Link {
 
     /// Ends it with all that it holds.
     pub(crate) fn end(&self) {
-        self.router.abort();
+        self.wire.end();
         self.given_up.notify_one();
     }
 
     /// Says goodbye to the server, after what was sent before.
     pub(crate) async fn quit(&self, limit: Duration) {
-        // Quitting may hang.
-        let _outcome = tokio::time::timeout(limit, self.client.quit()).await;
+        let _in_time = tokio::time::timeout(limit, self.wire.quit()).await.is_ok();
     }
 }
 
-/// fred's task holds the client, and the client the connection: only its end closes that.
+/// A link that nobody has any more is given up.
 impl Drop for Link {
     fn drop(&mut self) {
         self.end();
@@ -517,8 +490,8 @@ impl Drop for Link {
 }
 
 /// Asks for the server's kind. An error only if there is no answer.
-async fn kind_of(client: &Client, limits: Limits, wanted: Wanted) -> Result<ServerKind, FredError> {
-    match ask(client, HELLO, vec!["2".into()], limits.connect).await {
+async fn kind_of(client: &Client, limits: Limits, wanted: Wanted) -> Result<ServerKind, WireError> {
+    match client.ask(HELLO, vec!["2".into()], limits.connect).await {
         Ok(answer) => Ok(ServerKind::read(&answer, wanted)),
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
         Err(error) => Err(error),

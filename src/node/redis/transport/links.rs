@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! 1. A request that finds no link waits for one here, not in fred, and only within its own limit. When the limit is
+//! 1. A request that finds no link waits for one here, not in the wire, and only within its own limit. When the limit is
 //!    over, it was never sent, and never will be.
 //! 2. While the connection is open there is a link, or one is being made; unless the connection's runtime has ended.
 //! 3. While the server says that it is no primary, its address is resolved and connected to again, once in
@@ -20,13 +20,12 @@ use std::{
     time::Duration,
 };
 
-use fred::error::Error as FredError;
 use leasehold_protocol::{doubling::Doubling, failure::Failure, time::Time};
 use tokio::sync::{Notify, watch};
 
 use super::{
     endpoint::Endpoint,
-    failure::{classify, is_full, is_refusal, is_wrong_server, words},
+    failure::{classify, is_full, is_refusal, is_wrong_server},
     kind::{ServerKind, Wanted},
     left_out::LeftOut,
     link::{Ending, Link, NextLink},
@@ -37,9 +36,10 @@ use crate::{
     error::Error,
     foreign::{self, Event},
     metrics::NodeMetrics,
+    node::redis::wire::{Error as WireError, words},
 };
 
-/// The least time for an answer: fred takes zero as "for ever".
+/// The least time for an answer: the wire takes zero as "for ever".
 pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 
 /// How often another primary is looked for.
@@ -65,7 +65,7 @@ pub(crate) struct Links {
 enum LinkState {
     Up(Arc<Link>),
     /// With the reason why the last try to connect has failed.
-    Down(Option<FredError>),
+    Down(Option<WireError>),
     /// Closed, or its runtime has ended.
     Over,
 }
@@ -354,12 +354,12 @@ impl Links {
     }
 
     /// There is no link, or it is of no use.
-    pub(super) fn tell_trouble(&self, error: &FredError) {
+    pub(super) fn tell_trouble(&self, error: &WireError) {
         foreign::tell_debug(|| Event::Connection { node: self.server.to_string(), error: words(error).into() });
     }
 
     /// The link has ended, if it was not given up before.
-    fn lost(&self, reason: Option<&FredError>) {
+    fn lost(&self, reason: Option<&WireError>) {
         self.metrics.note_up(false);
         if let Some(error) = reason {
             self.tell_trouble(error);
@@ -405,6 +405,6 @@ impl Drop for EndsWithIt {
     }
 }
 
-fn turns_us_away(reason: &FredError) -> bool {
+fn turns_us_away(reason: &WireError) -> bool {
     is_refusal(reason) || is_full(reason)
 }

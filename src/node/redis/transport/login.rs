@@ -25,10 +25,6 @@ use std::{
     time::Duration,
 };
 
-use fred::{
-    error::{Error as FredError, ErrorKind as FredKind},
-    types::config::Config,
-};
 use leasehold_protocol::{doubling::Doubling, rounded::Rounded, time::Time};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -42,6 +38,7 @@ use super::{
 use crate::{
     credentials::Credentials,
     foreign::{self, Event, Worker},
+    node::redis::wire::{Config, Error as WireError, ErrorKind as WireKind},
 };
 
 /// The most threads that a provider may have blocked.
@@ -189,7 +186,7 @@ impl Provider {
     }
 
     /// Credentials for a new connection (invariant 3).
-    async fn ask(&self, endpoint: &Endpoint) -> Result<Login, FredError> {
+    async fn ask(&self, endpoint: &Endpoint) -> Result<Login, WireError> {
         let known = self.0.last.borrow().clone();
         if let Some(known) = known.clone().filter(|known| self.is_fresh(known, endpoint.now())) {
             return Ok(known);
@@ -224,15 +221,15 @@ impl Provider {
     }
 
     /// Notes a server's answer to them: if it refuses them, the provider is asked again.
-    pub(super) fn note(&self, login: &Login, error: &FredError) {
+    pub(super) fn note(&self, login: &Login, error: &WireError) {
         if is_wrong_password(error) {
             self.0.refused.fetch_max(login.number, Ordering::Relaxed);
         }
     }
 
-    fn no_credentials(&self, reason: &str) -> FredError {
+    fn no_credentials(&self, reason: &str) -> WireError {
         let text = format!("there are no credentials: {reason}");
-        if self.0.is_file { mistake(text) } else { FredError::new(FredKind::IO, text) }
+        if self.0.is_file { mistake(text) } else { WireError::new(WireKind::Other, text) }
     }
 
     /// Completes with other credentials that are valid for a while, once the provider gives some; and asks for them when
@@ -283,8 +280,7 @@ impl Login {
     }
 
     fn set(&self, config: &mut Config) {
-        config.username.clone_from(&self.credentials.user);
-        config.password = Some(self.credentials.password.clone());
+        config.log_in(self.credentials.user.clone(), Some(self.credentials.password.clone()));
     }
 }
 
@@ -359,7 +355,7 @@ fn check(credentials: Credentials) -> Result<Credentials, String> {
 }
 
 /// Whether the server has refused what the provider gives.
-pub(super) fn is_rejected(error: &FredError) -> bool {
+pub(super) fn is_rejected(error: &WireError) -> bool {
     error.details().starts_with(REJECTED)
 }
 
@@ -368,9 +364,9 @@ pub(super) fn is_rejected(error: &FredError) -> bool {
 pub(crate) async fn connected<T, Fut>(
     endpoint: &Endpoint,
     connect: impl Fn(Config, Option<Login>) -> Fut,
-) -> Result<T, FredError>
+) -> Result<T, WireError>
 where
-    Fut: Future<Output = Result<T, FredError>>,
+    Fut: Future<Output = Result<T, WireError>>,
 {
     let Target { provider, tls, .. } = &endpoint.target;
     let config = endpoint.config().await?;
@@ -392,9 +388,9 @@ where
     outcome.map_err(|error| if is_wrong_password(&error) { rejected(&error) } else { error })
 }
 
-fn rejected(error: &FredError) -> FredError {
+fn rejected(error: &WireError) -> WireError {
     let text = format!("{REJECTED}\"{}\"; see that both know the same user and password", error.details());
-    FredError::new(FredKind::IO, text)
+    WireError::new(WireKind::Other, text)
 }
 
 impl PartialEq for Provider {

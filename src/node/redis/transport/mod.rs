@@ -1,7 +1,6 @@
-//! Connections to one server over fred: links that end and are made again, what their errors mean, and where they lead.
+//! Connections to one server: links that end and are made again, what their errors mean, and where they lead.
 
 mod address_map;
-pub(super) mod client;
 mod connection;
 mod endpoint;
 mod failure;
@@ -14,16 +13,14 @@ mod login;
 mod opening;
 pub(super) mod question;
 mod target;
-mod tls;
 mod trust;
 mod url;
-mod weighed;
 
 pub(crate) use self::{
     address_map::AddressMap,
     connection::{Connection, Way},
     endpoint::{Endpoint, Limits},
-    failure::{is_answer, is_no_primary, is_no_right_to_a_key, is_refusal, not_extended, words},
+    failure::{is_no_primary, is_no_right_to_a_key, is_refusal, not_extended},
     introduction::{Role, introduce},
     kind::Wanted,
     left_out::{LeftOut, is_left_out},

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fred::error::{Error as FredError, ErrorKind as FredKind};
 use leasehold_protocol::{
     failure::Failure,
     reconnect::{Reconnect, ReconnectConfig},
@@ -17,7 +16,7 @@ use tokio::{
 
 use super::{
     endpoint::{Endpoint, is_mistake},
-    failure::{classify, is_closed, is_refusal, is_wrong_server, words},
+    failure::{classify, is_refusal, is_wrong_server},
     introduction::Role,
     kind::ServerKind,
     left_out::LeftOut,
@@ -25,7 +24,11 @@ use super::{
     login::{self, is_rejected},
     target::{Address, Target},
 };
-use crate::{error::Error, keeper::Host};
+use crate::{
+    error::Error,
+    keeper::Host,
+    node::redis::wire::{Error as WireError, ErrorKind as WireKind, is_closed, words},
+};
 
 /// A very short outage costs the first pause only, unless there was another one just before.
 const RECONNECT: ReconnectConfig = ReconnectConfig {
@@ -141,12 +144,12 @@ impl Opening {
     }
 
     /// In a task that nobody cancels: a link that comes too late is dropped, and so closed.
-    async fn begin(&mut self) -> Result<(), FredError> {
+    async fn begin(&mut self) -> Result<(), WireError> {
         let runtime = match &self.place {
             Side::Here(runtime, _) => runtime.clone(),
             Side::Keeper(host) => host.transport().await.map_err(|error| {
                 self.reconnect.failed();
-                FredError::from(error)
+                WireError::from(error)
             })?,
         };
         let (next, report) = (self.next.clone(), Report(Some(self.hand_over.clone())));
@@ -160,7 +163,7 @@ impl Opening {
 }
 
 /// Why trying again is pointless, if it is.
-pub(crate) fn mistake_of(endpoint: &Endpoint, error: &FredError) -> Option<Error> {
+pub(crate) fn mistake_of(endpoint: &Endpoint, error: &WireError) -> Option<Error> {
     let target = &endpoint.target;
     Some(if error.details() == NO_OUTCOME {
         Error::config("this runtime cannot connect: build it with `enable_all()`, or call from outside of it")
@@ -256,7 +259,7 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         if let Some(hand_over) = self.0.take() {
-            let _too_late = hand_over.send(Err(FredError::new(FredKind::Config, NO_OUTCOME)));
+            let _too_late = hand_over.send(Err(WireError::new(WireKind::Other, NO_OUTCOME)));
         }
     }
 }

@@ -1,19 +1,17 @@
 //! Troubles with certificates between us and a server, in words that say what to do.
 
-use fred::error::Error as FredError;
-
-use crate::tls::Tls;
+use crate::{node::redis::wire::Error as WireError, tls::Tls};
 
 /// The beginnings of what is put behind the server's address.
 const NOT_TRUSTED: &str = "is not trusted: ";
 const TURNED_AWAY: &str = "has turned us away: ";
 
 /// An error of a handshake, in our words; any other as it is.
-pub(super) fn explained(error: FredError, tls: &Tls) -> FredError {
+pub(super) fn explained(error: WireError, tls: &Tls) -> WireError {
     let details = error.details();
     let text = untrusted(details, tls).map(|why| format!("{NOT_TRUSTED}{why}"));
     match text.or_else(|| Some(format!("{TURNED_AWAY}{}", turned_away(details)?))) {
-        Some(text) => FredError::new(error.kind().clone(), text),
+        Some(text) => WireError::new(error.kind(), text),
         None => error,
     }
 }
@@ -87,16 +85,17 @@ fn turned_away(details: &str) -> Option<&'static str> {
 mod tests {
     use std::time::Duration;
 
-    use fred::error::ErrorKind;
-
     use super::*;
-    use crate::node::redis::transport::{
-        Wanted,
-        failure::{classify, is_refusal},
+    use crate::node::redis::{
+        transport::{
+            Wanted,
+            failure::{classify, is_refusal},
+        },
+        wire::ErrorKind,
     };
 
     fn says(details: String, tls: &Tls) -> String {
-        let error = explained(FredError::new(ErrorKind::IO, details), tls);
+        let error = explained(WireError::new(ErrorKind::Other, details), tls);
         let failure = classify(("h:1", Wanted::Alone), &error, Duration::from_secs(1));
         assert!(failure.is_refusal() && is_refusal(&error), "{failure}");
         failure.to_string()
@@ -141,7 +140,7 @@ mod tests {
     #[test]
     fn what_is_no_matter_of_trust_stays_as_it_is() {
         for details in ["Connection reset by peer", "AlertReceived(InternalError)"] {
-            let error = explained(FredError::new(ErrorKind::IO, details), &Tls::new());
+            let error = explained(WireError::new(ErrorKind::Other, details), &Tls::new());
             assert!(error.details() == details && !is_explained(details));
         }
     }

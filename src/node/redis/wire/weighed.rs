@@ -7,34 +7,31 @@ use std::sync::{
 
 use fred::{bytes::Bytes, types::Value};
 
-use crate::node::redis::script::Text;
-
 /// The approximate memory that fred needs for a request besides its bytes.
 const EACH: usize = 1024;
 
-/// The first argument of a request. fred drops it with the request, and so tells when it no longer holds that.
-pub(super) struct Weighed {
-    text: Text,
+/// A text that fred drops with its request, and so tells when it no longer holds that.
+struct Weighed<T> {
+    text: T,
     weight: usize,
     load: Arc<AtomicUsize>,
 }
 
-impl Weighed {
-    pub(super) fn argument(text: Text, rest: &[Value], load: &Arc<AtomicUsize>) -> Bytes {
-        let bytes: usize = rest.iter().map(|value| value.as_bytes().map_or(0, <[u8]>::len)).sum();
-        let weight = EACH + text.as_ref().len() + bytes;
-        load.fetch_add(weight, Ordering::Relaxed);
-        Bytes::from_owner(Self { text, weight, load: load.clone() })
-    }
+/// The first argument of a request.
+pub(super) fn argument(text: impl AsRef<str> + Send + 'static, rest: &[Value], load: &Arc<AtomicUsize>) -> Bytes {
+    let bytes: usize = rest.iter().map(|value| value.as_bytes().map_or(0, <[u8]>::len)).sum();
+    let weight = EACH + text.as_ref().len() + bytes;
+    load.fetch_add(weight, Ordering::Relaxed);
+    Bytes::from_owner(Weighed { text, weight, load: load.clone() })
 }
 
-impl AsRef<[u8]> for Weighed {
+impl<T: AsRef<str>> AsRef<[u8]> for Weighed<T> {
     fn as_ref(&self) -> &[u8] {
         self.text.as_ref().as_bytes()
     }
 }
 
-impl Drop for Weighed {
+impl<T> Drop for Weighed<T> {
     fn drop(&mut self) {
         self.load.fetch_sub(self.weight, Ordering::Relaxed);
     }
@@ -48,7 +45,7 @@ mod tests {
     fn a_request_weighs_until_fred_drops_it() {
         let load = Arc::new(AtomicUsize::new(0));
         let rest = vec![Value::from("four"), Value::from(7_i64)];
-        let argument = Weighed::argument(Text::Fixed("EVAL"), &rest, &load);
+        let argument = argument("EVAL", &rest, &load);
         let copy = argument.clone();
         assert_eq!((&*argument, load.load(Ordering::Relaxed)), (&b"EVAL"[..], EACH + 8));
         drop(argument);

@@ -1,0 +1,145 @@
+//! Why a request or a connection came to nothing, and how fred and servers say it.
+
+use std::{borrow::Cow, io};
+
+use fred::error::{Error as FredError, ErrorKind as FredKind};
+
+/// What is certain, whatever the text says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// The request was never sent, and never will be. With each other kind it may have been.
+    Unsent,
+    /// There was no answer in time.
+    Timeout,
+    /// The server does not take who we are.
+    Auth,
+    /// Our settings are wrong, so nothing was connected to.
+    Mistake,
+    Other,
+}
+
+/// An error of the server, of the system, of fred, or of ours.
+#[derive(Debug, Clone)]
+pub(crate) struct Error {
+    kind: ErrorKind,
+    details: Cow<'static, str>,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, details: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, details: details.into() }
+    }
+
+    /// The request was not handed over, or is left in the queue of a link that is over.
+    pub(crate) fn link_is_over() -> Self {
+        Self::new(ErrorKind::Unsent, "The link was over before it was sent")
+    }
+
+    /// That of a request which was handed over. When its task ends fred cancels what is left in its queue; and nothing that it
+    /// has taken from there, which ends with the connection's own error. No other kind of fred's is certain: what is dropped
+    /// with the task has the same as what no task took.
+    pub(super) fn of_request(error: FredError) -> Self {
+        if error.is_canceled() { Self::new(ErrorKind::Unsent, "it could not be sent") } else { error.into() }
+    }
+
+    pub(crate) fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub(crate) fn details(&self) -> &str {
+        &self.details
+    }
+
+    /// Whether the request was never sent, and never will be.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.kind == ErrorKind::Unsent
+    }
+}
+
+impl From<FredError> for Error {
+    fn from(error: FredError) -> Self {
+        let kind = match error.kind() {
+            FredKind::Timeout => ErrorKind::Timeout,
+            FredKind::Auth => ErrorKind::Auth,
+            _ => ErrorKind::Other,
+        };
+        Self::new(kind, error.details().to_owned())
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        FredError::from(error).into()
+    }
+}
+
+/// Whether it is the server's answer, and not fred's or the system's.
+pub(crate) fn is_answer(error: &Error) -> bool {
+    let details = error.details();
+    reply_word(details).is_some() || own_words(details) != details
+}
+
+/// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was
+/// better.
+pub(crate) fn is_closed(error: &Error) -> bool {
+    // The second is that of a socket's file.
+    ["kind: ConnectionRefused", "kind: NotFound"].iter().any(|kind| error.details().contains(kind))
+}
+
+/// The message in an error of fred, or of the system. fred shows the system's as
+/// `Os { code: 111, kind: …, message: "Connection refused" }`. It shows those of the standard library as
+/// `Custom { kind: …, error: "failed to lookup address information: …" }`.
+pub(crate) fn words(error: &Error) -> &str {
+    let details = error.details();
+    let inside = |of, field| details.strip_prefix(of).and_then(|text: &str| text.split_once(field)?.1.split_once('"'));
+    let message = inside("Os {", "message: \"").or_else(|| inside("Custom {", "error: \""));
+    match message.map_or(details, |(message, _)| message).trim_end_matches('.') {
+        words if words.starts_with("Decode Error") => "what it answers is not Redis' protocol (TLS is rediss://)",
+        words => words,
+    }
+}
+
+/// An error reply of a server starts with a word in capitals; nothing that fred says does.
+pub(crate) fn reply_word(details: &str) -> Option<&str> {
+    let word = details.split(' ').next()?;
+    (word.len() >= 3 && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
+}
+
+/// The error of a command inside a script, without what Redis before 7.0 wraps it in. The wrapped one is
+/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`. If the
+/// script caught the error and answers it, the text begins at `@user_script: 30: `.
+pub(crate) fn own_words(details: &str) -> &str {
+    let wrapped = details.starts_with(WRAPPED) || details.starts_with(CAUGHT);
+    let inner = details.split_once(CAUGHT).filter(|_| wrapped);
+    inner.and_then(|(_, text)| text.split_once(": ")).map_or(details, |(_line, said)| said.trim_start_matches('-'))
+}
+
+pub(crate) const WRAPPED: &str = "ERR Error running script";
+pub(crate) const CAUGHT: &str = "@user_script: ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever fred calls it: a request counts as unsent by a kind alone, and by one kind alone.
+    #[test]
+    fn no_text_of_freds_says_that_a_request_was_never_sent() {
+        use FredKind::{Auth, Canceled, Cluster, Config, IO, Parse, Protocol, Routing, Timeout, Unknown};
+        for text in [
+            "Failed to send command to router.",
+            "Failed to route command.",
+            "Connection closed unexpectedly.",
+            "The link was over before it was sent",
+            "channel closed",
+            "anything",
+            "",
+        ] {
+            assert!(Error::of_request(FredError::new(Canceled, text)).is_unsent(), "{text}");
+            assert!(!Error::from(FredError::new(Canceled, text)).is_unsent(), "a connection's own error: {text}");
+            for kind in [Auth, Cluster, Config, IO, Parse, Protocol, Routing, Timeout, Unknown] {
+                let error = Error::of_request(FredError::new(kind, text));
+                assert!(!error.is_unsent() && error.details() == text, "{error:?}");
+            }
+        }
+    }
+}
