@@ -371,7 +371,7 @@ impl Subscription {
             self.missed();
             loop {
                 tokio::select! {
-                    heard = session.pushes.next() => match heard {
+                    heard = session.running.next() => match heard {
                         Ok(Some(message)) => self.hear(&message, |key, listener| own_invalidations.add(key, listener)),
                         Ok(None) => self.missed(),
                         Err(reason) => return End::Failed(reason),

@@ -4,7 +4,7 @@ use super::End;
 use crate::node::redis::{
     info,
     transport::{Connection, Endpoint, Limits, Role, connected, introduce, is_left_out, is_refusal},
-    wire::{self, Error as WireError, Pushes, Value, Wire, words},
+    wire::{self, Error as WireError, Running, Value, Wire, words},
 };
 
 const INVALIDATIONS: &str = "__redis__:invalidate";
@@ -14,15 +14,15 @@ pub(super) struct Session {
     wire: Wire,
     /// For the redirection; or why there can be none.
     id: Result<i64, String>,
-    pub(super) pushes: Pushes,
+    pub(super) running: Running,
 }
 
 impl Session {
     pub(super) async fn open(endpoint: &Endpoint, keeper: &Connection, channel: &str) -> Result<Self, End> {
         let limits = endpoint.limits;
         let connect = |config, _login| async move {
-            let (wire, pushes) = wire::receive(config, limits.connect, limits.command).await?;
-            Ok(Self { wire, id: Err(String::new()), pushes })
+            let (wire, running) = wire::connect(config, limits.connect, limits.command, true).await?;
+            Ok(Self { wire, id: Err(String::new()), running })
         };
         let mut session = connected(endpoint, connect).await.map_err(|error| ended(&error))?;
         let introducing = introduce(&session.wire, endpoint, Role::Notifications, &keeper.left_out);

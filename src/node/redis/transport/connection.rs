@@ -142,7 +142,7 @@ impl Connection {
                     return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number }));
                 }
                 // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
-                Err(error) if error.is_unsent() && self.now() < until => {
+                Err(error) if error.kind == WireKind::Unsent && self.now() < until => {
                     self.give_up(&link);
                     overtaken = true;
                     (left, until) = self.left(limit, until);
@@ -207,7 +207,7 @@ impl Connection {
             }
             // It may be another run by now: it is asked, and not given the text.
             Err(error) if unknown_script(&error) => link.forget_run(),
-            Err(error) if error.is_unsent() && self.now() < until => {
+            Err(error) if error.kind == WireKind::Unsent && self.now() < until => {
                 self.give_up(&link);
             }
             Err(error) => return Err(self.failed(&link, &error, (limit, until))),
@@ -390,8 +390,11 @@ impl Connection {
         more: impl FnOnce(&str) -> Option<String>,
     ) -> Failure {
         let now = self.now();
-        let is_silence = error.kind() == WireKind::Timeout && !stood_still(now, until);
-        if is_wrong_server(error) || is_unauthenticated(error) || (is_silence && link.health().timed_out(limit, now)) {
+        let is_silence = error.kind == WireKind::Timeout && !stood_still(now, until);
+        if is_wrong_server(error)
+            || is_unauthenticated(error)
+            || (is_silence && link.health().timed_out(limit, now))
+        {
             self.give_up(link);
         }
         if is_no_primary(error.details()) {
@@ -526,10 +529,10 @@ mod tests {
             };
             let look = link.call(&crate::node::redis::script::LOOK, false, &mut no_arguments).unwrap();
             let error = link.send(look, LIMIT, before).await.unwrap_err();
-            assert!(error.is_unsent(), "{error:?}");
+            assert_eq!(error.kind, WireKind::Unsent, "{error:?}");
         }
         let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();
-        assert!(error.is_unsent(), "{error:?}");
+        assert_eq!(error.kind, WireKind::Unsent, "{error:?}");
         connection.command("PING", Vec::new(), LIMIT).await.expect("the next link has an answer");
     }
 }

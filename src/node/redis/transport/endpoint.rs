@@ -91,24 +91,19 @@ impl Endpoint {
 /// The settings without TLS.
 #[cfg_attr(unix, allow(clippy::unnecessary_wraps, reason = "elsewhere there are no Unix sockets"))]
 pub(crate) fn config(target: &Target) -> Result<Config, WireError> {
+    let database = target.database.filter(|&database| database != 0);
     let mut config = match &target.address {
         #[cfg(unix)]
-        Address::Unix(path) => Config::of_socket(path.clone()),
+        Address::Unix(path) => Config::of_socket(path.clone(), database),
         #[cfg(not(unix))]
         Address::Unix(_) => return Err(mistake(super::url::NO_UNIX_SOCKETS)),
-        Address::Tcp { host, port, .. } => Config::of_host(host, *port),
+        Address::Tcp { host, port, .. } => Config::of_host(host, *port, database),
     };
     config.log_in(target.user.clone(), target.password.clone());
-    config.select(target.database.filter(|&database| database != 0));
     Ok(config)
 }
 
 /// Our settings are wrong, so nothing was connected to.
 pub(super) fn mistake(text: impl Into<String>) -> WireError {
     WireError::new(WireKind::Mistake, text.into())
-}
-
-/// Whether it is that.
-pub(super) fn is_mistake(error: &WireError) -> bool {
-    error.kind() == WireKind::Mistake
 }

@@ -50,7 +50,7 @@ pub(crate) fn classify_of(
         let more = lacks_a_right(word, details).then(|| more(details)).flatten().unwrap_or_default();
         return server_said((server, wanted), word, details, &more);
     }
-    match error.kind() {
+    match error.kind {
         ErrorKind::Timeout => silent(server, limit),
         _ if is_explained(details) => Failure::refused(format!("redis at {server} {details}")),
         // A part of a cluster may have granted what it was asked for.
@@ -87,8 +87,7 @@ pub(crate) fn is_wrong_server(error: &Error) -> bool {
 
 /// Whether a failed connection is the server's refusal of us rather than its absence; or ours of the server.
 pub(crate) fn is_refusal(error: &Error) -> bool {
-    error.kind() == ErrorKind::Auth
-        || is_wrong_server(error)
+    is_wrong_server(error)
         || is_explained(error.details())
         || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
 }

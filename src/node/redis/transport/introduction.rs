@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{endpoint::Endpoint, left_out::LeftOut};
-use crate::node::redis::wire::{Client, Error as WireError, Value, is_answer};
+use crate::node::redis::wire::{Error as WireError, Value, Wire, is_answer};
 
 /// The name under which it is [left out](super::left_out).
 pub(crate) const INTRODUCTION: &str = "CLIENT SETNAME";
@@ -21,7 +21,7 @@ pub(crate) enum Role {
 /// Says it, unless connections to that server end on it. A server that does not know the commands, or a user without the
 /// right to them, is none the worse: only a connection without an answer is an error.
 pub(crate) async fn introduce(
-    client: &Client,
+    wire: &Wire,
     endpoint: &Endpoint,
     role: Role,
     left_out: &LeftOut,
@@ -29,16 +29,16 @@ pub(crate) async fn introduce(
     if left_out.check(INTRODUCTION, endpoint.now()).is_err() {
         return Ok(());
     }
-    let said = say(client, &name(&endpoint.names.label, role), endpoint.limits.connect).await;
+    let said = say(wire, &name(&endpoint.names.label, role), endpoint.limits.connect).await;
     left_out.note(INTRODUCTION, &said, endpoint.now());
     said
 }
 
-async fn say(client: &Client, name: &str, limit: Duration) -> Result<(), WireError> {
+async fn say(wire: &Wire, name: &str, limit: Duration) -> Result<(), WireError> {
     let words: [&[&str]; 3] =
         [&["SETNAME", name], &["SETINFO", "LIB-NAME", "leasehold"], &["SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]];
     let commands = words.map(|words| ("CLIENT", words.iter().map(|&word| word.into()).collect::<Vec<Value>>()));
-    let answers = client.ask_each(commands, limit).await.unwrap_or_else(|error| vec![Err(error)]);
+    let answers = wire.ask_each(commands, limit).await.unwrap_or_else(|error| vec![Err(error)]);
     answers.into_iter().filter_map(Result::err).find(|error| !is_answer(error)).map_or(Ok(()), Err)
 }
 

@@ -42,7 +42,7 @@ impl LeftOut {
     /// Records the outcome of a command.
     pub(crate) fn note<T>(&self, command: &'static str, outcome: &Result<T, WireError>, now: Time) {
         match outcome {
-            Err(error) if error.kind() == WireKind::Timeout || error.is_unsent() => {}
+            Err(error) if matches!(error.kind, WireKind::Timeout | WireKind::Unsent) => {}
             Err(error) if !is_answer(error) => {
                 let mut all = self.0.lock();
                 let times = all.get(command).map_or(1, |(times, _)| times.saturating_add(1));

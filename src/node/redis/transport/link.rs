@@ -42,8 +42,7 @@ use crate::{
     node::redis::{
         script::{OfRun, Script, Text},
         wire::{
-            self, Answer, Client, Command, Config, Error as WireError, ErrorKind as WireKind, Running, Value, Wire,
-            is_answer,
+            self, Answer, Command, Config, Error as WireError, ErrorKind as WireKind, Running, Value, Wire, is_answer,
         },
     },
     random,
@@ -78,28 +77,28 @@ pub(crate) struct NextLink {
 }
 
 impl NextLink {
-    async fn kind(&self, client: &Client) -> Result<ServerKind, WireError> {
+    async fn kind(&self, wire: &Wire) -> Result<ServerKind, WireError> {
         if self.left_out.check(HELLO, self.endpoint.now()).is_err() {
             return Ok(ServerKind::Unknown);
         }
-        let kind = kind_of(client, self.endpoint.limits, self.endpoint.wanted).await;
+        let kind = kind_of(wire, self.endpoint.limits, self.endpoint.wanted).await;
         self.left_out.note(HELLO, &kind, self.endpoint.now());
         kind
     }
 
     /// The first words on it, in one flight: the question, and whose the connection is.
-    async fn greet(&self, client: &Client, has_answered: &AtomicBool) -> Result<ServerKind, WireError> {
+    async fn greet(&self, wire: &Wire, has_answered: &AtomicBool) -> Result<ServerKind, WireError> {
         let kind = async {
-            let kind = self.kind(client).await;
+            let kind = self.kind(wire).await;
             has_answered.store(true, Ordering::Relaxed);
             kind
         };
-        let (kind, introduced) = tokio::join!(kind, self.introduce(client));
+        let (kind, introduced) = tokio::join!(kind, self.introduce(wire));
         kind.and_then(|kind| introduced.map(|()| kind))
     }
 
-    async fn introduce(&self, client: &Client) -> Result<(), WireError> {
-        introduce(client, &self.endpoint, self.role, &self.left_out).await
+    async fn introduce(&self, wire: &Wire) -> Result<(), WireError> {
+        introduce(wire, &self.endpoint, self.role, &self.left_out).await
     }
 
     fn ended_on<T>(&self, command: &'static str) -> Result<T, WireError> {
@@ -114,7 +113,7 @@ pub(crate) type Opened = Result<(Link, Ending), WireError>;
 
 /// One link.
 pub(crate) struct Link {
-    wire: Wire,
+    wire: Arc<Wire>,
     /// Which of its connection's links it is.
     pub(super) number: u64,
     /// The credentials that it was made with, if a provider gave them.
@@ -201,7 +200,7 @@ impl Ending {
 
     /// Tells those who still wait, once the task of its link has ended. That has to have been [ended](Link::end).
     pub(crate) async fn settle(mut self) {
-        self.running.settled().await;
+        let _ended = self.running.ended().await;
         self.over.cancel();
     }
 }
@@ -211,7 +210,8 @@ impl Link {
     pub(crate) async fn open(next: NextLink, config: Config, login: Option<Login>) -> Opened {
         let limits = next.endpoint.limits;
         let began = next.endpoint.now();
-        let (wire, mut running) = wire::connect(config, limits.connect, limits.command).await?;
+        let (wire, mut running) = wire::connect(config, limits.connect, limits.command, false).await?;
+        let wire = Arc::new(wire);
         let given_up = Arc::<Notify>::default();
         let kind = if next.is_wary {
             let has_answered = AtomicBool::new(false);
@@ -220,17 +220,17 @@ impl Link {
                 biased;
                 known = &mut greeting => known,
                 // It may have come between the two looks. The rest would stay in a queue that nobody reads.
-                () = running.settled() => greeting.now_or_never().unwrap_or_else(|| {
+                _ended = running.ended() => greeting.now_or_never().unwrap_or_else(|| {
                     next.ended_on(if has_answered.load(Ordering::Relaxed) { INTRODUCTION } else { HELLO })
                 }),
             }?;
             known.check()?;
             Kind::known(known)
         } else {
-            let (its, asking, given_up) = (Client::clone(&wire), next.clone(), given_up.clone());
+            let (its, asking, given_up) = (wire.clone(), next.clone(), given_up.clone());
             let answer = async move { asking.kind(&its).await.unwrap_or(ServerKind::Unknown) };
             let kind = Kind::ask(answer, move || given_up.notify_one()).await;
-            let (its, introduced) = (Client::clone(&wire), next.clone());
+            let (its, introduced) = (wire.clone(), next.clone());
             let introducing = async move { drop(introduced.introduce(&its).await) };
             #[allow(
                 clippy::disallowed_methods,
@@ -490,8 +490,8 @@ impl Drop for Link {
 }
 
 /// Asks for the server's kind. An error only if there is no answer.
-async fn kind_of(client: &Client, limits: Limits, wanted: Wanted) -> Result<ServerKind, WireError> {
-    match client.ask(HELLO, vec!["2".into()], limits.connect).await {
+async fn kind_of(wire: &Wire, limits: Limits, wanted: Wanted) -> Result<ServerKind, WireError> {
+    match wire.ask(HELLO, vec!["2".into()], limits.connect).await {
         Ok(answer) => Ok(ServerKind::read(&answer, wanted)),
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
         Err(error) => Err(error),

@@ -278,10 +278,6 @@ impl Login {
         let valid_for = self.credentials.valid_for?;
         Some((self.asked + valid_for / 3 * 2).since(now))
     }
-
-    fn set(&self, config: &mut Config) {
-        config.log_in(self.credentials.user.clone(), Some(self.credentials.password.clone()));
-    }
 }
 
 impl Asked {
@@ -373,8 +369,8 @@ where
     let connect = async |config, login| connect(config, login).await.map_err(|error| explained(error, tls));
     let Some(provider) = provider else { return connect(config, None).await };
     let connect_as = async |login: &Login| {
-        let mut config = config.clone();
-        login.set(&mut config);
+        let (mut config, Credentials { user, password, .. }) = (config.clone(), &login.credentials);
+        config.log_in(user.clone(), Some(password.clone()));
         let outcome = connect(config, Some(login.clone())).await;
         outcome.inspect_err(|error| provider.note(login, error))
     };

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    endpoint::{Endpoint, is_mistake},
+    endpoint::Endpoint,
     failure::{classify, is_refusal, is_wrong_server},
     introduction::Role,
     kind::ServerKind,
@@ -149,7 +149,7 @@ impl Opening {
             Side::Here(runtime, _) => runtime.clone(),
             Side::Keeper(host) => host.transport().await.map_err(|error| {
                 self.reconnect.failed();
-                WireError::from(error)
+                WireError::new(WireKind::Other, format!("{error:?}"))
             })?,
         };
         let (next, report) = (self.next.clone(), Report(Some(self.hand_over.clone())));
@@ -167,7 +167,7 @@ pub(crate) fn mistake_of(endpoint: &Endpoint, error: &WireError) -> Option<Error
     let target = &endpoint.target;
     Some(if error.details() == NO_OUTCOME {
         Error::config("this runtime cannot connect: build it with `enable_all()`, or call from outside of it")
-    } else if is_mistake(error) {
+    } else if error.kind == WireKind::Mistake {
         Error::config(words(error))
     } else if is_rejected(error) {
         Error::of(Failure::refused(format!("redis at {target}: {}", words(error))))

@@ -11,7 +11,7 @@ pub(super) fn explained(error: WireError, tls: &Tls) -> WireError {
     let details = error.details();
     let text = untrusted(details, tls).map(|why| format!("{NOT_TRUSTED}{why}"));
     match text.or_else(|| Some(format!("{TURNED_AWAY}{}", turned_away(details)?))) {
-        Some(text) => WireError::new(error.kind(), text),
+        Some(text) => WireError::new(error.kind, text),
         None => error,
     }
 }

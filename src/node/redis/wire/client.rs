@@ -2,7 +2,6 @@
 
 use std::{
     future::{Future, poll_fn},
-    ops::Deref,
     panic::resume_unwind,
     sync::{
         Arc,
@@ -13,12 +12,11 @@ use std::{
 };
 
 use fred::{
-    clients::{Client as FredClient, Pipeline, WithOptions},
-    error::Error as FredError,
+    clients::{Client, Pipeline, WithOptions},
     interfaces::{ClientLike, EventInterface, PubsubInterface},
     types::{
         ClusterHash, ConnectHandle, CustomCommand, Message, Value,
-        config::{ConnectionConfig, Options, PerformanceConfig, Server, TcpConfig},
+        config::{Config as FredConfig, ConnectionConfig, Options, PerformanceConfig, Server, ServerConfig, TcpConfig},
     },
 };
 use socket2::TcpKeepalive;
@@ -26,13 +24,12 @@ use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
     task::AbortHandle,
 };
-use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    config::Config,
     error::{Error, ErrorKind, is_answer, words},
-    weighed,
+    tls, weighed,
 };
+use crate::tls::Tls;
 
 /// How many notifications may wait for us; more at a time count as missed. Redis 6.2 sends one for every key that we
 /// renew ourselves, so some batches of these fit in. fred sets aside as much, some 500 bytes for each, for eight kinds
@@ -49,46 +46,43 @@ pub(crate) type Command = (&'static str, Vec<Value>);
 /// The server's answer to a command, or why there is none.
 pub(crate) type Answer = Result<Value, Error>;
 
-/// What sends on a connection.
-#[derive(Clone)]
-pub(crate) struct Client {
-    fred: FredClient,
+/// To what to connect, and as whom.
+#[derive(Debug, Clone)]
+pub(crate) struct Config(FredConfig);
+
+/// A connection, which ends with this.
+pub(crate) struct Wire {
+    fred: Client,
     task: AbortHandle,
     load: Arc<AtomicUsize>,
 }
 
-/// A connection, which ends with this.
-pub(crate) struct Wire(Client);
-
-/// fred's task for a connection.
+/// A connection as it goes on: its pushes, and its end.
 pub(crate) struct Running {
-    errors: Receiver<(FredError, Option<Server>)>,
-    /// `None` once it has ended.
+    pushes: Receiver<Message>,
+    /// fred's task, whose outcome is the connection's error; `None` once it has ended.
     task: Option<ConnectHandle>,
 }
 
-/// What a server pushes on a connection.
-pub(crate) struct Pushes {
-    messages: Receiver<Message>,
-    running: Running,
-}
+impl Config {
+    pub(crate) fn of_host(host: &str, port: u16, database: Option<u8>) -> Self {
+        let server = ServerConfig::Centralized { server: Server::new(host, port) };
+        Self(FredConfig { server, database, ..FredConfig::default() })
+    }
 
-/// Connects, within this time for each step of it.
-pub(crate) async fn connect(config: Config, connect: Duration, command: Duration) -> Result<(Wire, Running), Error> {
-    begin(FredClient::new(config.0, Some(performance(command)), Some(settings(connect)), None)).await
-}
+    #[cfg(unix)]
+    pub(crate) fn of_socket(path: std::path::PathBuf, database: Option<u8>) -> Self {
+        Self(FredConfig { server: ServerConfig::Unix { path }, database, ..FredConfig::default() })
+    }
 
-/// The same to be pushed to: with room for what comes in a burst.
-pub(crate) async fn receive(config: Config, connect: Duration, command: Duration) -> Result<(Wire, Pushes), Error> {
-    let performance = PerformanceConfig { broadcast_channel_capacity: BACKLOG, ..performance(command) };
-    let client = FredClient::new(config.0, Some(performance), Some(settings(connect)), None);
-    let messages = client.message_rx();
-    let (wire, running) = begin(client).await?;
-    Ok((wire, Pushes { messages, running }))
-}
+    pub(crate) fn log_in(&mut self, user: Option<String>, password: Option<String>) {
+        (self.0.username, self.0.password) = (user, password);
+    }
 
-fn performance(command: Duration) -> PerformanceConfig {
-    PerformanceConfig { default_command_timeout: command, ..PerformanceConfig::default() }
+    /// Reads certificates, which may take long.
+    pub(crate) fn enable_tls(&mut self, tls: &Tls) -> Result<(), String> {
+        tls::enable(&mut self.0, tls)
+    }
 }
 
 /// The settings of a connection. Each step of a handshake has the time that all of it may take, and not the ten seconds
@@ -113,39 +107,40 @@ fn settings(connect: Duration) -> ConnectionConfig {
     }
 }
 
-/// Without a policy for connecting again fred's task ends with the connection, and cancels what is left in its queue. A
-/// request that comes later stays there, and nobody reads it.
-async fn begin(client: FredClient) -> Result<(Wire, Running), Error> {
-    let errors = client.error_rx();
-    let task = connected(&client).await?;
-    let wire = Wire(Client { fred: client, task: task.abort_handle(), load: Arc::default() });
-    Ok((wire, Running { errors, task: Some(task) }))
-}
-
-/// Connects for the first time. The handle is of fred's task, which ends with the connection, and it with that.
-///
-/// # Cancel safety
-///
-/// Dropped, it ends fred's task, which would go on to a connection that nobody has.
-async fn connected(client: &FredClient) -> Result<ConnectHandle, FredError> {
+/// Connects, within this time for each step, to send requests or to be pushed to. Without a policy for connecting again
+/// fred's task ends with the connection, and cancels what is left in its queue.
+pub(crate) async fn connect(
+    config: Config,
+    connect: Duration,
+    command: Duration,
+    is_pushed_to: bool,
+) -> Result<(Wire, Running), Error> {
+    let mut performance = PerformanceConfig { default_command_timeout: command, ..PerformanceConfig::default() };
+    if is_pushed_to {
+        performance.broadcast_channel_capacity = BACKLOG;
+    }
+    let client = Client::new(config.0, Some(performance), Some(settings(connect)), None);
+    let pushes = client.message_rx();
     let mut connected = Box::pin(client.wait_for_connect());
     // Its first poll subscribes to the outcome, so connecting must not begin before.
     let early = poll_fn(|context| Poll::Ready(connected.as_mut().poll(context).is_ready())).await;
-    let mut connecting = AbortOnDropHandle::new(client.connect());
+    let mut task = client.connect();
+    // Dropped, it ends fred's task, which would go on to a connection that nobody has.
+    let wire = Wire { fred: client.clone(), task: task.abort_handle(), load: Arc::default() };
     // fred bounds this itself, by the time-outs of `settings`.
-    tokio::select! {
+    let task = tokio::select! {
         biased;
-        outcome = &mut connected, if !early => outcome?,
-        ended = &mut connecting => match ended {
+        outcome = &mut connected, if !early => outcome.map(|()| Some(task)),
+        ended = &mut task => match ended {
             // A runtime without timers or I/O.
             Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
-            _ => connected.await?,
+            _ => connected.await.map(|()| None),
         },
-    }
-    Ok(connecting.detach())
+    }?;
+    Ok((wire, Running { pushes, task }))
 }
 
-impl Client {
+impl Wire {
     /// Sends a command when this is first polled; the answer.
     pub(crate) async fn ask(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         self.check()?;
@@ -164,8 +159,8 @@ impl Client {
         Ok((first, second))
     }
 
-    /// Sends commands one right behind the other; the answer of each. An error is that of all. fred does not take them out
-    /// of its queue when the time is over; but it keeps the order, so an undo on the same link comes later.
+    /// Sends commands one right behind the other; the answer of each. An error is that of all. fred does not take them
+    /// out of its queue when the time is over; but it keeps the order, so an undo on the same link comes later.
     pub(crate) async fn ask_each(
         &self,
         commands: impl IntoIterator<Item = Command>,
@@ -217,17 +212,9 @@ impl Client {
     }
 
     /// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
-    fn once(&self, limit: Duration) -> WithOptions<FredClient> {
+    fn once(&self, limit: Duration) -> WithOptions<Client> {
         let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
         self.fred.with_options(&options)
-    }
-}
-
-impl Deref for Wire {
-    type Target = Client;
-
-    fn deref(&self) -> &Client {
-        &self.0
     }
 }
 
@@ -239,57 +226,35 @@ impl Drop for Wire {
 }
 
 impl Running {
-    /// Completes when the connection has ended; with the reason if there is one.
-    ///
-    /// # Cancel safety
-    ///
-    /// It loses nothing.
+    /// Completes when the connection has ended, with the reason if there is one. By then its task has answered or
+    /// dropped all that it had.
     pub(crate) async fn ended(&mut self) -> Option<Error> {
-        let Self { errors, task } = self;
-        let error = tokio::select! {
-            biased;
-            error = errors.recv() => error.ok(),
-            // It may have come between the two looks.
-            () = has_ended(task) => errors.try_recv().ok(),
-        };
-        error.map(|(error, _server)| error.into())
+        ended(&mut self.task).await
     }
 
-    /// Completes once its task has ended: what that had, it has answered or dropped.
-    ///
-    /// # Cancel safety
-    ///
-    /// It loses nothing.
-    pub(crate) async fn settled(&mut self) {
-        has_ended(&mut self.task).await;
-    }
-}
-
-async fn has_ended(task: &mut Option<ConnectHandle>) {
-    if let Some(running) = task {
-        let _ended = running.await;
-        *task = None;
-    }
-}
-
-impl Pushes {
-    /// The next one; `None` if some were missed, an error when the connection has ended.
+    /// The next push; `None` if some were missed, an error when the connection has ended.
     ///
     /// # Cancel safety
     ///
     /// It loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Value>, String> {
         tokio::select! {
-            message = self.messages.recv() => match message {
+            message = self.pushes.recv() => match message {
                 Ok(message) => Ok(Some(message.value)),
                 Err(RecvError::Lagged(_)) => Ok(None),
                 Err(RecvError::Closed) => Err("the receiver has ended".into()),
             },
-            error = self.running.ended() => {
+            error = ended(&mut self.task) => {
                 Err(error.as_ref().map_or("its connection has ended", words).into())
             }
         }
     }
+}
+
+async fn ended(task: &mut Option<ConnectHandle>) -> Option<Error> {
+    let ended = task.as_mut()?.await;
+    *task = None;
+    ended.ok()?.err().map(Error::from)
 }
 
 fn custom(command: &'static str) -> CustomCommand {

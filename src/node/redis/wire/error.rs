@@ -1,18 +1,16 @@
 //! Why a request or a connection came to nothing, and how fred and servers say it.
 
-use std::{borrow::Cow, io};
+use std::borrow::Cow;
 
 use fred::error::{Error as FredError, ErrorKind as FredKind};
 
-/// What is certain, whatever the text says.
+/// The certain part of an error, whatever its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
     /// The request was never sent, and never will be. With each other kind it may have been.
     Unsent,
     /// There was no answer in time.
     Timeout,
-    /// The server does not take who we are.
-    Auth,
     /// Our settings are wrong, so nothing was connected to.
     Mistake,
     Other,
@@ -21,7 +19,7 @@ pub(crate) enum ErrorKind {
 /// An error of the server, of the system, of fred, or of ours.
 #[derive(Debug, Clone)]
 pub(crate) struct Error {
-    kind: ErrorKind,
+    pub(crate) kind: ErrorKind,
     details: Cow<'static, str>,
 }
 
@@ -35,41 +33,21 @@ impl Error {
         Self::new(ErrorKind::Unsent, "The link was over before it was sent")
     }
 
-    /// That of a request which was handed over. When its task ends fred cancels what is left in its queue; and nothing that it
-    /// has taken from there, which ends with the connection's own error. No other kind of fred's is certain: what is dropped
-    /// with the task has the same as what no task took.
+    /// That of a request which was handed over. When its task ends fred cancels what is left in its queue, and nothing
+    /// else: what it has taken from there has the connection's own error. Each other kind may be that of a written one.
     pub(super) fn of_request(error: FredError) -> Self {
         if error.is_canceled() { Self::new(ErrorKind::Unsent, "it could not be sent") } else { error.into() }
-    }
-
-    pub(crate) fn kind(&self) -> ErrorKind {
-        self.kind
     }
 
     pub(crate) fn details(&self) -> &str {
         &self.details
     }
-
-    /// Whether the request was never sent, and never will be.
-    pub(crate) fn is_unsent(&self) -> bool {
-        self.kind == ErrorKind::Unsent
-    }
 }
 
 impl From<FredError> for Error {
     fn from(error: FredError) -> Self {
-        let kind = match error.kind() {
-            FredKind::Timeout => ErrorKind::Timeout,
-            FredKind::Auth => ErrorKind::Auth,
-            _ => ErrorKind::Other,
-        };
-        Self::new(kind, error.details().to_owned())
-    }
-}
-
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        FredError::from(error).into()
+        let is_late = error.kind() == &FredKind::Timeout;
+        Self::new(if is_late { ErrorKind::Timeout } else { ErrorKind::Other }, error.details().to_owned())
     }
 }
 
@@ -121,24 +99,16 @@ pub(crate) const CAUGHT: &str = "@user_script: ";
 mod tests {
     use super::*;
 
-    /// Whatever fred calls it: a request counts as unsent by a kind alone, and by one kind alone.
+    /// One kind of fred's tells it, with any text; the others do not.
     #[test]
     fn no_text_of_freds_says_that_a_request_was_never_sent() {
         use FredKind::{Auth, Canceled, Cluster, Config, IO, Parse, Protocol, Routing, Timeout, Unknown};
-        for text in [
-            "Failed to send command to router.",
-            "Failed to route command.",
-            "Connection closed unexpectedly.",
-            "The link was over before it was sent",
-            "channel closed",
-            "anything",
-            "",
-        ] {
-            assert!(Error::of_request(FredError::new(Canceled, text)).is_unsent(), "{text}");
-            assert!(!Error::from(FredError::new(Canceled, text)).is_unsent(), "a connection's own error: {text}");
-            for kind in [Auth, Cluster, Config, IO, Parse, Protocol, Routing, Timeout, Unknown] {
-                let error = Error::of_request(FredError::new(kind, text));
-                assert!(!error.is_unsent() && error.details() == text, "{error:?}");
+        for text in ["Failed to send command to router.", "Failed to route command.", "Canceled.", "anything", ""] {
+            let of = |kind| Error::of_request(FredError::new(kind, text)).kind;
+            assert_eq!(of(Canceled), ErrorKind::Unsent, "{text}");
+            assert_eq!(of(Timeout), ErrorKind::Timeout, "{text}");
+            for unclear in [Auth, Cluster, Config, IO, Parse, Protocol, Routing, Unknown] {
+                assert_eq!(of(unclear), ErrorKind::Other, "{text}");
             }
         }
     }
