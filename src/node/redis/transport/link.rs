@@ -59,6 +59,9 @@ const HELLO: &str = "HELLO";
 
 const PING: &str = "PING";
 
+/// Why a request was never sent: there is no wire, or it is left in a queue that nobody reads.
+const LINK_IS_OVER: &str = "The link was over before it was sent";
+
 /// Why an answer does not count.
 const UNASSIGNED: &str = "it ended before it was certain which request it had answered";
 
@@ -429,7 +432,7 @@ impl Link {
             })
             .await;
         }
-        if step == Step::In { Ok(()) } else { Err(WireError::link_is_over()) }
+        if step == Step::In { Ok(()) } else { Err(WireError::new(WireKind::Unsent, LINK_IS_OVER)) }
     }
 
     /// The answer, or that none will come (invariant 3): what the task had, it has answered or dropped by its end.
@@ -448,7 +451,7 @@ impl Link {
         let late = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
         match late {
             Poll::Ready(answer) => answer,
-            Poll::Pending => Err(WireError::link_is_over()),
+            Poll::Pending => Err(WireError::new(WireKind::Unsent, LINK_IS_OVER)),
         }
     }
 

@@ -208,7 +208,7 @@ impl Wire {
 
     /// Whether a request can be handed over: nobody takes any once the task has ended.
     fn check(&self) -> Result<(), Error> {
-        if self.task.is_finished() { Err(Error::link_is_over()) } else { Ok(()) }
+        if self.task.is_finished() { Err(Error::unsent()) } else { Ok(()) }
     }
 
     /// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.

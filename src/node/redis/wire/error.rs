@@ -28,15 +28,15 @@ impl Error {
         Self { kind, details: details.into() }
     }
 
-    /// The request was not handed over, or is left in the queue of a link that is over.
-    pub(crate) fn link_is_over() -> Self {
-        Self::new(ErrorKind::Unsent, "The link was over before it was sent")
+    /// The request was not handed over, or not taken out of the queue.
+    pub(super) fn unsent() -> Self {
+        Self::new(ErrorKind::Unsent, "it could not be sent")
     }
 
     /// That of a request which was handed over. When its task ends fred cancels what is left in its queue, and nothing
     /// else: what it has taken from there has the connection's own error. Each other kind may be that of a written one.
     pub(super) fn of_request(error: FredError) -> Self {
-        if error.is_canceled() { Self::new(ErrorKind::Unsent, "it could not be sent") } else { error.into() }
+        if error.is_canceled() { Self::unsent() } else { error.into() }
     }
 
     pub(crate) fn details(&self) -> &str {
