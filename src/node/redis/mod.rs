@@ -1,4 +1,4 @@
-//! A Redis or Valkey server as a node. What it is spoken to with is known in `wire/` and nowhere else.
+//! A Redis or Valkey server as a node. Only `wire/` knows the client library.
 
 use std::{
     future::Future,

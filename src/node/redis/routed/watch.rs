@@ -19,7 +19,7 @@ use leasehold_protocol::{
 };
 
 use super::{Cluster, leave_idle, pulse::Pulse, refresh::Source, sentinel::Sentinels};
-use crate::node::redis::transport::{Endpoint, is_answer};
+use crate::node::redis::{transport::Endpoint, wire::is_answer};
 
 /// How often it is looked whether a primary answers what was asked of it.
 const TICK: Duration = Duration::from_millis(50);

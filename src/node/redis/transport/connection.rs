@@ -391,10 +391,7 @@ impl Connection {
     ) -> Failure {
         let now = self.now();
         let is_silence = error.kind == WireKind::Timeout && !stood_still(now, until);
-        if is_wrong_server(error)
-            || is_unauthenticated(error)
-            || (is_silence && link.health().timed_out(limit, now))
-        {
+        if is_wrong_server(error) || is_unauthenticated(error) || (is_silence && link.health().timed_out(limit, now)) {
             self.give_up(link);
         }
         if is_no_primary(error.details()) {
@@ -466,6 +463,7 @@ mod tests {
     use tokio::{
         io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
         net::{TcpListener, TcpStream},
+        sync::Notify,
     };
 
     use super::*;
@@ -479,24 +477,28 @@ mod tests {
     /// Longer than the test: what is waited for to its end fails it.
     const LIMIT: Duration = Duration::from_secs(5);
 
-    /// The port of a server that answers `OK` to everything.
+    /// The port of a server that answers `OK` to everything, but to a request of [`UNANSWERED`] words: it notifies of that.
     #[allow(clippy::disallowed_methods, reason = "it belongs to the test's runtime")]
-    async fn server() -> u16 {
+    async fn server(unanswered: Arc<Notify>) -> u16 {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(answer(stream));
+                tokio::spawn(answer(stream, unanswered.clone()));
             }
         });
         port
     }
 
-    async fn answer(stream: TcpStream) -> std::io::Result<()> {
+    const UNANSWERED: &str = "*7";
+
+    async fn answer(stream: TcpStream, unanswered: Arc<Notify>) -> std::io::Result<()> {
         let (requests, mut answers) = stream.into_split();
         let mut lines = BufReader::new(requests).lines();
         while let Some(line) = lines.next_line().await?.filter(|line| line != "QUIT") {
-            if line.starts_with('*') {
+            if line == UNANSWERED {
+                unanswered.notify_one();
+            } else if line.starts_with('*') {
                 answers.write_all(b"+OK\r\n").await?;
             }
         }
@@ -518,7 +520,7 @@ mod tests {
     /// After this nobody reads the queue of requests, as it may be while the task of the link ends.
     #[tokio::test]
     async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
-        let (connection, _stop) = connection(server().await).await;
+        let (connection, _stop) = connection(server(Arc::default()).await).await;
         let (link, mut links) = (connection.up().unwrap(), connection.new_links());
         link.quit(LIMIT).await;
         tokio::time::timeout(LIMIT, links.next()).await.expect("there is another link");
@@ -534,5 +536,20 @@ mod tests {
         let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();
         assert_eq!(error.kind, WireKind::Unsent, "{error:?}");
         connection.command("PING", Vec::new(), LIMIT).await.expect("the next link has an answer");
+    }
+
+    /// When its task is aborted, a written request ends with the same error as a queued one.
+    #[tokio::test]
+    async fn a_request_that_was_written_before_its_link_ended_may_have_been_executed() {
+        let unanswered = Arc::<Notify>::default();
+        let (connection, _stop) = connection(server(unanswered.clone()).await).await;
+        let link = connection.up().unwrap();
+        let end = async {
+            unanswered.notified().await;
+            link.end();
+        };
+        let (error, ()) = tokio::join!(link.command("PING", vec!["word".into(); 6], LIMIT), end);
+        let failure = connection.failed(&link, &error.unwrap_err(), (LIMIT, connection.now() + LIMIT));
+        assert!(failure.may_have_happened(), "{failure}");
     }
 }

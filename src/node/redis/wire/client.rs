@@ -144,7 +144,7 @@ impl Wire {
     /// Sends a command when this is first polled; the answer.
     pub(crate) async fn ask(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         self.check()?;
-        self.once(limit).custom(custom(command), arguments).await.map_err(Error::of_request)
+        self.once(limit).custom(custom(command), arguments).await.map_err(Error::from)
     }
 
     /// Sends a command right behind another; the answers of both.
@@ -173,7 +173,7 @@ impl Wire {
         }
         self.check()?;
         let answers = pipeline.try_all::<Value>().await.into_iter();
-        let mut answers: Vec<Answer> = answers.map(|answer| answer.map_err(Error::of_request)).collect();
+        let mut answers: Vec<Answer> = answers.map(|answer| answer.map_err(Error::from)).collect();
         // fred tells once what befell all of them.
         let is_of_all = matches!(&answers[..], [Err(error)] if !is_answer(error));
         if answers.len() == many && !is_of_all {

@@ -28,15 +28,9 @@ impl Error {
         Self { kind, details: details.into() }
     }
 
-    /// The request was not handed over, or not taken out of the queue.
+    /// There is nobody to hand the request to.
     pub(super) fn unsent() -> Self {
         Self::new(ErrorKind::Unsent, "it could not be sent")
-    }
-
-    /// That of a request which was handed over. When its task ends fred cancels what is left in its queue, and nothing
-    /// else: what it has taken from there has the connection's own error. Each other kind may be that of a written one.
-    pub(super) fn of_request(error: FredError) -> Self {
-        if error.is_canceled() { Self::unsent() } else { error.into() }
     }
 
     pub(crate) fn details(&self) -> &str {
@@ -44,6 +38,8 @@ impl Error {
     }
 }
 
+/// No error of fred's is [`ErrorKind::Unsent`], not even its `Canceled` for the rest of a queue: rule 6 rests on nothing that a
+/// dependency may change.
 impl From<FredError> for Error {
     fn from(error: FredError) -> Self {
         let is_late = error.kind() == &FredKind::Timeout;
@@ -99,15 +95,13 @@ pub(crate) const CAUGHT: &str = "@user_script: ";
 mod tests {
     use super::*;
 
-    /// One kind of fred's tells it, with any text; the others do not.
     #[test]
-    fn no_text_of_freds_says_that_a_request_was_never_sent() {
+    fn nothing_that_fred_says_means_that_a_request_was_never_sent() {
         use FredKind::{Auth, Canceled, Cluster, Config, IO, Parse, Protocol, Routing, Timeout, Unknown};
         for text in ["Failed to send command to router.", "Failed to route command.", "Canceled.", "anything", ""] {
-            let of = |kind| Error::of_request(FredError::new(kind, text)).kind;
-            assert_eq!(of(Canceled), ErrorKind::Unsent, "{text}");
+            let of = |kind| Error::from(FredError::new(kind, text)).kind;
             assert_eq!(of(Timeout), ErrorKind::Timeout, "{text}");
-            for unclear in [Auth, Cluster, Config, IO, Parse, Protocol, Routing, Unknown] {
+            for unclear in [Auth, Canceled, Cluster, Config, IO, Parse, Protocol, Routing, Unknown] {
                 assert_eq!(of(unclear), ErrorKind::Other, "{text}");
             }
         }
