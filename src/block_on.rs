@@ -52,7 +52,7 @@ const REFUSED: &str = "leasehold::block_on waits, and this thread runs a Tokio r
 ///
 /// # Errors
 ///
-/// [`Error::Config`] where this thread must not wait: the call is dropped unpolled, so nothing was sent. A call's own errors
+/// [`Error::Misuse`] where this thread must not wait: the call is dropped unpolled, so nothing was sent. A call's own errors
 /// are in its answer.
 ///
 /// - *It runs the tasks of a Tokio runtime*: they would stand still, and perhaps the one that is waited for. That is so in
@@ -63,9 +63,9 @@ const REFUSED: &str = "leasehold::block_on waits, and this thread runs a Tokio r
 /// - *It ends*: in a destructor of a `thread_local!` there may be nothing left to wait with.
 pub fn block_on<F: Future>(call: F) -> Result<F::Output, Error> {
     if is_ending() {
-        Err(Error::config(ENDS))
+        Err(Error::misuse(ENDS))
     } else if runs_a_runtime() {
-        Err(Error::config(REFUSED))
+        Err(Error::misuse(REFUSED))
     } else {
         Ok(parker::wait(call))
     }

@@ -48,8 +48,8 @@ impl Lease {
     /// The lock is released then.
     ///
     /// - [`Error::Lost`]: the lease has ended before, or its key is gone or taken.
-    /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; or it is held over a quorum, which
-    ///   nobody shares.
+    /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold.
+    /// - [`Error::Unsupported`]: it is held over a quorum, where no lock is shared.
     /// - [`Error::Unavailable`]: no answer in all that time.
     /// - [`Error::Refused`]: the server said no. A lack of memory is no reason for that.
     ///

@@ -132,10 +132,9 @@ impl Election {
     /// # Cancel safety
     ///
     /// Dropping the future drops the work, then resigns in the background.
-    pub fn lead<F, Fut>(&self, mut work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    pub fn lead<F, T>(&self, mut work: F) -> impl Future<Output = Result<T, Error>> + use<F, T>
     where
-        F: FnMut(LeaseHandle) -> Fut,
-        Fut: Future,
+        F: AsyncFnMut(LeaseHandle) -> T,
     {
         let lock = self.lock.clone();
         async move {

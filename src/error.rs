@@ -1,14 +1,25 @@
 //! The errors, and what to do about each.
 
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, error::Error as StdError, fmt, io, mem::discriminant, panic::AssertUnwindSafe, sync::Arc,
+    time::Duration,
+};
 
-use leasehold_protocol::{failure::Failure, holder::Holder, key::InvalidName, rounded::Rounded, votes::Votes};
+use leasehold_protocol::{
+    failure::{Cause, Failure},
+    holder::Holder,
+    key::InvalidName,
+    rounded::Rounded,
+    votes::Votes,
+};
 
 use crate::lost::Lost;
 
 /// Any error of this crate: every call that can fail returns it, so a program's own error type needs one `#[from]`.
 ///
-/// Its text is a sentence that says what to do. Match on the variants, or ask the accessors.
+/// Its text is a sentence that says what to do. Match on the variants, or ask the accessors. Two errors are equal if they are
+/// the same variant. The [`source`](std::error::Error::source) is an [`io::Error`] if the system failed a connection, and a
+/// server's error reply in the server's words if there was one.
 ///
 /// ```
 /// use leasehold::{Error, Leases};
@@ -35,19 +46,26 @@ use crate::lost::Lost;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), JobError> { job(&Leases::in_memory()).await }
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting or a name is wrong. The text names it, and its bound. Nothing was sent.
-    #[error("{0}")]
+    #[error(transparent)]
     Config(Details),
+    /// The call is wrong here or now: on a thread that runs a runtime, after a fork, while other leases share the hold.
+    /// Nothing was sent.
+    #[error(transparent)]
+    Misuse(Details),
+    /// The deployment cannot do this: no lock is shared or fair over a quorum. Nothing was sent.
+    #[error(transparent)]
+    Unsupported(Details),
     /// The server could not be reached, or did not answer in time: try again later. Without a connection nothing was
     /// sent. Otherwise nothing stays there for longer than one TTL after the server is back. Over a quorum
     /// [`Error::votes`] says what each node said.
-    #[error("{0}")]
+    #[error(transparent)]
     Unavailable(Details),
     /// The server answered no: wrong password, missing right, wrong type. The text has its own words.
-    #[error("{0}")]
+    #[error(transparent)]
     Refused(Details),
     /// [`Leases::close`](crate::Leases::close) or [`Leases::shutdown`](crate::Leases::shutdown) was called.
     #[error("this Leases was closed or is shut down: build a new one")]
@@ -70,21 +88,61 @@ pub enum Error {
     /// The server did not confirm a [renewal](crate::Lease::renew) in time. The lease is valid for as long as
     /// [`remaining`](crate::Lease::remaining) says, and the keeper goes on renewing it. (An unconfirmed release is no
     /// error: [`Released::Unconfirmed`](crate::Released::Unconfirmed).)
-    #[error("{before}{0}", before = .0.0.before)]
-    Unknown(Details),
+    #[error(transparent)]
+    Unconfirmed(Details),
 }
 
 /// The cause of an error, in the words of the server, the system or this library, and the answers of a quorum's nodes.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Details(Arc<ErrorText>);
+#[derive(Clone)]
+pub struct Details(Arc<Explanation>);
 
-#[derive(PartialEq, Eq)]
-struct ErrorText {
+struct Explanation {
     text: Box<str>,
-    /// Stands before the text in the error's message.
-    before: &'static str,
     votes: Option<Arc<Votes>>,
     retry_after: Option<Duration>,
+    source: Option<Source>,
+}
+
+/// The words of a server, or the error of the operating system.
+enum Source {
+    /// Of a number alone, so it has nothing inside that a panic could leave half changed.
+    System(AssertUnwindSafe<io::Error>),
+    Said(Said),
+}
+
+/// An error reply, or words of the resolver, of TLS or of the protocol.
+#[derive(Debug, thiserror::Error)]
+#[error("{words}")]
+struct Said {
+    words: Box<str>,
+    is_reply: bool,
+}
+
+/// By the variant.
+impl PartialEq for Error {
+    fn eq(&self, other: &Self) -> bool {
+        discriminant(self) == discriminant(other)
+    }
+}
+
+impl Eq for Error {}
+
+/// By the text.
+impl PartialEq for Details {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.text == other.0.text
+    }
+}
+
+impl Eq for Details {}
+
+impl StdError for Details {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(match self.0.source.as_ref()? {
+            Source::System(error) => &error.0,
+            Source::Said(said) => said,
+        })
+    }
 }
 
 /// After a fork.
@@ -108,6 +166,19 @@ impl Error {
         if is_wrong { Err(Self::config(text)) } else { Ok(()) }
     }
 
+    pub(crate) fn misuse(text: impl Into<Box<str>>) -> Self {
+        Self::Misuse(Details::new(text))
+    }
+
+    pub(crate) fn unsupported(text: impl Into<Box<str>>) -> Self {
+        Self::Unsupported(Details::new(text))
+    }
+
+    /// Whether the call or a setting is wrong, which no server mends.
+    pub(crate) fn is_mistake(&self) -> bool {
+        matches!(self, Self::Config(_) | Self::Misuse(_) | Self::Unsupported(_))
+    }
+
     pub(crate) fn unavailable(text: impl Into<Box<str>>) -> Self {
         Self::Unavailable(Details::new(text))
     }
@@ -120,7 +191,7 @@ impl Error {
     /// The error of a server's answer, or of those of a quorum.
     #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
     pub(crate) fn of(failure: Failure) -> Self {
-        let details = Details::of(&failure, "");
+        let details = Details::of(failure.to_string(), &failure);
         if failure.is_refusal() { Self::Refused(details) } else { Self::Unavailable(details) }
     }
 
@@ -133,8 +204,8 @@ impl Error {
         Self::unavailable(KEEPER_ENDED)
     }
 
-    pub(crate) fn unknown_renewal(failure: &Failure) -> Self {
-        Self::Unknown(Details::of(failure, "the renewal is not confirmed: "))
+    pub(crate) fn unconfirmed_renewal(failure: &Failure) -> Self {
+        Self::Unconfirmed(Details::of(format!("the renewal is not confirmed: {failure}"), failure))
     }
 
     /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not: that lease is over,
@@ -147,9 +218,9 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             // That runtime does not come back. Over a quorum each node's answer says so.
-            Self::Unavailable(details) | Self::Unknown(details) => !details.0.text.contains(KEEPER_ENDED),
+            Self::Unavailable(details) | Self::Unconfirmed(details) => !details.0.text.contains(KEEPER_ENDED),
             Self::TimedOut { .. } => true,
-            Self::Config(_) | Self::Refused(_) | Self::Closed | Self::Lost(_) => false,
+            _ => false,
         }
     }
 
@@ -200,11 +271,20 @@ impl Error {
         }
     }
 
+    /// The first word of the server's error reply, if that is the cause: `NOAUTH`, `READONLY`, `OOM`.
+    #[must_use]
+    pub fn server_code(&self) -> Option<&str> {
+        self.details()?.server_code()
+    }
+
     fn details(&self) -> Option<&Details> {
         match self {
-            Self::Config(details) | Self::Unavailable(details) | Self::Refused(details) | Self::Unknown(details) => {
-                Some(details)
-            }
+            Self::Config(details)
+            | Self::Misuse(details)
+            | Self::Unsupported(details)
+            | Self::Unavailable(details)
+            | Self::Refused(details)
+            | Self::Unconfirmed(details) => Some(details),
             Self::Closed | Self::TimedOut { .. } | Self::Lost(_) => None,
         }
     }
@@ -212,11 +292,7 @@ impl Error {
 
 impl Details {
     pub(crate) fn new(text: impl Into<Box<str>>) -> Self {
-        Self(Arc::new(ErrorText { text: text.into(), before: "", votes: None, retry_after: None }))
-    }
-
-    fn of(failure: &Failure, before: &'static str) -> Self {
-        Self::saying(failure.to_string(), failure, before)
+        Self(Arc::new(Explanation { text: text.into(), votes: None, retry_after: None, source: None }))
     }
 
     pub(crate) fn of_release(failure: &Failure, is_kept: bool) -> Self {
@@ -225,12 +301,26 @@ impl Details {
         let goes_on = if why.contains(KEEPER_ENDED) { "The" } else { "It goes on while this process runs, and the" };
         let kept = if is_kept { ", or after the time for which it is kept" } else { "" };
         let text = format!("the release is not confirmed: {why}. {goes_on} key expires within its TTL{kept}");
-        Self::saying(text, failure, "")
+        Self::of(text, failure)
     }
 
-    fn saying(text: String, failure: &Failure, before: &'static str) -> Self {
+    fn of(text: String, failure: &Failure) -> Self {
         let (votes, retry_after) = (failure.votes().cloned(), failure.retry_after());
-        Self(Arc::new(ErrorText { text: text.into(), before, votes, retry_after }))
+        let source = failure.cause().map(|cause| match cause {
+            Cause::System(number) => Source::System(AssertUnwindSafe(io::Error::from_raw_os_error(*number))),
+            Cause::Server(words) => Source::Said(Said { words: words.clone(), is_reply: true }),
+            Cause::Words(words) => Source::Said(Said { words: words.clone(), is_reply: false }),
+        });
+        Self(Arc::new(Explanation { text: text.into(), votes, retry_after, source }))
+    }
+
+    /// The first word of the server's error reply, if that is the cause.
+    #[must_use]
+    pub fn server_code(&self) -> Option<&str> {
+        match self.0.source.as_ref()? {
+            Source::Said(Said { words, is_reply: true }) => words.split(' ').next(),
+            _ => None,
+        }
     }
 
     /// The answer of each node of a quorum, if too few of them granted the request.
@@ -268,7 +358,7 @@ mod tests {
         let kinds = |failure: &Failure| {
             let nodes = ["one", "two"].map(|node| (node.to_owned(), NodeAnswer::Unreachable(failure.to_string())));
             let of_nodes = Error::of(Failure::of_nodes(nodes));
-            [Error::of(failure.clone()), Error::unknown_renewal(failure), of_nodes]
+            [Error::of(failure.clone()), Error::unconfirmed_renewal(failure), of_nodes]
         };
         assert!(!Error::keeper_ended().is_transient());
         assert!(kinds(&keeper_ended()).iter().all(|error| !error.is_transient()));

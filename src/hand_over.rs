@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use leasehold_protocol::ticket::{ParseTicketError, Ticket};
+use leasehold_protocol::ticket::{self, ParseTicketError, Ticket};
 use tracing::Instrument as _;
 
 use crate::{
@@ -44,7 +44,7 @@ impl Lease {
     /// The lease is dropped then, as at the end of its scope.
     ///
     /// - [`Error::Lost`]: it has ended before.
-    /// - [`Error::Config`]: [other leases](crate::LeaseHandle::share) share its hold; it has a
+    /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold; it has a
     ///   [`keep_for`](Lock::keep_for), which is of its release; or it is shared.
     pub fn into_ticket(self) -> Result<Ticket, Error> {
         let view = self.as_handle();
@@ -71,7 +71,7 @@ impl Lease {
     pub fn ticket(&self) -> Ticket {
         let LeaseHandle { client, hold, .. } = self.as_handle();
         let (claim, rest) = (&hold.claim, hold.interval_left(client.now()));
-        Ticket::new(claim.key.lock(), &claim.token, hold.fence, rest)
+        ticket::of(claim.key.lock(), &claim.token, hold.fence, rest)
     }
 }
 
@@ -95,7 +95,7 @@ impl Lock {
     /// - [`Error::Lost`] with [`Deleted`](crate::LossReason::Deleted): nobody has the lock any more, for it was released or
     ///   has run out. With [`Taken`](crate::LossReason::Taken): somebody else has it, who adopted the ticket before or
     ///   acquired the lock since.
-    /// - [`Error::Config`]: a ticket of another lock, a bad name or option.
+    /// - [`Error::Misuse`]: a ticket of another lock. [`Error::Config`]: a bad name or option.
     /// - [`Error::Unavailable`]: no answer in all that time. The ticket may still be good.
     /// - [`Error::Refused`], [`Error::Closed`] as [`acquire`](Self::acquire).
     ///
@@ -117,7 +117,7 @@ impl Lock {
         self.once_per = Some(ticket.rest()).filter(|rest| !rest.is_zero());
         let ttl = self.scope.options.ttl;
         let outcome = match self.wanted() {
-            Ok(wanted) if wanted.key.lock() != ticket.name() => Err(Error::config(format!(
+            Ok(wanted) if wanted.key.lock() != ticket.name() => Err(Error::misuse(format!(
                 "a ticket of the lock {:?} cannot be adopted as {:?}",
                 ticket.name(),
                 wanted.key.lock(),

@@ -30,7 +30,7 @@ pub use self::builder::Builder;
 /// or outside of all. Dropping the last clone ends nothing while a lease lives.
 ///
 /// Only a runtime that it is built on must have timers and I/O (`enable_all`). Without them `build` fails with
-/// [`Error::Config`]. Tokio cannot be asked for that, so a task of that runtime panics first: its message is printed,
+/// [`Error::Misuse`]. Tokio cannot be asked for that, so a task of that runtime panics first: its message is printed,
 /// and with `panic = "abort"` it ends the program.
 ///
 /// ```
@@ -138,7 +138,7 @@ impl Leases {
     /// It is always first come, first served: [`fair`](Lock::fair) changes nothing. All that have it at one time have the
     /// same [fence](crate::Lease::fence), which does not tell them apart. To protect a resource from a holder that was
     /// stopped, give each permit a name of its own. It works on one server, on a cluster and behind Sentinels; over a
-    /// quorum the acquire ends with [`Error::Config`].
+    /// quorum the acquire ends with [`Error::Unsupported`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
         self.lock(name).with_access(Access::Permit(permits))
     }

@@ -99,8 +99,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Refused`] (a wrong password, a
-    /// missing right), [`Error::Closed`]. A lock that is held is no error, whoever holds it, this task included. Neither is
+    /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Unsupported`] (a shared or fair lock
+    /// over a quorum), [`Error::Misuse`] (after a fork), [`Error::Refused`] (a wrong password, a missing right),
+    /// [`Error::Closed`]. A lock that is held is no error, whoever holds it, this task included. Neither is
     /// an outage: the acquire goes on when the server is back, so no retry is needed around it.
     ///
     /// # Cancel safety

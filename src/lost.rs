@@ -200,7 +200,8 @@ mod tests {
     }
 
     fn forced(fence: Fence, why: Option<&str>) -> Lost {
-        let loss = Loss { reason: LossReason::Forced, forced: Some(Arc::new(ForcedRelease::new("ops", why))) };
+        let loss =
+            Loss { reason: LossReason::Forced, forced: Some(Arc::new(leasehold_protocol::forced::by("ops", why))) };
         Lost::new("job", fence, loss, SystemTime::UNIX_EPOCH, Duration::from_secs(2))
     }
 

@@ -68,7 +68,7 @@ impl MultiLock {
                 return Ok((lock.key()?, lock));
             }
             let name = lock.name();
-            Err(Error::config(format!("all locks of a multi-lock are of one Leases: {name:?} is of another")))
+            Err(Error::misuse(format!("all locks of a multi-lock are of one Leases: {name:?} is of another")))
         };
         // There may be no end of them.
         let keyed: Result<Vec<_>, Error> = locks.into_iter().take(MOST + 1).map(with_key).collect();
@@ -90,7 +90,7 @@ impl MultiLock {
     /// # Errors
     ///
     /// As [`Lock::acquire`] of each of them: then none is held. [`Error::Config`], and nothing was sent, if there are none or
-    /// more than 1,000, if one is there twice, or one is of another [`Leases`](crate::Leases).
+    /// more than 1,000, or if one is there twice. [`Error::Misuse`] if one is of another [`Leases`](crate::Leases).
     ///
     /// # Cancel safety
     ///

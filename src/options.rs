@@ -78,7 +78,7 @@ impl LockOptions {
         check_fence_memory(self.fence_memory)?;
         self.check_access(is_quorum)?;
         if self.fair && is_quorum {
-            return Err(Error::config(
+            return Err(Error::unsupported(
                 "fair is on, which works on one server only, not over a quorum: turn it off, or use the url of one server",
             ));
         }
@@ -90,7 +90,7 @@ impl LockOptions {
             Access::Permit(permits) if !PERMITS.contains(&permits) => {
                 Err(Error::config(format!("permits is {permits}: it must be from 1 to 1,000,000")))
             }
-            Access::Read | Access::Write | Access::Permit(_) if is_quorum => Err(Error::config(
+            Access::Read | Access::Write | Access::Permit(_) if is_quorum => Err(Error::unsupported(
                 "shared locks do not work over a quorum, whose nodes may each admit others so that more \
                  hold it than may: use the url of one server, or a name for each permit",
             )),

@@ -30,7 +30,7 @@ use crate::{lock::Lock, options::Access};
 /// - There is no way from reading to writing without a release: two that wanted it would wait for each other.
 ///
 /// It works on one server, on a cluster and behind Sentinels; over a quorum the acquire ends with
-/// [`Error::Config`](crate::Error::Config).
+/// [`Error::Unsupported`](crate::Error::Unsupported).
 #[derive(Debug, Clone)]
 #[must_use = "it holds nothing until one of its locks is acquired"]
 pub struct RwLock {

@@ -159,7 +159,7 @@ pub fn delete(lock: &Lock) -> Result<(), Error> {
 
 fn gates(client: &Client) -> Result<Vec<&Gate>, Error> {
     let gates = client.quorum.members().map(|(_, member)| member.gate());
-    let elsewhere = || Error::config("this is for locks in memory: use a url such as memory://, or Leases::in_memory");
+    let elsewhere = || Error::misuse("this is for locks in memory: use a url such as memory://, or Leases::in_memory");
     gates.collect::<Option<_>>().ok_or_else(elsewhere)
 }
 

@@ -73,7 +73,7 @@ mod tests {
             (4, r#""mode":"shared","limit":4"#),
             (u32::MAX, r#""mode":"shared","limit":null"#),
         ] {
-            let mode = Mode::of_limit(limit);
+            let mode = leasehold_protocol::mode::of_limit(limit);
             let waiter = Waiter { token: random::token("host:7"), waited: Duration::from_millis(1_500), mode };
             let expected = format!(r#"{{"label":"host:7","waited_seconds":1.5,{says}}}"#);
             assert_eq!(serde_json::to_string(&waiter).unwrap(), expected);

@@ -20,6 +20,18 @@ pub struct Failure {
     /// It says something of a key, and nothing of the node.
     is_of_a_key: bool,
     redirection: Option<Box<Redirection>>,
+    cause: Option<Box<Cause>>,
+}
+
+/// The reason that a server or the operating system gave.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The error reply of a server: `NOAUTH Authentication required.`
+    Server(Box<str>),
+    /// The number of an error of the operating system.
+    System(i32),
+    /// An error of name resolution, of TLS or of the protocol, in words.
+    Words(Box<str>),
 }
 
 /// Where a server of a cluster sends a request instead of executing it.
@@ -78,7 +90,15 @@ enum FailureKind {
 
 impl Failure {
     fn of(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self { text: text.into(), kind, votes: None, retry_after: None, is_of_a_key: false, redirection: None }
+        Self {
+            text: text.into(),
+            kind,
+            votes: None,
+            retry_after: None,
+            is_of_a_key: false,
+            redirection: None,
+            cause: None,
+        }
     }
 
     /// The node cannot serve now, and did nothing.
@@ -134,6 +154,16 @@ impl Failure {
     /// Where the key is, if the server has said that instead of an answer.
     pub fn redirection(&self) -> Option<&Redirection> {
         self.redirection.as_deref()
+    }
+
+    /// This failure, with its cause.
+    pub fn because(self, cause: Cause) -> Self {
+        Self { cause: Some(Box::new(cause)), ..self }
+    }
+
+    /// The reason that a server or the system gave, if it is known.
+    pub fn cause(&self) -> Option<&Cause> {
+        self.cause.as_deref()
     }
 
     /// Each node's answer, if it is the failure of many.

@@ -8,11 +8,6 @@ pub struct ForcedRelease {
 }
 
 impl ForcedRelease {
-    /// By whom, and why.
-    pub fn new(label: &str, reason: Option<&str>) -> Self {
-        Self { label: label.into(), reason: reason.map(Into::into) }
-    }
-
     /// The label of whoever took it.
     #[must_use]
     pub fn label(&self) -> &str {
@@ -24,21 +19,26 @@ impl ForcedRelease {
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
+}
 
-    /// As a node keeps it.
-    pub fn to_text(&self) -> String {
-        match &self.reason {
-            Some(reason) => format!("{}\n{reason}", self.label),
-            None => self.label.to_string(),
-        }
-    }
+/// A forced release by the holder of this label, with a reason if there is one.
+pub fn by(label: &str, reason: Option<&str>) -> ForcedRelease {
+    ForcedRelease { label: label.into(), reason: reason.map(Into::into) }
+}
 
-    /// Reads a node's text. Anybody may have written it: nothing in it can break a line of a log.
-    pub fn read(text: &str) -> Self {
-        let (label, reason) = text.split_once('\n').map_or((text, None), |(label, reason)| (label, Some(reason)));
-        let plain = |text: &str| text.replace(char::is_control, "\u{fffd}").into_boxed_str();
-        Self { label: plain(label), reason: reason.filter(|reason| !reason.is_empty()).map(plain) }
+/// The text in which a node keeps a forced release.
+pub fn to_text(forced: &ForcedRelease) -> String {
+    match &forced.reason {
+        Some(reason) => format!("{}\n{reason}", forced.label),
+        None => forced.label.to_string(),
     }
+}
+
+/// Reads a node's text. Another program may have written it: nothing in it can break a line of a log.
+pub fn read(text: &str) -> ForcedRelease {
+    let (label, reason) = text.split_once('\n').map_or((text, None), |(label, reason)| (label, Some(reason)));
+    let plain = |text: &str| text.replace(char::is_control, "\u{fffd}").into_boxed_str();
+    ForcedRelease { label: plain(label), reason: reason.filter(|reason| !reason.is_empty()).map(plain) }
 }
 
 #[cfg(test)]
@@ -48,17 +48,17 @@ mod tests {
     #[test]
     fn it_is_read_as_it_was_written() {
         for reason in [None, Some("stuck since noon"), Some("é: \"x\"")] {
-            let forced = ForcedRelease::new("ops@host:7", reason);
-            assert_eq!(ForcedRelease::read(&forced.to_text()), forced);
+            let forced = by("ops@host:7", reason);
+            assert_eq!(read(&to_text(&forced)), forced);
             assert_eq!((forced.label(), forced.reason()), ("ops@host:7", reason));
         }
     }
 
     #[test]
     fn what_others_wrote_breaks_no_line() {
-        let forced = ForcedRelease::read("a\u{1b}[1m\nb\nc\r");
+        let forced = read("a\u{1b}[1m\nb\nc\r");
         assert_eq!((forced.label(), forced.reason()), ("a\u{fffd}[1m", Some("b\u{fffd}c\u{fffd}")));
-        let empty = ForcedRelease::read("\n");
+        let empty = read("\n");
         assert_eq!((empty.label(), empty.reason()), ("", None));
     }
 }

@@ -25,21 +25,20 @@ impl Mode {
     pub fn is_shared(self) -> bool {
         self != Self::Exclusive
     }
+}
 
-    /// The limit as the scripts have it: it comes in beside fewer others than this. Zero: it is held alone.
-    pub fn limit(self) -> u32 {
-        match self {
-            Self::Exclusive => 0,
-            Self::Shared { limit } => limit.map_or(u32::MAX, NonZeroU32::get),
-        }
+/// The limit as scripts take it: admitted while fewer than this many others hold the lock. Zero is exclusive.
+pub fn limit(mode: Mode) -> u32 {
+    match mode {
+        Mode::Exclusive => 0,
+        Mode::Shared { limit } => limit.map_or(u32::MAX, NonZeroU32::get),
     }
+}
 
-    /// The mode that has this limit.
-    pub fn of_limit(limit: u32) -> Self {
-        NonZeroU32::new(limit).map_or(Self::Exclusive, |limit| Self::Shared {
-            limit: Some(limit).filter(|limit| *limit < NonZeroU32::MAX),
-        })
-    }
+/// The mode that has this [`limit`].
+pub fn of_limit(limit: u32) -> Mode {
+    NonZeroU32::new(limit)
+        .map_or(Mode::Exclusive, |limit| Mode::Shared { limit: Some(limit).filter(|limit| *limit < NonZeroU32::MAX) })
 }
 
 impl fmt::Display for Mode {
@@ -72,11 +71,11 @@ mod tests {
     #[test]
     fn a_limit_has_a_number_in_each_mode() {
         let shared = |limit| Mode::Shared { limit: NonZeroU32::new(limit) };
-        for (mode, limit, says) in
+        for (mode, number, says) in
             [(Mode::Exclusive, 0, "alone"), (shared(0), u32::MAX, "to read"), (shared(4), 4, "one of 4 permits")]
         {
-            assert_eq!((mode.limit(), mode.is_shared(), &*mode.to_string()), (limit, limit > 0, says));
-            assert_eq!(Mode::of_limit(limit), mode);
+            assert_eq!((limit(mode), mode.is_shared(), &*mode.to_string()), (number, number > 0, says));
+            assert_eq!(of_limit(number), mode);
         }
         assert_eq!(Mode::default(), Mode::Exclusive);
     }

@@ -94,7 +94,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::forced::ForcedRelease;
+    use crate::forced;
 
     fn at(nanos: u64) -> Time {
         Time::from_nanos(nanos)
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_replay_that_finds_a_forced_release_did_not_do_it() {
-        let forced = || said(Err(Denial::Forced(Arc::new(ForcedRelease::new("ops", None)))), false);
+        let forced = || said(Err(Denial::Forced(Arc::new(forced::by("ops", None)))), false);
         let told = |end| matches!(end, Some(ReleaseEnd::Lost(Loss { reason, forced: Some(_) })) if reason == LossReason::Forced);
         assert!(told(one(at(99), forced())) && !told(one(at(100), forced())));
     }

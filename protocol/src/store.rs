@@ -19,6 +19,7 @@ use crate::{
         AcquireRequest, Acquired, Claim, Denial, Downgraded, Looked, Owned, Poll, Polled, ReleaseMode, Repaired, Reply,
         Request, ServerIdentity, VoteReply, Voting, Waiters,
     },
+    mode,
     queue_position::WINDOW,
     time::{Micros, micros},
     token::Token,
@@ -320,7 +321,7 @@ impl Store {
         reached: &dyn Fn(&str) -> bool,
     ) -> (Polled, Vec<Notified>) {
         let Claim { key, token, life, fence_memory, mode, .. } = &poll.claim;
-        let (mut told, limit) = (Vec::new(), mode.limit());
+        let (mut told, limit) = (Vec::new(), mode::limit(*mode));
         let is_simple = mode.is_shared() && poll.restart_delay.is_zero();
         if is_simple && self.live_queue(now, key).is_none_or(|queue| queue.len() == 0) {
             let joined = self.shared(now, key).ok().and_then(|phase| phase.join_simply(now, token, *life, limit));
@@ -424,7 +425,7 @@ impl Store {
         };
         // Its floor may be forgotten, and the clock behind: its own fence is a floor too.
         self.floors.raise(now, key, own, *fence_memory);
-        let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit: mode.limit() };
+        let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit: mode::limit(*mode) };
         let fence = self.let_in(now, key, me, Some(0));
         self.promote(now, key, None, 1, reached, &mut told);
         (Ok(fence), told)

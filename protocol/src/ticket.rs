@@ -43,14 +43,6 @@ pub struct Ticket {
 pub struct ParseTicketError(&'static str);
 
 impl Ticket {
-    /// Of the lock with this key, which the token has with this fence. `rest` is the rest of the interval in which the lock is
-    /// acquired once; part of a millisecond counts as a whole one.
-    pub fn new(lock: &str, token: &Token, fence: Fence, rest: Duration) -> Self {
-        let token = Token::of_identity(token.identity()).unwrap_or_else(|| token.clone());
-        let rest = u64::try_from(rest.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        Self { lock: lock.into(), token, fence, rest }
-    }
-
     /// The lock's key: its name, with the prefix.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -83,6 +75,14 @@ impl Ticket {
         let text = format!("{BEGIN}{lock}&token={token}&fence={}&rest={}", self.fence, self.rest);
         format!("{text}&sum={:08x}", sum(&text))
     }
+}
+
+/// The ticket of a lock with this key, which the token holds with this fence. `rest` is the rest of the interval in which the
+/// lock is acquired once; part of a millisecond counts as a whole one.
+pub fn of(lock: &str, token: &Token, fence: Fence, rest: Duration) -> Ticket {
+    let token = Token::of_identity(token.identity()).unwrap_or_else(|| token.clone());
+    let rest = u64::try_from(rest.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+    Ticket { lock: lock.into(), token, fence, rest }
 }
 
 impl FromStr for Ticket {
@@ -133,7 +133,7 @@ mod tests {
 
     fn ticket(lock: &str) -> Ticket {
         let fence = Fence::try_from(1_795_243_932_883_512_u64).unwrap();
-        Ticket::new(lock, &Token::random("host:7"), fence, Duration::from_micros(1_500))
+        of(lock, &Token::random("host:7"), fence, Duration::from_micros(1_500))
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn the_largest_of_all_has_room() {
         let fence = Fence::try_from(i64::MAX).unwrap();
-        let largest = Ticket::new(&"\n".repeat(1024 + 256), &Token::random("x"), fence, Duration::MAX);
+        let largest = of(&"\n".repeat(1024 + 256), &Token::random("x"), fence, Duration::MAX);
         assert_eq!(largest.expose().parse(), Ok(largest));
     }
 

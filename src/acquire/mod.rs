@@ -140,7 +140,7 @@ impl Acquire {
                     if hold.claim.mode.is_shared() && !self.wanted.options.access.mode().is_shared() =>
                 {
                     let name = self.wanted.key.name();
-                    return Err(Error::config(format!(
+                    return Err(Error::misuse(format!(
                         "this owner shares {name:?}: release that first, for two that share it and want it alone would \
                          wait for each other"
                     )));

@@ -234,7 +234,7 @@ impl Client {
         if self.host.is_forked() {
             let text =
                 "the process was forked after this Leases was made, and its keeper is not in it: make one in the child";
-            return Err(Error::config(text));
+            return Err(Error::misuse(text));
         }
         if self.ended.is_cancelled() { Err(self.end()) } else { Ok(()) }
     }

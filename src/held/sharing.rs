@@ -133,7 +133,7 @@ impl Hold {
         let others = state.holds().saturating_sub(1);
         if others > 0 && state.end.is_none() {
             let leases = if others == 1 { "1 other lease shares" } else { &format!("{others} other leases share") };
-            return Err(Error::config(format!("{leases} this hold: release the others first")));
+            return Err(Error::misuse(format!("{leases} this hold: release the others first")));
         }
         if to == Heir::Another && state.end.is_none() {
             self.may_leave_here(now)?;
@@ -146,12 +146,12 @@ impl Hold {
 
     fn may_leave_here(&self, now: Time) -> Result<(), Error> {
         if self.claim.mode.is_shared() {
-            return Err(Error::config(
+            return Err(Error::misuse(
                 "a lease that is shared is not handed over: release it, and have the other process acquire one of its own",
             ));
         }
         if !self.kept_for(now).is_zero() {
-            return Err(Error::config(
+            return Err(Error::misuse(
                 "a lease with a keep_for is not handed over, for the key is to stay after its release: release it",
             ));
         }

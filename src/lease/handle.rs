@@ -256,7 +256,7 @@ macro_rules! view {
             ///
             /// # Errors
             ///
-            /// [`Error::Lost`] if the lease has ended; [`Error::Unknown`] if the server did not confirm in
+            /// [`Error::Lost`] if the lease has ended; [`Error::Unconfirmed`] if the server did not confirm in
             /// time, which leaves the lease as it was, at risk.
             ///
             /// # Cancel safety
@@ -272,7 +272,7 @@ macro_rules! view {
                 let renewing = client.watchdog.renew_now(hold, Route::Tracked, limit);
                 let renewed = relayed!(renewing);
                 self.check()?;
-                renewed.map_err(|failure| Error::unknown_renewal(&failure))
+                renewed.map_err(|failure| Error::unconfirmed_renewal(&failure))
             }
         }
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use leasehold_protocol::{
     failure::Failure,
-    forced::ForcedRelease,
+    forced,
     holder::Holder,
     key::Key,
     message::{Request, Sharers, Waiters},
@@ -164,7 +164,7 @@ impl Lock {
         let client = &self.scope.client;
         client.ready().await?;
         let key = self.key()?;
-        let by = Arc::new(ForcedRelease::new(self.scope.label_in_use(), reason));
+        let by = Arc::new(forced::by(self.scope.label_in_use(), reason));
         // An acquire from now on may be granted after that.
         let (sent, held) = (client.now(), client.watchdog.holds_of(key.lock()));
         let releasing = client.quorum.force_release(key.clone(), by.clone(), client.options.command_timeout);

@@ -72,7 +72,7 @@ impl Lock {
     ///   So they do when a stopped process goes on. A later one may come first.
     /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), waiters only queue: a
     ///   lock that is released then is free until the delay is over.
-    /// - It works on one server; over a quorum the acquire ends with [`Error::Config`](crate::Error::Config).
+    /// - It works on one server; over a quorum the acquire ends with [`Error::Unsupported`](crate::Error::Unsupported).
     pub fn fair(mut self, fair: bool) -> Self {
         self.scope.options.fair = fair;
         self

@@ -136,7 +136,7 @@ impl Quorum {
                 .and_then(|arrival| self.member(at).map_or(Ok(()), |member| admit(at, member, arrival)));
             match outcome {
                 Ok(()) => connected += 1,
-                Err(error @ Error::Config(_)) => return Err(error),
+                Err(error) if error.is_mistake() => return Err(error),
                 Err(error) => outcomes.splice(at..=at, [Some(error)]).for_each(drop),
             }
         }

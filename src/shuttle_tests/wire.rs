@@ -13,7 +13,7 @@ use std::{
 
 use leasehold_protocol::{
     failure::Failure,
-    forced::ForcedRelease,
+    forced,
     holder::Holder,
     key::Key,
     message::{Looked, ReleaseMode, Reply, Request, Route, Shard},
@@ -95,7 +95,7 @@ impl Wire {
     /// An operator takes the lock from its holder, if it has one.
     pub(super) fn take_by_force(&self, name: &str) {
         let _was_there: bool =
-            self.now(Request::ForceRelease { key: Key::of_lock(name), by: Arc::new(ForcedRelease::new("ops", None)) });
+            self.now(Request::ForceRelease { key: Key::of_lock(name), by: Arc::new(forced::by("ops", None)) });
     }
 
     /// Asks at once, on no route.

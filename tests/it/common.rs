@@ -126,7 +126,7 @@ pub(crate) async fn is_ours(lease: &Lease) {
     let renewed = async {
         loop {
             match lease.renew().await {
-                Err(Error::Unknown(_)) => {}
+                Err(Error::Unconfirmed(_)) => {}
                 definite => return definite,
             }
         }

@@ -1,6 +1,9 @@
 //! A `Leases` that connects at its first use, and what a readiness probe is told.
 
 use std::{
+    error::Error as _,
+    io,
+    net::TcpListener,
     task::Poll,
     time::{Duration, Instant},
 };
@@ -303,4 +306,27 @@ async fn nothing_connects_any_more_once_a_leases_is_dropped() {
     let more = proxy.connections() - before;
     // One try may be under way on each of two connections.
     assert!(more <= 2, "{more} more connections were made");
+}
+
+#[tokio::test]
+async fn the_source_of_an_error_is_what_the_system_or_the_server_said() {
+    let nobody = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr()).unwrap();
+    let unreachable = Leases::connect(format!("redis://{nobody}")).await.unwrap_err();
+    let system = unreachable.source().and_then(|source| source.downcast_ref::<io::Error>());
+    assert_eq!(system.map(io::Error::kind), Some(io::ErrorKind::ConnectionRefused), "{unreachable:?}");
+    assert_eq!(unreachable.server_code(), None);
+
+    let server = Server::start();
+    let leases = Leases::builder().url(server.url()).ttl(Duration::from_secs(1)).build().await.unwrap();
+    let lease = leases.lock("job").acquire().await.unwrap();
+    server.wire().must(&["CONFIG", "SET", "requirepass", "sesame"]);
+    let refused = Leases::connect(server.url()).await.unwrap_err();
+    assert_eq!((refused.server_code(), Error::is_transient(&refused)), (Some("NOAUTH"), false));
+    assert_eq!(refused.source().unwrap().to_string(), "NOAUTH Authentication required.");
+    lease.release().await.unwrap().confirmed();
+
+    // By the variant, whatever the text.
+    assert_eq!(unreachable, lazy(&["redis://[::1]:1".into()]).build().await.unwrap_err());
+    assert_ne!(unreachable, refused);
+    assert!(Error::Closed.source().is_none());
 }

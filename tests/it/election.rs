@@ -221,6 +221,22 @@ async fn what_cannot_be_an_election_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
+async fn a_leaders_work_may_change_what_it_captures() {
+    let leases = Leases::in_memory();
+    let mut terms = Vec::new();
+    let last = leases.election("job").lead(async |term| {
+        terms.push(term.fence());
+        if terms.len() < 3 {
+            leases.lock("job").force_release().await.unwrap();
+            std::future::pending::<()>().await;
+        }
+        terms.len()
+    });
+    assert_eq!(within(HANGS, "three terms", last).await.unwrap(), 3);
+    assert!(terms.is_sorted_by(|before, after| before < after), "{terms:?}");
+}
+
+#[tokio::test]
 async fn work_that_panics_resigns() {
     let server = Server::start();
     let (leases, other) = (program_with(server.url(), TTL).await, program_with(server.url(), TTL).await);

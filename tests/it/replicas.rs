@@ -571,7 +571,7 @@ async fn waiting_for_replicas_ends_with_the_call() {
     let began = Instant::now();
     let renewed = within(HANGS, "an answer", lease.renew()).await;
     let took = began.elapsed();
-    let Err(Error::Unknown(why)) = renewed else { panic!("{renewed:?}") };
+    let Err(Error::Unconfirmed(why)) = renewed else { panic!("{renewed:?}") };
     assert!(why.to_string().contains("of 1 replicas"), "{why}");
     assert!(took < COMMAND + COMMAND / 10 + lag.worst(), "{took:?}");
 }

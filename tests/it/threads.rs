@@ -28,7 +28,7 @@ fn program(url: String) -> Leases {
 #[track_caller]
 fn assert_refused<F: Future>(call: F) {
     let Err(refused) = block_on(call) else { panic!("it must not wait here") };
-    assert!(matches!(refused, Error::Config(_)), "{refused:?}");
+    assert!(matches!(refused, Error::Misuse(_)), "{refused:?}");
     assert_eq!(
         refused.to_string(),
         "leasehold::block_on waits, and this thread runs a Tokio runtime: await the call instead"
@@ -372,7 +372,7 @@ fn a_call_in_a_destructor_of_an_ending_thread_is_refused_or_works_and_never_pani
     };
     ends.join().unwrap();
     let refused = told.recv_timeout(HANGS).unwrap().expect("it does not panic");
-    assert!(matches!(&refused, Err(Error::Config(_))), "{refused:?}");
+    assert!(matches!(&refused, Err(Error::Misuse(_))), "{refused:?}");
     wait(wait(leases.lock(NAME).acquire_within(HANGS)).unwrap().release()).unwrap().confirmed();
 }
 

@@ -12,7 +12,7 @@ use std::{
 use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
-    forced::ForcedRelease,
+    forced,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Denial, Owned, Poll, Polled, ReleaseMode, Reply, Request, VoteReply},
     mode::Mode,
@@ -153,7 +153,7 @@ impl Scene {
         self.tickets[at] = None;
         let (owned, told) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
         let reply = match owned {
-            Err(Denial::Forced(by)) => format!("forced by {}", by.to_text()),
+            Err(Denial::Forced(by)) => format!("forced by {}", forced::to_text(&by)),
             owned => format!("{owned:?}"),
         };
         (reply, told)
@@ -211,7 +211,7 @@ impl Scene {
             Op::ForceRelease => {
                 let (held, told) = self.ask::<bool>(
                     0,
-                    &Request::ForceRelease { key: self.key.clone(), by: Arc::new(ForcedRelease::new("ops", None)) },
+                    &Request::ForceRelease { key: self.key.clone(), by: Arc::new(forced::by("ops", None)) },
                 );
                 (held.to_string(), told)
             }

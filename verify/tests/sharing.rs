@@ -16,14 +16,14 @@ use std::{
 use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
-    forced::ForcedRelease,
+    forced,
     holder::Holder,
     key::Key,
     message::{
         AcquireRequest, Acquired, Claim, Denial, Downgraded, Owned, Poll, Polled, ReleaseMode, Reply, Request, Sharers,
         VoteReply, Waiters,
     },
-    mode::{Mode, phase_of},
+    mode::{self, Mode, phase_of},
     queue_position,
     stepwise::{Single, SingleReply},
     store::{Applied, Notified, Process, Store},
@@ -269,7 +269,7 @@ impl Scene {
                 (owned(parted.and_then(|_| self.single(&Single::Part(self.claim(at))))), vec![])
             }
             Op::ForceRelease => {
-                let by = Arc::new(ForcedRelease::new("ops", None));
+                let by = Arc::new(forced::by("ops", None));
                 let (held, told) = self.ask::<bool>(0, &Request::ForceRelease { key: self.key.clone(), by });
                 (held.to_string(), told)
             }
@@ -330,7 +330,7 @@ impl Scene {
         let (until, places) = self.store.ends(self.now, &self.key).unwrap_or_default();
         let places: BTreeMap<_, _> = places.iter().map(|(token, until)| (index(token), until / 1_000)).collect();
         let (waiters, _) = self.ask::<Waiters>(0, &Request::Waiters { key: self.key.clone(), most: 100 });
-        let wants = waiters.iter().map(|(token, _, mode)| (index(token), mode.limit())).collect();
+        let wants = waiters.iter().map(|(token, _, mode)| (index(token), mode::limit(*mode))).collect();
         let left = |holder: &Holder| u64::try_from(holder.remaining().unwrap().as_millis()).unwrap();
         let each = |one: &Holder| (index(one.whole_token().unwrap()), left(one));
         let listed = sharers.as_ref().map(|all| (left(&all.holder), all.first.iter().map(each).collect()));
@@ -374,7 +374,7 @@ fn said(polled: &Polled) -> String {
 
 fn owned(owned: Owned) -> String {
     match owned {
-        Err(Denial::Forced(by)) => format!("forced by {}", by.to_text()),
+        Err(Denial::Forced(by)) => format!("forced by {}", forced::to_text(&by)),
         owned => format!("{owned:?}"),
     }
 }

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use leasehold_protocol::{
     failure::Failure,
     fence::{self, Fence},
-    forced::ForcedRelease,
+    forced,
     holder::Holder,
     key::Key,
     message::{AcquireRequest, Acquired, Claim, Denial, Owned, Reply, Request, VoteReply},
@@ -153,7 +153,7 @@ impl Memory {
                 }
             }
             Op::ForceRelease => {
-                let by = Arc::new(ForcedRelease::new("ops", None));
+                let by = Arc::new(forced::by("ops", None));
                 self.ask(&Request::ForceRelease { key: self.key.clone(), by }).is_ok().to_string()
             }
             Op::Expire => {
@@ -176,7 +176,7 @@ fn told(owned: &Owned) -> String {
         Ok(()) => "done".into(),
         Err(Denial::Gone) => "gone".into(),
         Err(Denial::Taken) => "taken by another".into(),
-        Err(Denial::Forced(by)) => format!("forced by {}", by.to_text()),
+        Err(Denial::Forced(by)) => format!("forced by {}", forced::to_text(by)),
     }
 }
 

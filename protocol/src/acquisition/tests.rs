@@ -5,7 +5,7 @@ use std::sync::Arc;
 mod outliving;
 
 use super::*;
-use crate::{attempt::Verdict, forced::ForcedRelease, release_tally::ReleaseEnd};
+use crate::{attempt::Verdict, forced, release_tally::ReleaseEnd};
 use crate::{holder::Holder, tally::WakeCondition, token::Token};
 use uuid::Uuid;
 
@@ -299,7 +299,7 @@ fn a_lease_that_was_lost_is_undone_on_every_node() {
 
 #[test]
 fn a_lease_that_was_denied_stays_until_its_holder_lets_go() {
-    let by = Arc::new(ForcedRelease::new("ops", None));
+    let by = Arc::new(forced::by("ops", None));
     for denial in [Denial::Gone, Denial::Taken, Denial::Forced(by)] {
         let mut acquisition = held(3);
         let _one = renewed(&mut acquisition, 4, 0, owned(Err(denial.clone())));

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     hash::HashMap,
     message::{Claim, Poll},
-    mode::Mode,
+    mode::{self, Mode},
     time::{Micros, micros},
     token::Token,
 };
@@ -108,7 +108,7 @@ impl WaitQueue {
             alive_until,
             restart_delay,
             fence_memory,
-            limit: mode.limit(),
+            limit: mode::limit(mode),
             process: name.into(),
             hears,
         };
@@ -251,7 +251,7 @@ impl WaitQueue {
 
     /// How a waiter wants the lock.
     pub(super) fn mode(&self, token: &Token) -> Mode {
-        self.waiters.get(token).map_or(Mode::Exclusive, |waiter| Mode::of_limit(waiter.limit))
+        self.waiters.get(token).map_or(Mode::Exclusive, |waiter| mode::of_limit(waiter.limit))
     }
 
     /// Whether nothing of it needs to be kept.

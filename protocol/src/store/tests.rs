@@ -1,5 +1,5 @@
 use super::*;
-use crate::mode::Mode;
+use crate::{forced, mode::Mode};
 
 const TTL: Duration = Duration::from_millis(100);
 const DAY: Duration = fence::MEMORY;
@@ -318,7 +318,7 @@ fn what_is_held_or_waited_for_is_not_swept_away() {
 }
 
 fn forced() -> Arc<ForcedRelease> {
-    Arc::new(ForcedRelease::new("ops", Some("it is stuck")))
+    Arc::new(forced::by("ops", Some("it is stuck")))
 }
 
 #[test]

@@ -15,7 +15,7 @@ use leasehold_protocol::{
     check::Check,
     failure::Failure,
     fence::Fence,
-    forced::ForcedRelease,
+    forced,
     holder::Holder,
     jitter::Jitter,
     message::{Acquired, Denial, Looked, Polled, Repaired, Sharers},
@@ -312,7 +312,7 @@ proptest! {
             renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-4_i64), Value::from(-1_i64), forced]), Wanted::Alone)
                 .unwrap_or_default();
         let owned: Vec<_> = verdicts.into_iter().map(Result::ok).collect();
-        let forced = Denial::Forced(Arc::new(ForcedRelease::new("ops", Some("stuck"))));
+        let forced = Denial::Forced(Arc::new(forced::by("ops", Some("stuck"))));
         let denials = [Denial::Gone, Denial::Gone, Denial::Taken, forced].map(|denial| Some(Err(denial)));
         prop_assert_eq!(owned, [&[Some(Ok(())), None][..], &denials].concat());
     }

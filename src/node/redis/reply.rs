@@ -6,13 +6,13 @@ use leasehold_protocol::{
     combiner::Want,
     failure::Failure,
     fence::Fence,
-    forced::ForcedRelease,
+    forced,
     holder::Holder,
     message::{
         Acquired, Denial, Downgraded, Looked, Owned, Page, Polled, Repaired, Reply, ServerIdentity, Sharers, VoteReply,
         Waiters,
     },
-    mode::Mode,
+    mode,
     stepwise::SingleReply,
     token::Token,
 };
@@ -178,7 +178,7 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
     for one in queue.chunks(3) {
         let [token, ticket, limit] = one else { return None };
         let waited = Duration::from_micros(now.saturating_sub(ticket.as_u64()?));
-        let mode = Mode::of_limit(u32::try_from(limit.as_i64()?).ok()?);
+        let mode = mode::of_limit(u32::try_from(limit.as_i64()?).ok()?);
         // Anything but a token of ours is skipped.
         waiting.extend(token.as_str().and_then(|token| Token::parse(&token)).map(|token| (token, waited, mode)));
     }
@@ -221,7 +221,7 @@ pub(super) fn released(reply: &Value) -> Option<Owned> {
         },
         [code, text] if code.as_i64() == Some(-3) => {
             let text = String::from_utf8_lossy(text.as_bytes()?);
-            Some(Err(Denial::Forced(Arc::new(ForcedRelease::read(&text)))))
+            Some(Err(Denial::Forced(Arc::new(forced::read(&text)))))
         }
         _ => None,
     }

@@ -67,18 +67,15 @@ pub(super) async fn a_leader_campaigns_again_until_its_work_is_done(place: Place
     let (tell, mut told) = mpsc::unbounded_channel();
     let election: Election = one.election("job");
     let mut terms = 0;
-    let leading = election.lead(move |term| {
+    let leading = election.lead(async move |term| {
         terms += 1;
         tell.send(term.fence()).unwrap();
-        let is_last = terms == 3;
-        async move {
-            if !is_last {
-                term.lost().await;
-                // Nothing after this await is done any more.
-                std::future::pending::<()>().await;
-            }
-            "done"
+        if terms < 3 {
+            term.lost().await;
+            // Nothing after this await is done any more.
+            std::future::pending::<()>().await;
         }
+        "done"
     });
     let leading = tokio::spawn(leading);
     let mut fences = Vec::new();

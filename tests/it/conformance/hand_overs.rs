@@ -95,25 +95,25 @@ pub(super) async fn an_interval_goes_on_with_the_heir(place: Place) {
 
 pub(super) async fn what_cannot_be_handed_over_is_refused(place: Place) {
     let one = place.program("one").await;
-    let config = |error: Error, what: &str| match error {
-        Error::Config(_) => assert!(error.to_string().contains(what), "{error}"),
+    let misuse = |error: Error, what: &str| match error {
+        Error::Misuse(_) => assert!(error.to_string().contains(what), "{error}"),
         other => panic!("{other:?}"),
     };
     let lease = one.lock("job").acquire().await.unwrap();
     let ticket = lease.ticket();
     let shares = [lease.handle().share().unwrap(), lease.handle().share().unwrap()];
-    config(lease.into_ticket().unwrap_err(), "2 other leases share this hold");
+    misuse(lease.into_ticket().unwrap_err(), "2 other leases share this hold");
     let [first, second] = shares;
-    config(first.into_ticket().unwrap_err(), "1 other lease shares this hold");
+    misuse(first.into_ticket().unwrap_err(), "1 other lease shares this hold");
     is_ours(&second).await;
-    config(one.lock("other").adopt(ticket.clone()).await.unwrap_err(), "\"job\" cannot be adopted as \"other\"");
+    misuse(one.lock("other").adopt(ticket.clone()).await.unwrap_err(), "\"job\" cannot be adopted as \"other\"");
     let tenant = one.prefix("tenant:");
-    config(tenant.lock("job").adopt(ticket).await.unwrap_err(), "cannot be adopted as \"tenant:job\"");
+    misuse(tenant.lock("job").adopt(ticket).await.unwrap_err(), "cannot be adopted as \"tenant:job\"");
     is_ours(&second).await;
     second.release().await.unwrap().confirmed();
 
     let kept = one.lock("kept").keep_for(Duration::from_secs(1)).acquire().await.unwrap();
-    config(kept.into_ticket().unwrap_err(), "keep_for");
+    misuse(kept.into_ticket().unwrap_err(), "keep_for");
     let gone = one.lock("gone").acquire().await.unwrap();
     assert!(one.lock("gone").force_release().await.unwrap());
     within(HANGS, "the loss", gone.lost()).await;

@@ -125,7 +125,7 @@ async fn f22_readonly_replica() {
     names(&said(&error), &words);
     assert!(leases.lock("held").holder().await.unwrap().is_some(), "reading goes on");
     match lease.renew().await {
-        Err(Error::Unknown(error)) => names(&said(&error), &words),
+        Err(Error::Unconfirmed(error)) => names(&said(&error), &words),
         other => panic!("a replica renewed: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
@@ -155,7 +155,7 @@ async fn f22_masterdown() {
     let error = leases.lock("held").force_release().await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
     match lease.renew().await {
-        Err(Error::Unknown(error)) => names(&said(&error), &words),
+        Err(Error::Unconfirmed(error)) => names(&said(&error), &words),
         other => panic!("a stale replica renewed: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
@@ -191,7 +191,7 @@ async fn f22_loading() {
         names(&said(&error), &words);
     }
     match lease.renew().await {
-        Err(Error::Unknown(error)) => names(&said(&error), &words),
+        Err(Error::Unconfirmed(error)) => names(&said(&error), &words),
         other => panic!("a loading server renewed: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
@@ -258,7 +258,7 @@ async fn f22_password_rotated_while_connected() {
     let error = refused(within(HANGS, "acquire", lock.acquire()).await);
     names(&said(&error), &["WRONGPASS"]);
     match within(HANGS, "renew", lease.renew()).await {
-        Err(Error::Unknown(error)) => names(&said(&error), &["WRONGPASS"]),
+        Err(Error::Unconfirmed(error)) => names(&said(&error), &["WRONGPASS"]),
         other => panic!("renewed without a password: {other:?}"),
     }
     lease.check().expect("no answer about the key is no loss");
@@ -333,7 +333,7 @@ fn set_user(wire: &mut Wire, rules: &str) {
 /// A release that is not confirmed, as an error with the reason.
 fn is_confirmed(released: Released) -> Result<(), Error> {
     match released {
-        Released::Unconfirmed(why) => Err(Error::Unknown(why)),
+        Released::Unconfirmed(why) => Err(Error::Unconfirmed(why)),
         _ => Ok(()),
     }
 }
@@ -582,7 +582,7 @@ async fn f22_noperm_is_refused_at_once_and_each_right_of_the_least_acl_line_is_n
         };
         let text = said(&error);
         // The reason behind a renewal or release that is not confirmed is part of its text.
-        assert!(matches!(error, Error::Refused(_) | Error::Unknown(_)), "without {missing}: {error:?}");
+        assert!(matches!(error, Error::Refused(_) | Error::Unconfirmed(_)), "without {missing}: {error:?}");
         assert!(NO_RIGHT.iter().any(|words| text.contains(words)), "without {missing}: {text}");
         names(&text, &["give the user the rights"]);
     }
@@ -629,7 +629,7 @@ async fn f22_rights_taken_away_put_a_lease_at_risk_and_are_named() {
     let lease = leases.lock("job").acquire().await.unwrap();
     wire.must(&["ACL", "SETUSER", "worker", "-pexpire"]);
     match lease.renew().await {
-        Err(Error::Unknown(error)) => {
+        Err(Error::Unconfirmed(error)) => {
             let text = said(&error);
             assert!(NO_RIGHT.iter().any(|words| text.contains(words)), "{text}");
             names(&text, &["give the user the rights"]);

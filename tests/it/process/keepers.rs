@@ -114,7 +114,7 @@ fn in_a_process_that_was_forked_every_call_says_so_at_once() {
         let in_child = || {
             let began = Instant::now();
             let refused = wait(leases.lock("other").acquire_within(TTL)).unwrap_err();
-            assert!(matches!(refused, Error::Config(_)) && refused.to_string().contains("forked"), "{refused}");
+            assert!(matches!(refused, Error::Misuse(_)) && refused.to_string().contains("forked"), "{refused}");
             wait(leases.lock("other").acquire()).unwrap_err();
             wait(leases.lock("other").try_acquire()).unwrap_err();
             let Released::Unconfirmed(why) = wait(before.release()).unwrap() else { panic!("nobody has answered") };

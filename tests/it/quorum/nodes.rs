@@ -48,6 +48,10 @@ fn config(error: &Error) -> bool {
     matches!(error, Error::Config(_))
 }
 
+fn unsupported(error: &Error) -> bool {
+    matches!(error, Error::Unsupported(_))
+}
+
 fn refused(error: &Error) -> bool {
     matches!(error, Error::Refused(_))
 }
@@ -103,7 +107,7 @@ async fn the_urls_are_checked_before_anything_is_sent() {
     turned_down(builder(mixed), config, &["quorum[1]", "memory://", "no other process"]).await;
     let both = builder(urls(3)).url("redis://node-0.invalid");
     turned_down(both, config, &["and quorum are both set"]).await;
-    turned_down(builder(urls(3)).fair(true), config, &["fair", "one server"]).await;
+    turned_down(builder(urls(3)).fair(true), unsupported, &["fair", "one server"]).await;
     let (ttl, delay) = (Duration::from_millis(2_001), Duration::from_secs(3));
     turned_down(builder(urls(3)).ttl(ttl).restart_delay(delay), config, &["ttl", "restart_delay", "3s"]).await;
     turned_down(builder(urls(3)).ttl(31 * SECOND), config, &["ttl", "restart_delay", "31s"]).await;
@@ -116,7 +120,7 @@ async fn a_lock_is_refused_what_a_quorum_cannot_do() {
     let long = leases.lock(NAME).ttl(31 * SECOND);
     for (lock, words) in [(leases.lock(NAME).fair(true), ["fair", "one server"]), (long, ["ttl", "restart_delay"])] {
         match lock.try_acquire().await {
-            Err(Error::Config(error)) => names(&error.to_string(), &words),
+            Err(Error::Config(error) | Error::Unsupported(error)) => names(&error.to_string(), &words),
             other => panic!("it should be refused, and is {other:?}"),
         }
     }

@@ -123,7 +123,7 @@ async fn a_downgrade_of_a_key_that_is_gone_is_lost_and_one_that_is_dropped_leave
     let second = shared.handle().share().unwrap();
     let error = shared.downgrade().await.unwrap_err();
     assert!(
-        matches!(&error, Error::Config(why) if why.to_string().contains("1 other lease shares this hold")),
+        matches!(&error, Error::Misuse(why) if why.to_string().contains("1 other lease shares this hold")),
         "{error:?}"
     );
     drop(second);

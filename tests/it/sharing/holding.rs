@@ -249,7 +249,7 @@ async fn an_owner_that_shares_a_name_gets_it_again_but_not_alone() {
         error.to_string(),
         r#"this owner shares "job": release that first, for two that share it and want it alone would wait for each other"#
     );
-    assert!(matches!(error, Error::Config(_)), "{error:?}");
+    assert!(matches!(error, Error::Misuse(_)), "{error:?}");
     drop((again, reading));
     let writing = acquired(&write).await;
     let reading = acquired(&read).await;
@@ -276,7 +276,7 @@ async fn permits_out_of_bounds_and_a_quorum_are_refused_before_anything_is_sent(
         let name = leases.rw_lock(NAME);
         for lock in [name.read(), name.write(), leases.semaphore(NAME, 2)] {
             let error = within(HANGS, "an answer", lock.acquire()).await.unwrap_err();
-            assert!(matches!(error, Error::Config(_)), "{error:?}");
+            assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
             assert_eq!(
                 error.to_string(),
                 "shared locks do not work over a quorum, whose nodes may each admit others so that more \

@@ -159,8 +159,8 @@ async fn a_label_may_have_the_signs_that_stand_between_what_the_server_keeps() {
     assert_eq!(labels(&holders(&read).await), [SIGNS]);
     let (writer, reader) = (place(&write).await, place(&leases.semaphore(NAME, 7).label(SIGNS)).await);
     let waiters = within(HANGS, "who waits", read.waiters()).await.unwrap();
-    let seen: Vec<_> = waiters.iter().map(|waiter| (waiter.label(), waiter.mode().limit())).collect();
-    assert_eq!(seen, [(SIGNS, 0), (SIGNS, 7)]);
+    let seen: Vec<_> = waiters.iter().map(|waiter| (waiter.label(), waiter.mode())).collect();
+    assert_eq!(seen, [(SIGNS, Mode::Exclusive), (SIGNS, Mode::Shared { limit: NonZeroU32::new(7) })]);
     reading.release().await.unwrap().confirmed();
     for waiter in [writer, reader] {
         had(waiter).await.0.release().await.unwrap().confirmed();

@@ -6,6 +6,7 @@
 use std::{fmt, str::FromStr};
 
 use leasehold::{LossReason, Mode, SystemClock};
+use leasehold_protocol::mode;
 
 /// A moment of this machine's clock that counts suspend, in nanoseconds: the same for every process.
 pub type Nanos = u64;
@@ -253,7 +254,7 @@ impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Acquired { lease, known_as, name, mode, ttl, fence, invoked, start, until } => {
-                let (limit, until) = (mode.limit(), until.unwrap_or(0));
+                let (limit, until) = (mode::limit(*mode), until.unwrap_or(0));
                 write!(f, "A {lease} {known_as} {name} {limit} {ttl} {fence} {invoked} {start} {until}")
             }
             Self::Believed { lease, at, until } => write!(f, "B {lease} {at} {until}"),
@@ -288,7 +289,7 @@ impl FromStr for Line {
                 lease: word()?.parse()?,
                 known_as: word()?.parse()?,
                 name: number(word()?)?,
-                mode: Mode::of_limit(number(word()?)?),
+                mode: mode::of_limit(number(word()?)?),
                 ttl: number(word()?)?,
                 fence: number(word()?)?,
                 invoked: number(word()?)?,
@@ -342,7 +343,7 @@ mod tests {
         let lease = LeaseId { process, number: 99 };
         let known_as = LeaseId { number: 98, ..lease };
         let acquired = |until| {
-            let mode = Mode::of_limit(2);
+            let mode = mode::of_limit(2);
             Line::Acquired { lease, known_as, name: 3, mode, ttl: 4, fence: 5, invoked: 6, start: 7, until }
         };
         for line in [

@@ -7,6 +7,7 @@ use std::{
 };
 
 use leasehold::Mode;
+use leasehold_protocol::mode;
 
 use crate::{
     check::{Violation, failovers::Failovers, span},
@@ -162,12 +163,12 @@ impl Totals {
         self.violations += round.violations.len() as u64;
         self.leases += history.leases.len() as u64;
         for name in &history.names {
-            self.modes.extend(name.modes.iter().map(|mode| (name.text.clone(), mode.limit())));
+            self.modes.extend(name.modes.iter().map(|mode| (name.text.clone(), mode::limit(*mode))));
         }
         for lease in &history.leases {
             let name = &history.names[lease.name].text;
             *self.by_name.entry(name.clone()).or_default() += 1;
-            *self.by_mode.entry((name.clone(), lease.mode.limit())).or_default() += 1;
+            *self.by_mode.entry((name.clone(), mode::limit(lease.mode))).or_default() += 1;
             *self.endings.entry(lease.how).or_default() += 1;
         }
         for write in &history.writes {
@@ -213,7 +214,7 @@ impl fmt::Display for Totals {
         if self.modes.iter().any(|(_, limit)| *limit > 0) {
             for limit in self.modes.iter().map(|(_, limit)| *limit).collect::<BTreeSet<_>>() {
                 let count: u64 = self.by_mode.iter().filter(|((_, of), _)| *of == limit).map(|(_, count)| count).sum();
-                writeln!(f, "| held {} | {count} |", Mode::of_limit(limit))?;
+                writeln!(f, "| held {} | {count} |", mode::of_limit(limit))?;
             }
         }
         for (how, count) in &self.endings {

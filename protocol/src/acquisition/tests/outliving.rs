@@ -1,6 +1,7 @@
 //! Leases whose key outlives them (rule 14).
 
 use super::*;
+use crate::forced;
 
 const DELAY: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -68,7 +69,7 @@ fn a_denial_deletes_nothing_where_the_key_is_left() {
 
 #[test]
 fn what_an_operator_took_is_taken_off_everywhere() {
-    let forced = Denial::Forced(Arc::new(ForcedRelease::new("ops", None)));
+    let forced = Denial::Forced(Arc::new(forced::by("ops", None)));
     for outliving in both() {
         let mut acquisition = held_for(3, outliving);
         for node in 0..2 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::forced::ForcedRelease;
+use crate::forced;
 
 #[derive(Debug, Clone)]
 enum Event {
@@ -25,7 +25,7 @@ fn answers() -> impl Strategy<Value = RenewalAnswer> {
         1 => Just(RenewalAnswer::Refused),
         3 => Just(RenewalAnswer::Denied(Denial::Gone)),
         1 => Just(RenewalAnswer::Denied(Denial::Taken)),
-        1 => Just(RenewalAnswer::Denied(Denial::Forced(Arc::new(ForcedRelease::new("ops", None))))),
+        1 => Just(RenewalAnswer::Denied(Denial::Forced(Arc::new(forced::by("ops", None))))),
     ]
 }
 

@@ -170,14 +170,14 @@ impl Cluster {
                 biased;
                 answer = ask() => answer,
                 () = self.host.sleep(until.since(seed.now())) => {
-                    return Err(last.unwrap_or_else(|| unreachable(seed, "no answer")));
+                    return Err(last.unwrap_or_else(|| unreachable(seed, None)));
                 }
             };
             last = Some(match answer {
                 Ok(answer) => return Ok(answer),
                 Err(NoView::Failed(error)) => match mistake_of(seed, &error) {
                     Some(mistake) => return Err(mistake),
-                    None => unreachable(seed, words(&error)),
+                    None => unreachable(seed, Some(&error)),
                 },
                 Err(NoView::Told(error @ Error::Unavailable(_))) => error,
                 Err(NoView::Told(error)) => return Err(error),
@@ -440,9 +440,9 @@ fn none_of(mut said: Vec<Error>, of_sentinels: bool) -> Error {
         all if of_sentinels => format!("no Sentinel is of use: {}{advice}", all.join("; ")),
         all => format!("no server of the cluster is of use: {}{advice}", all.join("; ")),
     };
-    if said.iter().all(|error| matches!(error, Error::Config(_))) {
+    if said.iter().all(Error::is_mistake) {
         Error::config(text)
-    } else if said.iter().all(|error| matches!(error, Error::Config(_) | Error::Refused(_))) {
+    } else if said.iter().all(|error| error.is_mistake() || matches!(error, Error::Refused(_))) {
         Error::of(Failure::refused(text))
     } else {
         Error::unavailable(text)

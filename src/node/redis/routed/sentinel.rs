@@ -240,10 +240,7 @@ fn unknown(sentinel: &str, service: &str, services: &[String]) -> Error {
 /// The primary itself turns us down.
 fn of_primary(service: &str, mistake: &Error) -> Error {
     let text = format!("the primary of {service:?}: {mistake}");
-    match mistake {
-        Error::Config(_) => Error::config(text),
-        _ => Error::of(Failure::refused(text)),
-    }
+    if mistake.is_mistake() { Error::config(text) } else { Error::of(Failure::refused(text)) }
 }
 
 fn is_of_the_password(error: &WireError) -> bool {

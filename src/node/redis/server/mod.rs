@@ -22,7 +22,7 @@ use self::{
 };
 use super::{
     subscription::{Subscription, channel},
-    transport::{Connection, Endpoint, Side, unreachable},
+    transport::{Connection, Endpoint, Side, cannot_connect, unreachable},
 };
 use crate::{error::Error, keeper::Host, metrics::NodeMetrics};
 
@@ -84,7 +84,7 @@ impl Connections {
                 tokio::select! {
                     biased;
                     settled = keeper.settled() => settled?,
-                    () = host.sleep(left) => return Err(unreachable(&endpoint, &keeper.trouble().unwrap_or_default())),
+                    () = host.sleep(left) => return Err(unreachable(&endpoint, keeper.last_error().as_ref())),
                 }
                 (Some((runtime.id(), home)), keeper)
             }
@@ -283,15 +283,15 @@ pub(super) fn no_thread(error: &io::Error) -> Error {
 async fn open(runtime: Handle, place: Side, endpoint: Endpoint, host: Host) -> Result<Arc<Connection>, Error> {
     // The last try, or a name server's silence, may take longer.
     let too_late = host.sleep(endpoint.limits.connect);
-    let reason = Arc::new(Mutex::new("no answer".to_owned()));
+    let last_error = Arc::<Mutex<_>>::default();
     let opening = {
-        let (endpoint, reason, host) = (endpoint.clone(), reason.clone(), host.clone());
+        let (endpoint, last_error, host) = (endpoint.clone(), last_error.clone(), host.clone());
         runtime.spawn(async move {
             tokio::select! {
                 biased;
                 // Nobody wants the connection any more, and its timers end with the keeper.
                 () = host.stopped() => Err(Error::Closed),
-                opened = Connection::open(place, &endpoint, &reason) => opened,
+                opened = Connection::open(place, &endpoint, &last_error) => opened,
             }
         })
     };
@@ -299,12 +299,10 @@ async fn open(runtime: Handle, place: Side, endpoint: Endpoint, host: Host) -> R
         biased;
         opened = opening => match opened {
             Ok(connection) => connection.map(Arc::new),
-            Err(error) if error.is_panic() => Err(Error::config(
-                "this runtime cannot connect: build it with `enable_all()`, or call from outside of it",
-            )),
+            Err(error) if error.is_panic() => Err(cannot_connect()),
             Err(_ended) => Err(Error::unavailable("the runtime of the connection has ended")),
         },
-        () = too_late => Err(unreachable(&endpoint, &reason.lock())),
+        () = too_late => Err(unreachable(&endpoint, last_error.lock().as_ref())),
     }
 }
 

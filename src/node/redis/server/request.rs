@@ -6,8 +6,10 @@ use leasehold_protocol::{
     combiner::Want,
     failure::Failure,
     fence::Fence,
+    forced,
     key::Key,
     message::{AcquireRequest, Claim, Poll, Polled, ReleaseMode, Reply, Request, Route, VoteReply, Voting},
+    mode,
     queue_position::WINDOW,
     token::Token,
 };
@@ -146,7 +148,7 @@ impl Connections {
             Request::ForceRelease { key, by } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(packed(queue_keys(&key)));
-                    all.extend([key.forced().into(), by.to_text().into()]);
+                    all.extend([key.forced().into(), forced::to_text(&by).into()]);
                 };
                 self.run(via, &FORCE_RELEASE, 5, arguments, |reply, _| reply::flag(reply))
             }
@@ -305,7 +307,7 @@ impl Connections {
             all.extend([millis(poll.grant), millis(poll.window)]);
             all.extend([channel.as_str().into(), i64::from(poll.enter).into()]);
             all.extend([whole_seconds(poll.restart_delay), millis(*fence_memory)]);
-            all.push(i64::from(mode.limit()).into());
+            all.push(i64::from(mode::limit(*mode)).into());
             if !poll.restart_delay.is_zero() {
                 witness.testify_and_queue(all);
             }

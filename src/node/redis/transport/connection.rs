@@ -63,9 +63,13 @@ impl Deref for Connection {
 impl Connection {
     /// Connects, trying until `limits.connect` has passed or the server refuses us. The task that replaces its links
     /// lives on the runtime of this call, the links themselves at `place`.
-    pub(crate) async fn open(place: Side, endpoint: &Endpoint, last_reason: &Mutex<String>) -> Result<Self, Error> {
+    pub(crate) async fn open(
+        place: Side,
+        endpoint: &Endpoint,
+        last_error: &Mutex<Option<WireError>>,
+    ) -> Result<Self, Error> {
         let mut opening = Opening::new(place.role(), place, endpoint.clone(), Arc::default());
-        let first = opening.first(last_reason).await?;
+        let first = opening.first(last_error).await?;
         Ok(Self::of(&Handle::current(), opening, Some(first)))
     }
 

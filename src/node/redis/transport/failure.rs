@@ -37,6 +37,16 @@ pub(crate) fn classify(of: (&str, Wanted), error: &Error, limit: Duration) -> Fa
 
 /// The same of a script, of which more may be known than the server says of a right that the user lacks.
 pub(crate) fn classify_of(
+    of: (&str, Wanted),
+    error: &Error,
+    limit: Duration,
+    more: impl FnOnce(&str) -> Option<String>,
+) -> Failure {
+    let failure = without_cause(of, error, limit, more);
+    if error.kind == ErrorKind::Other { failure.because(error.cause()) } else { failure }
+}
+
+fn without_cause(
     (server, wanted): (&str, Wanted),
     error: &Error,
     limit: Duration,

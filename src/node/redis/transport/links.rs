@@ -200,6 +200,11 @@ impl Links {
         })
     }
 
+    /// The error of the last try to connect, while there is no link.
+    pub(crate) fn last_error(&self) -> Option<WireError> {
+        if let LinkState::Down(error) = &*self.state.borrow() { error.clone() } else { None }
+    }
+
     /// Why its server was never reached, unless that has turned us away.
     pub(crate) fn never_reached(&self) -> Option<String> {
         match &*self.state.borrow() {

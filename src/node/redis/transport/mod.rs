@@ -27,7 +27,7 @@ pub(crate) use self::{
     link::{Before, Link},
     links::NewLinks,
     login::{Provider, connected},
-    opening::{Side, advice_on_tls, mistake_of, unreachable},
+    opening::{Side, advice_on_tls, cannot_connect, mistake_of, unreachable},
     target::{Address, CertificateNames, Seeds, Target},
 };
 #[cfg(test)]

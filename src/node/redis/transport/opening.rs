@@ -73,7 +73,7 @@ impl Opening {
 
     /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there, or our
     /// settings are wrong.
-    pub(crate) async fn first(&mut self, last_reason: &Mutex<String>) -> Result<(Link, Ending), Error> {
+    pub(crate) async fn first(&mut self, last_error: &Mutex<Option<WireError>>) -> Result<(Link, Ending), Error> {
         let endpoint = self.next.endpoint.clone();
         let (target, limits) = (&endpoint.target, endpoint.limits);
         let until = endpoint.now() + limits.connect;
@@ -91,9 +91,9 @@ impl Opening {
                 return Err(mistake);
             }
             if endpoint.now() >= until {
-                return Err(unreachable(&endpoint, words(&error)));
+                return Err(unreachable(&endpoint, Some(&error)));
             }
-            *last_reason.lock() = words(&error).into();
+            *last_error.lock() = Some(error);
         }
     }
 
@@ -166,26 +166,39 @@ impl Opening {
 pub(crate) fn mistake_of(endpoint: &Endpoint, error: &WireError) -> Option<Error> {
     let target = &endpoint.target;
     Some(if error.details() == NO_OUTCOME {
-        Error::config("this runtime cannot connect: build it with `enable_all()`, or call from outside of it")
+        cannot_connect()
     } else if error.kind == WireKind::Mistake {
         Error::config(words(error))
     } else if is_rejected(error) {
-        Error::of(Failure::refused(format!("redis at {target}: {}", words(error))))
+        Error::of(Failure::refused(format!("redis at {target}: {}", words(error))).because(error.cause()))
     } else if is_wrong_server(error) {
         Error::config(format!("redis at {target} {}", error.details()))
     } else if is_refusal(error) {
         Error::of(classify((&target.to_string(), endpoint.wanted), error, endpoint.limits.connect))
     } else if is_closed(error) {
         let advice = advice(target, words(error));
-        Error::unavailable(format!("cannot reach redis at {target}: {}. {advice}", words(error)))
+        let text = format!("cannot reach redis at {target}: {}. {advice}", words(error));
+        Error::of(Failure::unavailable(text).because(error.cause()))
     } else {
         return None;
     })
 }
 
-pub(crate) fn unreachable(endpoint: &Endpoint, reason: &str) -> Error {
+/// The end of the time for connecting, with the error of the last try, if one has ended.
+pub(crate) fn unreachable(endpoint: &Endpoint, last: Option<&WireError>) -> Error {
     let (target, connect) = (&endpoint.target, Rounded(endpoint.limits.connect));
-    Error::unavailable(format!("cannot reach redis at {target} within {connect}: {reason}. {}", advice(target, reason)))
+    let reason = last.map_or("no answer", words);
+    let text = format!("cannot reach redis at {target} within {connect}: {reason}. {}", advice(target, reason));
+    let failure = Failure::unavailable(text);
+    Error::of(match last {
+        Some(error) => failure.because(error.cause()),
+        None => failure,
+    })
+}
+
+/// The caller's runtime has no timers, or no I/O.
+pub(crate) fn cannot_connect() -> Error {
+    Error::misuse("this runtime cannot connect: build it with `enable_all()`, or call from outside of it")
 }
 
 fn advice(target: &Target, reason: &str) -> &'static str {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use fred::error::{Error as FredError, ErrorKind as FredKind};
+use leasehold_protocol::failure::Cause;
 
 /// The certain part of an error, whatever its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,17 @@ impl Error {
 
     pub(crate) fn details(&self) -> &str {
         &self.details
+    }
+
+    /// The reason that the server or the system gave.
+    pub(crate) fn cause(&self) -> Cause {
+        let details = self.details();
+        if is_answer(self) {
+            return Cause::Server(own_words(details).into());
+        }
+        // fred shows an error of the system as its `Debug` does.
+        let number = details.strip_prefix("Os { code: ").and_then(|rest| rest.split_once(',')?.0.parse().ok());
+        number.map_or_else(|| Cause::Words(words(self).into()), Cause::System)
     }
 }
 

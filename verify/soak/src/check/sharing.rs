@@ -17,6 +17,8 @@ use std::{
     ops::Bound,
 };
 
+use leasehold_protocol::mode;
+
 use super::{Judge, Violation, is_shared_by, span};
 use crate::{
     history::{Found, Lease, Look},
@@ -131,5 +133,5 @@ fn exceeds(there: &[&Lease]) -> bool {
 }
 
 fn limit(lease: &Lease) -> usize {
-    usize::try_from(lease.mode.limit()).unwrap_or(usize::MAX)
+    usize::try_from(mode::limit(lease.mode)).unwrap_or(usize::MAX)
 }

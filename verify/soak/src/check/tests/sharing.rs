@@ -1,10 +1,12 @@
 //! Names that several may hold at a time.
 
+use leasehold_protocol::mode;
+
 use super::*;
 
 /// A process of its own shares the lock: asked for 5 ms before it began. In milliseconds.
 fn share(slot: u16, limit: u32, fence: u64, start: u64, end: u64) -> Lease {
-    Lease { mode: Mode::of_limit(limit), ..lease(slot, fence, start, end) }
+    Lease { mode: mode::of_limit(limit), ..lease(slot, fence, start, end) }
 }
 
 fn read(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
