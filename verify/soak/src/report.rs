@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use leasehold::Mode;
 use leasehold_protocol::mode;
 
 use crate::{
@@ -254,6 +253,8 @@ impl fmt::Display for Totals {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::Mode;
+
     use super::*;
     use crate::{
         history::{Lease, Recorder, Write},
