@@ -539,6 +539,10 @@ mod tests {
         }
         let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();
         assert_eq!(error.kind, WireKind::Unsent, "{error:?}");
+        // As if it had been handed over just before the task had ended.
+        let left = tokio::time::timeout(LIMIT, link.or_over(pin!(std::future::pending::<Answer>()))).await;
+        let error = left.expect("nobody waits on it").unwrap_err();
+        assert_eq!(error.kind, WireKind::Unsent, "{error:?}");
         connection.command("PING", Vec::new(), LIMIT).await.expect("the next link has an answer");
     }
 

@@ -438,7 +438,7 @@ impl Link {
     /// The answer, or that none will come (invariant 3): what the task had, it has answered or dropped by its end.
     ///
     /// The answer stays where it is: it is large.
-    async fn or_over<T>(
+    pub(super) async fn or_over<T>(
         &self,
         mut answer: Pin<&mut impl Future<Output = Result<T, WireError>>>,
     ) -> Result<T, WireError> {
