@@ -1,4 +1,4 @@
-//! A job that stops when its lease is taken away: half way an operator deletes the key.
+//! A job that stops when its lease is taken away: halfway through, an operator deletes the key.
 //!
 //! ```text
 //! cargo run --example abort_on_loss
@@ -19,9 +19,9 @@ const LOCK: &str = "examples:abort_on_loss";
 async fn main() -> Result<(), Error> {
     // A name after `memory://`, so that the operator below sees the same locks.
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://abort_on_loss".into());
-    // The TTL also bounds how long a deletion goes unnoticed: a renewal comes every third of it.
+    // The TTL also bounds how long a deletion goes unnoticed, because a renewal comes every third of it.
     let leases = Leases::builder().url(&url).ttl(Duration::from_secs(3)).build().await?;
-    // Somebody else, with connections of their own.
+    // The operator has connections of their own.
     let operator = Leases::connect(&url).await?;
 
     let lease = leases.lock(LOCK).acquire().await?;
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Error> {
     let mut others = tokio::task::JoinSet::new();
     others.spawn(delete_key(operator));
 
-    // The loss comes first: when both are ready, the job must not win.
+    // The loss comes first: if both are ready, the job must not win.
     let finished = tokio::select! {
         biased;
         lost = lease.lost() => {
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Ten steps; it does not get to the end.
+/// Ten steps, which the job does not finish.
 async fn work(lease: &Lease) {
     for step in 1..=10 {
         println!("job: step {step}, the lease is good for another {:.2?}", lease.remaining());
@@ -60,7 +60,7 @@ async fn work(lease: &Lease) {
     }
 }
 
-/// What an operator does about a holder that they believe to be dead.
+/// Does what an operator does about a holder that they believe to be dead.
 async fn delete_key(operator: Leases) -> Result<Instant, Error> {
     tokio::time::sleep(Duration::from_millis(2_200)).await;
     let lock = operator.lock(LOCK);

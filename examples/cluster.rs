@@ -1,4 +1,5 @@
-//! A lock on a Redis Cluster of six servers: the primary that has it is killed, a replica takes over, and the job goes on.
+//! A lock on a Redis Cluster of six servers: the primary that has it is killed, a replica takes over, and the job
+//! continues.
 //!
 //! ```text
 //! cargo run --example cluster     # starts six redis-servers of its own, and needs redis-cli
@@ -29,12 +30,12 @@ const NAME: &str = "examples:cluster";
 const TTL: Duration = Duration::from_secs(12);
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(500);
-/// It takes some twenty seconds.
+/// The whole story takes some twenty seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // Dropped here, the servers end, if they are ours, and their directory goes.
+    // When this is dropped, the servers end, if they are ours, and their directory is deleted.
     tokio::select! {
         outcome = timeout(LIMIT, story()) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
         () = interrupted() => Err("interrupted".into()),
@@ -55,7 +56,7 @@ async fn story() -> Result<()> {
         let killed = servers.kill_the_one_with(NAME).await?;
         println!("the primary that has the lock, on port {killed}, is killed");
         let (began, until) = (Instant::now(), Instant::now() + lease.remaining());
-        // Until a renewal is confirmed by the replica that has taken over.
+        // Work until a renewal is confirmed by the replica that has taken over.
         while Instant::now() + lease.remaining() < until + STEP {
             work(&lease, 1).await?;
         }
@@ -84,7 +85,7 @@ async fn work(lease: &Lease, steps: u32) -> Result<(), Lost> {
     Ok(())
 }
 
-/// How the primaries are, as far as their answers have shown.
+/// Prints the state of the primaries, as far as their answers have shown.
 fn nodes(leases: &Leases) {
     for node in leases.nodes() {
         let state = match node.state() {
@@ -140,7 +141,7 @@ impl Servers {
         create.extend(servers.running.iter().map(|(port, _)| format!("127.0.0.1:{port}")));
         create.extend(["--cluster-replicas", "1", "--cluster-yes"].map(Into::into));
         cli(&create).await?;
-        // A replica that has never been in touch with its primary does not take over from it.
+        // A replica that has never been in contact with its primary does not take over from it.
         for (port, _) in &servers.running {
             let is_new = |info: &str| info.contains("role:slave") && !info.contains("master_link_status:up");
             while is_new(&cli(&["-p", &port.to_string(), "info", "replication"].map(Into::into)).await?) {
@@ -155,10 +156,10 @@ impl Servers {
         format!("redis-cluster://{}", hosts.join(","))
     }
 
-    /// As abruptly as a crash. Its port.
+    /// Kills the server with this key, as abruptly as a crash. Returns its port.
     async fn kill_the_one_with(&mut self, key: &str) -> Result<u16> {
         for (port, server) in &mut self.running {
-            // Of a key that it has not, a server says where that is; and a replica says so of each.
+            // If a server does not have a key, it answers where the key is; a replica does so for every key.
             let answer = cli(&["-p", &port.to_string(), "exists", key].map(Into::into)).await?;
             if answer.trim() == "1" {
                 server.kill().await?;
@@ -176,7 +177,7 @@ impl Drop for Servers {
     }
 }
 
-/// Ports that are free a moment before they are used, and so are those of the cluster's own connections, 10,000 above.
+/// Ports that are free a moment before they are used. So are the ports of the cluster's own connections, 10,000 above.
 fn free_ports() -> Result<Vec<u16>> {
     let (mut ports, mut kept) = (Vec::new(), Vec::new());
     let first = 10_000 + u16::try_from(process::id() % 10_000)?;

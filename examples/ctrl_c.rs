@@ -1,10 +1,10 @@
 //! ^C in development: the next start has the lock at once.
 //!
 //! The trap: a process that ^C kills leaves its key. The next start waits in silence until the key has expired, 30 s
-//! unless you set a TTL. So while you develop, set a short `ttl`, and an `on_wait` that says what the program waits
+//! unless you set a TTL. So while you develop, set a short `ttl`, and an `on_wait` that prints what the program waits
 //! for. And give ^C a branch that ends in `shutdown` (or `close`), which waits for the release.
 //!
-//! This example starts itself: a first time to interrupt it, a second time to kill it, and each time once more.
+//! This example starts itself: once to interrupt it, once to kill it, and again after each.
 //!
 //! ```text
 //! cargo run --example ctrl_c      # starts a redis-server of its own
@@ -32,7 +32,7 @@ use tokio::{
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 const LOCK: &str = "examples:ctrl_c";
-/// How long the next start waits after a crash. Default 30 s.
+/// How long the next start waits after a crash; 30 s by default.
 const TTL: Duration = Duration::from_secs(5);
 const WORKING: &str = "working";
 
@@ -84,7 +84,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Starts the program, and waits until it works. Answers how long that took.
+/// Starts the program, and waits until it works. Returns how long that took.
 async fn start(url: &str) -> Result<(Child, Duration)> {
     let started = Instant::now();
     let mut program = Command::new(env::current_exe()?)
@@ -103,14 +103,14 @@ async fn start(url: &str) -> Result<(Child, Duration)> {
     Err("the program ended".into())
 }
 
-/// What the terminal does at ^C.
+/// Does what the terminal does at ^C.
 async fn interrupt(program: &Child) -> Result<()> {
     let pid = program.id().ok_or("it has ended")?;
     Command::new("kill").args(["-INT", &pid.to_string()]).status().await?;
     Ok(())
 }
 
-/// Where the locks are: a server that is there, or one of our own, which ends when it is dropped.
+/// Where the locks are: an existing server, or one of our own, which ends when it is dropped.
 async fn server() -> Result<(String, Option<Child>)> {
     if let Ok(url) = env::var("REDIS_URL") {
         if url.starts_with("memory:") {
@@ -125,7 +125,7 @@ async fn server() -> Result<(String, Option<Child>)> {
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| format!("redis-server cannot be started ({error}): install it, or set REDIS_URL"))?;
-    // A refused connection is told at once, and it takes a moment until it listens.
+    // A refused connection is reported at once, and it takes a moment until the server listens.
     while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
         if server.try_wait()?.is_some() {
             return Err("redis-server has ended before it listened".into());

@@ -1,8 +1,8 @@
 //! The write that no lock can prevent, and the fence that refuses it.
 //!
-//! A writer is paused for longer than its lease, as a suspended machine or a long garbage collection does it. When it
-//! goes on it still believes in its lease, and writes. The lock passed to another meanwhile, which has written already.
-//! The database compares their fences, and the late write changes nothing.
+//! A writer is paused for longer than its lease, as by a suspended machine or a long garbage collection. When it
+//! continues, it still believes in its lease, and writes. Meanwhile the lock has passed to another writer, which has
+//! already written. The database compares their fences, and the late write changes nothing.
 //!
 //! ```text
 //! cargo run --features sqlite --example fenced_write
@@ -20,7 +20,7 @@ const TTL: Duration = Duration::from_secs(1);
 
 const CREATE: &str = "CREATE TABLE report (id INTEGER PRIMARY KEY, body TEXT NOT NULL, fence INTEGER NOT NULL)";
 
-/// Writes, unless a later holder has. Compare and write are one statement: nothing comes between them.
+/// Writes, unless a later holder has written. Compare and write are one statement, so nothing comes between them.
 const WRITE: &str = "\
 INSERT INTO report (id, body, fence) VALUES (1, ?1, ?2)
 ON CONFLICT (id) DO UPDATE SET body = excluded.body, fence = excluded.fence
@@ -38,7 +38,7 @@ fn two_writers(path: &Path) -> Result<()> {
     db.execute(CREATE, ())?;
     println!("{WRITE};\n");
 
-    // Each on a thread and a runtime of its own, as if they were two processes.
+    // Each writer is on a thread and a runtime of its own, as if they were two processes.
     let first_holds = Barrier::new(2);
     thread::scope(|threads| {
         let paused = threads.spawn(|| paused_writer(path, &first_holds));
@@ -59,7 +59,7 @@ async fn paused_writer(path: &Path, holds: &Barrier) -> Result<()> {
     let (leases, lease) = acquire("paused").await?;
     holds.wait();
 
-    // Its lease is not renewed meanwhile, as if all of the process stood still.
+    // Its lease is not renewed meanwhile, as if the whole process stood still.
     println!("paused: stands still for {:?}", 3 * TTL);
     thread::sleep(3 * TTL);
 
@@ -85,7 +85,7 @@ async fn prompt_writer(path: &Path, first_holds: &Barrier) -> Result<()> {
 
 async fn acquire(who: &'static str) -> Result<(Leases, Lease)> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://fenced-write".into());
-    // The keeper would renew it for as long as the process runs: a limit ends it as a pause of the process does.
+    // The keeper would renew the lease for as long as the process runs. A limit ends it as a pause of the process does.
     let leases = Leases::builder().url(url).ttl(TTL).max_hold(TTL).label(who).build().await?;
     let lock = leases.lock("examples:fenced_write").on_wait(move |holder| println!("{who}: waits for {holder}"));
     let lease = lock.acquire().await?;

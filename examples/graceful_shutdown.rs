@@ -24,17 +24,17 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Job {
-    /// Takes less time than there is.
+    /// It takes less time than there is.
     Short,
-    /// Has no end: it saves what it has when it is asked to stop.
+    /// It has no end, but saves what it has when it is asked to stop.
     Endless,
-    /// Ignores that it is asked to stop.
+    /// It ignores the request to stop.
     Deaf,
-    /// Wants the lock of the endless one.
+    /// It wants the lock of the endless one.
     Waiting,
 }
 
-/// What a job reports: `None` when it begins, and how it ended. `Ok(true)`: under its lock from beginning to end.
+/// What a job reports: `None` when it begins, then how it ended. `Ok(true)`: under its lock from beginning to end.
 type Told = (Job, Option<Result<bool, Error>>);
 
 /// Starts jobs as they come, until it is stopped.

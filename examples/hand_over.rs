@@ -1,8 +1,9 @@
-//! A daemon that replaces itself by `exec`, five times, while others wait for its lock: they never get it, and each process
-//! has a larger fence than the one before.
+//! A daemon that replaces itself by `exec`, five times, while others wait for its lock: they never get it, and each
+//! process has a larger fence than the one before.
 //!
-//! Two traps. Renew right before the ticket is made: the key is not renewed until the successor adopts it. And hand the
-//! ticket over by the environment or a pipe, never by an argument: who may list processes could take the lock with it.
+//! Two traps. Renew right before the ticket is made, because the key is not renewed until the successor adopts it. And
+//! hand the ticket over by the environment or a pipe, never by an argument: whoever may list processes could take the
+//! lock with it.
 //!
 //! ```text
 //! cargo run --example hand_over                                       # starts a redis-server of its own
@@ -28,8 +29,8 @@ use tokio::{
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Set in the daemon, which is this program once more: its lock, the ticket of the process before it, and how many came
-/// before.
+/// The daemon's variables. It is this program once more: its lock, the ticket of the process before it, and how many
+/// processes came before.
 const LOCK: &str = "HAND_OVER_LOCK";
 const TICKET: &str = "HAND_OVER_TICKET";
 const GENERATION: &str = "HAND_OVER_GENERATION";
@@ -38,7 +39,7 @@ const GENERATIONS: u32 = 5;
 const TTL: Duration = Duration::from_secs(2);
 /// How long each process works.
 const WORKS: Duration = Duration::from_millis(400);
-/// It takes some seconds.
+/// The whole story takes some seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -70,7 +71,7 @@ async fn serve(name: &str) -> Result<()> {
     Err(replace(&ticket.expose(), generation + 1).into())
 }
 
-/// Comes back only if it fails. All connections and threads end with the `exec`; the lock's key stays.
+/// Returns only if it fails. All connections and threads end with the `exec`; the lock's key stays.
 #[cfg(unix)]
 fn replace(ticket: &str, generation: u32) -> std::io::Error {
     use std::os::unix::process::CommandExt as _;
@@ -111,7 +112,7 @@ async fn watch() -> Result<()> {
             return Err(format!("process {generation} has no larger fence than the one before").into());
         }
         if generation == 1 {
-            // From the first hand-over on they ask all the time.
+            // From the first hand-over on, the others ask all the time.
             others.extend((0..4).map(|_| tokio::spawn(intrude(leases.lock(&name)))));
         }
         if generation < GENERATIONS && others.iter().any(tokio::task::JoinHandle::is_finished) {
@@ -121,7 +122,7 @@ async fn watch() -> Result<()> {
     if !daemon.wait().await?.success() {
         return Err("the daemon has failed".into());
     }
-    // Released at last: now one of them has it.
+    // The lock is released at last, so one of them has it now.
     for other in others {
         other.await??;
     }
@@ -140,7 +141,7 @@ async fn intrude(lock: Lock) -> Result<()> {
     }
 }
 
-/// Where the lock is: on a server that is there, or on one of our own, which ends when it is dropped.
+/// Where the lock is: on an existing server, or on one of our own, which ends when it is dropped.
 async fn server() -> Result<(String, Option<Child>)> {
     match env::var("REDIS_URL") {
         Ok(url) if url.starts_with("memory:") => {
@@ -160,7 +161,7 @@ async fn server() -> Result<(String, Option<Child>)> {
     let mut server = server.map_err(|error| {
         format!("redis-server cannot be started ({error}): install it, or set REDIS_URL to a server that is there")
     })?;
-    // A refused connection is told at once, and it takes a moment until it listens.
+    // A refused connection is reported at once, and it takes a moment until the server listens.
     while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
         if server.try_wait()?.is_some() {
             return Err("redis-server has ended before it listened".into());

@@ -1,6 +1,6 @@
 //! How to test a job that locks: in memory, with a clock that the test moves. Hours pass in milliseconds.
 //!
-//! It is a program, so that it can be run here; in yours each scene is a `#[tokio::test]`. See the page
+//! It is a program, so that it can be run here; in your code each scene is a `#[tokio::test]`. See the page
 //! `leasehold::testing`.
 //!
 //! ```text
@@ -30,7 +30,7 @@ async fn import(lock: Lock, mut rows: mpsc::Receiver<u32>) -> Result<u32, Error>
     count.await
 }
 
-// One thread: what a scene has spawned runs while the scene waits.
+// One thread: the tasks that a scene has spawned run while the scene waits.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
     a_job_of_two_hours_keeps_its_lock().await?;
@@ -63,7 +63,7 @@ impl Scene {
         Ok(Self { clock, leases, lock, rows, job })
     }
 
-    /// What the job came to; `None` if it panicked.
+    /// The outcome of the job; `None` if it panicked.
     async fn end(self) -> Option<Result<u32, Error>> {
         drop(self.rows);
         self.job.await.ok()
@@ -106,7 +106,7 @@ async fn a_job_whose_machine_slept_stops() -> Result<(), Error> {
     Ok(())
 }
 
-/// The job stops although rows may come.
+/// Asserts that the job stops, although more rows may come.
 async fn assert_lost(mut scene: Scene, reason: LossReason) {
     match (&mut scene.job).await {
         Ok(Err(error)) => {

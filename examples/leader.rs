@@ -1,9 +1,9 @@
-//! Three processes of which one leads. The leader is killed, and another one leads in the next term; a router that only
-//! observes always knows who it is, or that it does not know.
+//! Three processes, one of which leads. The leader is killed, and another one leads in the next term. A router that
+//! only observes always knows who the leader is, or that it does not know.
 //!
-//! Two traps. What the leader is about to do when its term is lost is dropped at its next `await`, so what it does to other
-//! systems carries the term's fence. And an observer that shows the last leader it saw, while it hears nothing, sends work to a
-//! leader of the past: `Unknown` is no detail.
+//! Two traps. When a leader's term is lost, its work is dropped at the next `await`, so whatever it does to other
+//! systems must carry the term's fence. And an observer that keeps the last leader it saw while it hears nothing sends
+//! work to a leader of the past: `Unknown` is no detail.
 //!
 //! ```text
 //! cargo run --example leader                                          # starts a redis-server of its own
@@ -30,13 +30,13 @@ use tokio::{
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Set in the candidates: the address of each. They are this program once more.
+/// Set in the candidates, which are this program once more: the address of each.
 const CANDIDATE: &str = "LEADER_CANDIDATE";
 const CANDIDATES: [&str; 3] = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"];
 
 /// How long the others wait after a leader has died: the time of a failover.
 const TTL: Duration = Duration::from_secs(2);
-/// It takes some seconds.
+/// The whole story takes some seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -125,7 +125,7 @@ fn start(address: &str, url: &str, election: &str) -> Result<Child> {
     Ok(candidate?)
 }
 
-/// Ends this candidate when the first process has gone, however that came: then the pipe to it is closed.
+/// Ends this candidate when the first process has ended, for whatever reason: then the pipe to it is closed.
 fn end_with_parent() -> Result<()> {
     std::thread::Builder::new().name("end-with-parent".into()).spawn(|| {
         let _gone = io::stdin().read_to_end(&mut Vec::new());
@@ -134,7 +134,7 @@ fn end_with_parent() -> Result<()> {
     Ok(())
 }
 
-/// Where the election is held: a server that is there, or one of our own, which ends when it is dropped.
+/// Where the election is held: an existing server, or one of our own, which ends when it is dropped.
 async fn server() -> Result<(String, Option<Child>)> {
     match env::var("REDIS_URL") {
         Ok(url) if url.starts_with("memory:") => {
@@ -154,7 +154,7 @@ async fn server() -> Result<(String, Option<Child>)> {
     let mut server = server.map_err(|error| {
         format!("redis-server cannot be started ({error}): install it, or set REDIS_URL to a server that is there")
     })?;
-    // A refused connection is told at once, and it takes a moment until it listens.
+    // A refused connection is reported at once, and it takes a moment until the server listens.
     while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
         if server.try_wait()?.is_some() {
             return Err("redis-server has ended before it listened".into());

@@ -1,4 +1,4 @@
-//! The main job: nobody knows how long it takes, and nobody else may do it meanwhile.
+//! The typical job: it takes an unknown time, and no other process may do it meanwhile.
 //!
 //! ```text
 //! cargo run --example long_job
@@ -14,7 +14,7 @@ use std::{
 
 use leasehold::{LeaseHandle, Leases};
 
-/// Much shorter than the job: it is how long the others wait if this process dies.
+/// Much shorter than the job, because it is how long the others wait if this process dies.
 const TTL: Duration = Duration::from_secs(2);
 
 #[tokio::main]
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         outcome = lock.run(job) => Some(outcome),
         _ctrl_c = tokio::signal::ctrl_c() => None,
     };
-    // Waits for the release: a process that just exits may leave the key for a TTL.
+    // This waits for the release: a process that just exits may leave the key for a TTL.
     leases.close().await;
 
     match outcome {

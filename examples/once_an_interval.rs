@@ -3,14 +3,14 @@
 //! The trap: a lock that is released when the work is done does not help. A machine whose timer is a little late finds
 //! it free, and does the work again. `keep_for` keeps the key from the acquire on.
 //!
-//! `keep_for` must be longer than the timers of the machines are apart. It must also be a little shorter than the
-//! interval, or a late tick makes the next one find the lock busy. For an hour, 55 minutes do.
+//! `keep_for` must be longer than the largest difference between the timers of the machines. It must also be a little
+//! shorter than the interval, or a late tick makes the next one find the lock busy. For an hour, 55 minutes do.
 //!
 //! `keep_for` also keeps the key when the work fails. To let another machine try again, acquire without it, and call
 //! `lease.release_keeping(…)` after success only.
 //!
-//! A machine that dies at work leaves the key for the TTL only, and another one does the work in its place. Where it must
-//! not even begin twice, as a mail to everybody, say `once_per` in the place of `keep_for`: the key then outlives the
+//! A machine that dies at work leaves the key for the TTL only, and another one does the work instead. If the work must
+//! not even begin twice, as a mail to everybody, use `once_per` instead of `keep_for`: the key then outlives the
 //! machine.
 //!
 //! ```text
@@ -27,10 +27,10 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval_at},
 };
 
-/// An hour, in a hurry.
+/// Stands for an hour.
 const INTERVAL: Duration = Duration::from_secs(2);
 const KEEP: Duration = Duration::from_secs(1);
-/// How far the timers of the machines are apart.
+/// The largest difference between the timers of the machines.
 const APART: Duration = Duration::from_millis(200);
 const ROUNDS: u32 = 2;
 
@@ -55,13 +55,14 @@ async fn main() -> Result<(), Error> {
     println!("{ticks} ticks, {} runs", runs.len());
     assert_eq!(runs.len(), ROUNDS as usize, "one machine a round");
     for (run, next) in runs.iter().zip(runs.iter().skip(1)) {
-        // The acquires lie between these two, so they are even further apart than the key was kept.
+        // The acquires lie between these two moments, so they are even further apart than the time that the key was
+        // kept.
         assert!(next.started.saturating_duration_since(run.asked) >= KEEP);
     }
     Ok(())
 }
 
-/// A machine's timer and what it does at each tick.
+/// A machine's timer, and what it does at each tick.
 async fn machine_loop(leases: Leases, start: Instant) -> Result<Vec<Run>, Error> {
     let lock = leases.lock("examples:once_an_interval").keep_for(KEEP);
     let (mut timer, mut runs) = (interval_at(start, INTERVAL), Vec::new());

@@ -1,10 +1,10 @@
 //! Work that can fail, and a retry that pays once.
 //!
-//! `run` gives the work's own result. The error is any type that is `From<leasehold::Error>`, so one `?` serves the
+//! `run` returns the work's own result. The error is any type that is `From<leasehold::Error>`, so one `?` serves the
 //! lock and the work.
 //!
-//! Two traps. A retry around acquire *and* work pays twice when an error comes after the payment: retry the acquire
-//! alone. And a release without an answer is no failure of the work: `run` is `Ok`, and the key expires by itself.
+//! Two traps. A retry around acquire *and* work pays twice if an error comes after the payment, so retry the acquire
+//! alone. And a release without an answer is not a failure of the work: `run` is `Ok`, and the key expires by itself.
 //!
 //! ```text
 //! cargo run --example pay_once
@@ -18,7 +18,7 @@ use std::{
 use leasehold::{Error, Lease, LeaseHandle, Leases, testing};
 use tokio::time::sleep;
 
-/// What this program fails with.
+/// The errors of this program.
 #[derive(Debug, thiserror::Error)]
 enum PayError {
     #[error(transparent)]
@@ -54,7 +54,7 @@ async fn acquire_with_retries(leases: &Leases) -> Result<Lease, Error> {
     lock.acquire_within(Duration::from_secs(1)).await
 }
 
-/// The work: its `?` takes errors of the lock, its own errors are as good.
+/// The work. Its `?` takes errors of the lock, and it may return errors of its own.
 async fn transfer(bank: &Bank, amount: u32, lease: LeaseHandle) -> Result<u32, PayError> {
     lease.check()?;
     if amount > bank.limit {
@@ -71,12 +71,12 @@ async fn main() -> Result<(), PayError> {
     let leases = Leases::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await?;
     let bank = Bank { limit: 100, ..Bank::default() };
 
-    // The work's own error comes out, and the lock is free again.
+    // The work's own error is returned, and the lock is free again.
     let outcome = pay(&leases, &bank, 1_000).await;
     println!("{outcome:?}");
     assert!(matches!(outcome, Err(PayError::Declined)));
 
-    // The server falls silent after the payment: nobody confirms the release.
+    // The server falls silent after the payment, so the release is not confirmed.
     let lease = acquire_with_retries(&leases).await?;
     let mut silence = None;
     let outcome: Result<u32, PayError> = lease
@@ -89,7 +89,7 @@ async fn main() -> Result<(), PayError> {
     println!("{outcome:?}, though the release is not confirmed");
     assert!(matches!(outcome, Ok(1)));
 
-    // It speaks again, and the release has gone through.
+    // The server answers again, and the release has gone through.
     drop(silence);
     assert_eq!(pay(&leases, &bank, 40).await?, 2);
     leases.close().await;

@@ -27,18 +27,18 @@ use tokio::{
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Set in the workers: their number. They are this program once more.
+/// Set in the workers, which are this program once more: their number.
 const WORKER: &str = "QUEUE_WORKER";
 const WORKERS: usize = 8;
-/// Dies while it holds the lock.
+/// This worker dies while it holds the lock.
 const DIES_WORKING: usize = 3;
-/// Dies while it waits.
+/// This worker dies while it waits.
 const DIES_WAITING: usize = 5;
 
 /// How long the others wait when the holder dies.
 const TTL: Duration = Duration::from_secs(2);
 const TURN: Duration = Duration::from_millis(600);
-/// It takes some ten seconds.
+/// The whole story takes some ten seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -46,7 +46,7 @@ async fn main() -> Result<()> {
     if let Ok(number) = env::var(WORKER) {
         return work(number.parse()?).await;
     }
-    // What is dropped here is ended: the workers, and the server if it is ours.
+    // Whatever is dropped here is ended: the workers, and the server if it is ours.
     tokio::select! {
         outcome = timeout(LIMIT, lead()) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
         () = interrupted() => Err("interrupted".into()),
@@ -57,7 +57,7 @@ async fn main() -> Result<()> {
 async fn work(number: usize) -> Result<()> {
     end_with_parent()?;
     let leases = leases(&env::var("REDIS_URL")?, &format!("worker {number}")).await?;
-    // `fair` is all there is to it: the others come after us, whatever process they are in.
+    // `fair` is all it takes: the others come after us, whatever process they are in.
     let lease = leases.lock(env::var("QUEUE_LOCK")?).fair(true).acquire().await?;
     println!("has the lock, fence {}", lease.fence());
     tokio::select! {
@@ -75,7 +75,7 @@ async fn leases(url: &str, label: &str) -> Result<Leases> {
     Ok(Leases::builder().url(url).label(label).ttl(TTL).build().await?)
 }
 
-/// What the first process does: has the line form, ends two of its members, watches the others take their turns.
+/// What the first process does: it has the line form, ends two of its members, and watches the others take their turns.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
     let name = format!("examples:queue:{}", process::id());
@@ -83,13 +83,13 @@ async fn lead() -> Result<()> {
     let lock = leases.lock(&name);
     let story = Story { started: Instant::now() };
 
-    // Held until everybody stands in line.
+    // The gate is held until all workers wait in line.
     let gate = lock.acquire().await?;
     let (tell, mut told) = unbounded_channel();
     let (mut workers, mut readers) = (Vec::new(), JoinSet::new());
     for number in 1..=WORKERS {
         workers.push(start(number, &url, &name, &tell, &mut readers)?);
-        // One after the other, so that we know in which order they come.
+        // The workers come one after the other, so that their order is known.
         while lock.waiters().await?.len() < number {
             sleep(Duration::from_millis(10)).await;
         }
@@ -134,7 +134,7 @@ impl Story {
         println!("{:5.1} s  {what}", self.started.elapsed().as_secs_f64());
     }
 
-    /// Who stands in line, as the server knows it.
+    /// Prints who waits in line, as the server knows it.
     async fn line(&self, lock: &Lock) -> Result<()> {
         let line = lock.waiters().await?;
         let line: Vec<String> =
@@ -172,12 +172,12 @@ fn start(
     Ok(worker)
 }
 
-/// As abruptly as a crash.
+/// Kills a worker, as abruptly as a crash.
 async fn kill(workers: &mut [Child], number: usize) -> Result<()> {
     Ok(workers.get_mut(number - 1).ok_or("no such worker")?.kill().await?)
 }
 
-/// Ends this worker when the first process has gone, however that came: then the pipe to it is closed.
+/// Ends this worker when the first process has ended, for whatever reason: then the pipe to it is closed.
 fn end_with_parent() -> Result<()> {
     std::thread::Builder::new().name("end-with-parent".into()).spawn(|| {
         let _gone = io::stdin().read_to_end(&mut Vec::new());
@@ -186,7 +186,7 @@ fn end_with_parent() -> Result<()> {
     Ok(())
 }
 
-/// Where the locks are: a server that is there, or one of our own, which ends when it is dropped.
+/// Where the locks are: an existing server, or one of our own, which ends when it is dropped.
 async fn server() -> Result<(String, Option<Child>)> {
     match env::var("REDIS_URL") {
         Ok(url) if url.starts_with("memory:") => {
@@ -209,7 +209,7 @@ async fn server() -> Result<(String, Option<Child>)> {
              redis://127.0.0.1:6379"
         )
     })?;
-    // A refused connection is told at once, and it takes a moment until it listens.
+    // A refused connection is reported at once, and it takes a moment until the server listens.
     while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
         if server.try_wait()?.is_some() {
             return Err("redis-server has ended before it listened".into());

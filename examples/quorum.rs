@@ -1,5 +1,5 @@
-//! A lock on five servers that know nothing of each other: two die under the job, and it goes on; with a third the
-//! majority is gone, and the job is told by its deadline.
+//! A lock on five servers that know nothing of each other: two die during the job, and it continues. When a third dies
+//! the majority is gone, and the job is notified by its deadline.
 //!
 //! ```text
 //! cargo run --example quorum      # starts five redis-servers of its own
@@ -25,15 +25,15 @@ use tokio::{
 type Result<T, E = Box<dyn error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 const NODES: usize = 5;
-/// How long the job is believed after its last renewal, at most.
+/// How long the job may believe in its lease after its last renewal, at most.
 const TTL: Duration = Duration::from_secs(3);
 const STEP: Duration = Duration::from_millis(500);
-/// It takes some ten seconds.
+/// The whole story takes some ten seconds.
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // What is dropped here is ended: the servers, if they are ours, and their directory.
+    // Whatever is dropped here is ended: the servers, if they are ours, and their directory.
     tokio::select! {
         outcome = timeout(LIMIT, story()) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
         () = interrupted() => Err("interrupted".into()),
@@ -47,8 +47,9 @@ async fn story() -> Result<()> {
     };
     let mut builder = Leases::builder().quorum(urls).ttl(TTL);
     if servers.is_some() {
-        // A server that was started lately gives no vote for the restart delay, 31 s unless set: it may have forgotten
-        // a lease. Ours are newborn and have had none to forget. With servers that live on this would give up safety.
+        // A server that was started lately gives no vote for the restart delay, 31 s unless set, because it may have
+        // forgotten a lease. Ours are new and have had none to forget. With servers that keep running, this would give
+        // up safety.
         builder = builder.restart_delay(Duration::ZERO);
         println!("the servers are newborn, so for this once they vote without a restart delay");
     }
@@ -65,7 +66,7 @@ async fn story() -> Result<()> {
     println!("job: acquired {:?} with fence {}, on a majority of the nodes", lease.name(), lease.fence());
     nodes(&leases);
 
-    // Half the servers are not a majority: the job goes on without them.
+    // The job needs only a majority: it continues without the servers that die.
     work(&lease, 3).await?;
     if let Some(servers) = &mut servers {
         servers.kill(2).await?;
@@ -107,7 +108,7 @@ async fn work(lease: &Lease, steps: u32) -> Result<(), Lost> {
     Ok(())
 }
 
-/// How the nodes are, as far as their answers have shown.
+/// Prints the state of the nodes, as far as their answers have shown.
 fn nodes(leases: &Leases) {
     for node in leases.nodes() {
         match node.state() {
@@ -127,7 +128,7 @@ struct Servers {
 
 impl Servers {
     async fn start() -> Result<Self> {
-        // All at once, so that no two are the same.
+        // All ports are bound at once, so that no two are the same.
         let listeners: Vec<TcpListener> =
             (0..NODES).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;
         let ports: Vec<u16> =
@@ -151,7 +152,7 @@ impl Servers {
                 )
             })?);
         }
-        // A refused connection is told at once, and they take a moment until they listen.
+        // A refused connection is reported at once, and it takes a moment until the servers listen.
         for (port, server) in servers.ports.iter().zip(&mut servers.running) {
             while TcpStream::connect(("127.0.0.1", *port)).await.is_err() {
                 if server.try_wait()?.is_some() {
@@ -167,7 +168,7 @@ impl Servers {
         self.ports.iter().map(|port| format!("redis://127.0.0.1:{port}")).collect()
     }
 
-    /// As abruptly as a crash: the last so many that run.
+    /// Kills the last `servers` running ones, as abruptly as a crash.
     async fn kill(&mut self, servers: usize) -> Result<()> {
         for mut server in self.running.split_off(self.running.len().saturating_sub(servers)) {
             server.kill().await?;

@@ -1,9 +1,9 @@
-//! Ten processes read at once, and one writes in its turn, beside nobody. One of the readers is killed: the writer waits
-//! until its share is over, and no longer.
+//! Ten processes read at once, and one writes in its turn, without a reader beside it. One of the readers is killed:
+//! the writer waits until that reader's share has expired, and no longer.
 //!
-//! Two traps. A writer that takes a plain `lock` stands in no line: readers that never pause would keep it out. And a
-//! reader that was stopped for longer than its TTL may go on while somebody writes: what it does to other systems carries
-//! the fence, which is smaller than the writer's.
+//! Two traps. A writer that takes a plain `lock` does not wait in line, so readers that never pause would keep it out.
+//! And a reader that was stopped for longer than its TTL may continue while another process writes: whatever it does to
+//! other systems must carry the fence, which is smaller than the writer's.
 //!
 //! ```text
 //! cargo run --example readers                                          # starts a redis-server of its own
@@ -32,15 +32,15 @@ use tokio::{
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Set in the readers: their number. They are this program once more.
+/// Set in the readers, which are this program once more: their number.
 const READER: &str = "READERS_READER";
 const READERS: usize = 10;
-/// Dies while it reads.
+/// This reader dies while it reads.
 const DIES: usize = 4;
 
 /// How long the writer waits for a reader that has died.
 const TTL: Duration = Duration::from_secs(2);
-/// It takes some seconds.
+/// The whole story takes some seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -48,7 +48,7 @@ async fn main() -> Result<()> {
     if let Ok(number) = env::var(READER) {
         return read(&number).await;
     }
-    // What is dropped here is ended: the readers, and the server if it is ours.
+    // Whatever is dropped here is ended: the readers, and the server if it is ours.
     timeout(LIMIT, lead()).await.map_err(|_| format!("not done after {LIMIT:?}"))?
 }
 
@@ -76,7 +76,8 @@ async fn read(number: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each line of the first process says that this one has read enough. Its end ends this one too, however that came.
+/// Each line from the first process says that this one has read enough. If the pipe ends, for whatever reason, this
+/// process ends too.
 fn enough() -> Result<Arc<Notify>> {
     let enough = Arc::<Notify>::default();
     let tell = enough.clone();
@@ -87,7 +88,7 @@ fn enough() -> Result<Arc<Notify>> {
     Ok(enough)
 }
 
-/// What the first process does: has the others read, kills one of them, and writes.
+/// What the first process does: it has the others read, kills one of them, and writes.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
     let (leases, index) = index(&url, "the writer").await?;
@@ -140,7 +141,7 @@ async fn lead() -> Result<()> {
     if second > fence { Ok(()) } else { Err("the readers' fence is not above that of the writer before them".into()) }
 }
 
-/// A process that reads, and says with which fence.
+/// A process that reads, and reports its fence.
 struct Reader {
     process: Child,
     tells: tokio::io::Lines<BufReader<ChildStdout>>,
@@ -167,7 +168,7 @@ impl Reader {
     }
 }
 
-/// The fence with which all of them read.
+/// The fence that all of them read with.
 async fn fences(readers: &mut [Reader]) -> Result<leasehold::Fence> {
     let mut fences = Vec::new();
     for reader in readers {
@@ -181,7 +182,7 @@ async fn fences(readers: &mut [Reader]) -> Result<leasehold::Fence> {
     }
 }
 
-/// Where the lock is: a server that is there, or one of our own, which ends when it is dropped.
+/// Where the lock is: an existing server, or one of our own, which ends when it is dropped.
 async fn server() -> Result<(String, Option<Child>)> {
     match env::var("REDIS_URL") {
         Ok(url) if url.starts_with("memory:") => {
@@ -201,7 +202,7 @@ async fn server() -> Result<(String, Option<Child>)> {
     let mut server = server.map_err(|error| {
         format!("redis-server cannot be started ({error}): install it, or set REDIS_URL to a server that is there")
     })?;
-    // A refused connection is told at once, and it takes a moment until it listens.
+    // A refused connection is reported at once, and it takes a moment until the server listens.
     while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
         if server.try_wait()?.is_some() {
             return Err("redis-server has ended before it listened".into());

@@ -38,7 +38,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Needs the lock for all of its rows: nobody may come between two of them.
+/// Needs the lock for all of its rows, because no other task may come between two of them.
 async fn import(lock: Lock, task: &'static str) -> Result<(), Error> {
     let lease = lock.acquire().await?;
     println!("  {task}: import   holds {}, fence {}", lease.hold_count(), lease.fence());
@@ -46,7 +46,7 @@ async fn import(lock: Lock, task: &'static str) -> Result<(), Error> {
         add(&lock, task, row).await?;
     }
     println!("  {task}: imported holds {}", lease.hold_count());
-    // The last of them releases the key.
+    // The last release deletes the key.
     lease.release().await?;
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Threads without async: `block_on` waits for any call.
 //!
-//! The trap: nothing can stop a thread from outside. `run` says at its end that the lease was lost, and the work has
-//! gone on until then, beside another holder's. So it asks `check()` before each step, and a step is well below the
-//! TTL. A thread that waits for a lock cannot be stopped either: give it a limit. (In an async program move a lease
-//! into `spawn_blocking`, and wait for it there.)
+//! The trap: nothing can stop a thread from outside. `run` reports only at its end that the lease was lost, and until
+//! then the work has continued beside another holder's. So the work calls `check()` before each step, and a step is
+//! well below the TTL. A thread that waits for a lock cannot be stopped either: give it a limit. (In an async program
+//! move a lease into `spawn_blocking`, and wait for it there.)
 //!
 //! ```text
 //! cargo run --example threads
@@ -22,7 +22,7 @@ use leasehold::{Error, LeaseHandle, Leases, LossReason, Lost, block_on};
 
 const STEP: Duration = Duration::from_millis(5);
 
-/// Compresses something, in as many steps.
+/// Compresses something, in this many steps.
 fn compress(lease: &LeaseHandle, steps: u32) -> Result<u32, Error> {
     for _ in 0..steps {
         lease.check()?;
@@ -31,7 +31,7 @@ fn compress(lease: &LeaseHandle, steps: u32) -> Result<u32, Error> {
     Ok(steps)
 }
 
-/// The same for ever; says when it has begun.
+/// Compresses for ever; reports when it has begun.
 fn compress_all(lease: &LeaseHandle, begun: &Sender<()>) -> Result<u32, Error> {
     loop {
         compress(lease, 1)?;
@@ -53,7 +53,7 @@ fn main() -> Result<(), Error> {
     });
     println!("{} steps, of one thread at a time", steps?);
 
-    // Somebody else has the lock: a thread gives up after a while.
+    // Another holder has the lock, so a thread gives up after a while.
     let lease = block_on(lock.acquire())??;
     let waited = block_on(lock.acquire_within(Duration::from_millis(50)))?;
     println!("gave up: {waited:?}");

@@ -1,8 +1,8 @@
 //! Two locks at once, without deadlock: a transfer needs both accounts.
 //!
-//! Three traps, and a multi-lock has none of them. Two programs that lock `a, b` and `b, a` wait for each other for ever: it
-//! has one order. A limit for each lock adds up: its limit is for both. And the loss of *either* lock must stop the work:
-//! it does. (The same name twice would wait for itself: that is refused.)
+//! A multi-lock avoids three traps. Two programs that lock `a, b` and `b, a` wait for each other for ever: it has one
+//! order. A limit for each lock adds up: its limit is for both. And the loss of *either* lock must stop the work: it
+//! does. (The same name twice would wait for itself, so it is refused.)
 //!
 //! ```text
 //! cargo run --example two_locks
@@ -29,7 +29,7 @@ fn both(leases: &Leases, names: [&str; 2]) -> MultiLock {
     leases.multi_lock(names.map(|name| leases.lock(name)))
 }
 
-/// What a transfer fails with: an error of its own, or one of the locks.
+/// The errors of a transfer: its own, or those of the locks.
 #[derive(Debug, thiserror::Error)]
 enum TransferError {
     #[error(transparent)]
@@ -71,7 +71,7 @@ async fn main() -> Result<(), TransferError> {
     println!("20 transfers: {balances:?}");
     assert_eq!(balances, [50, 150]);
 
-    // The second lock is busy: the budget ends, and the first is free again.
+    // The second lock is busy: the time limit passes, and the first lock is free again.
     let busy = leases.lock(BOB).acquire().await?;
     let outcome =
         both(&leases, [BOB, ALICE]).run_within(Duration::from_millis(200), async |_| Ok::<_, Error>(())).await;

@@ -1,8 +1,8 @@
 //! A worker pool over many names: two processes share a list of jobs, and each does a few at a time.
 //!
-//! Two traps. A lock says that nobody else does the job *now*, not that nobody has done it: look again under the lock.
-//! And the lease moves into the task of its job. (A dispatcher is one task: with `reentrant(true)` it could enter the
-//! lock of a job again that it has handed out.)
+//! Two traps. A lock says that no other process does the job *now*, not that none has done it, so check again under the
+//! lock. And the lease moves into the task of its job. (A dispatcher is one task: with `reentrant(true)` it could enter
+//! again the lock of a job that it has handed out.)
 //!
 //! ```text
 //! cargo run --example workers
@@ -22,19 +22,19 @@ use tokio::{task::JoinSet, time::sleep};
 
 const JOBS: usize = 20;
 const AT_ONCE: usize = 3;
-/// When a job that is busy elsewhere is tried again.
+/// How long until a job that is busy in another process is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Stands for the database: which jobs are done, and by whom.
+/// Stands for the database: which jobs are done, and which process did them.
 type Done = Arc<Mutex<HashMap<String, String>>>;
 
-/// One process: takes names off its queue, and has at most `AT_ONCE` of them at work.
+/// One process: takes names from its queue, and has at most `AT_ONCE` of them at work.
 async fn pool(leases: Leases, mut queue: VecDeque<String>, done: Done) -> Result<()> {
     let mut jobs = JoinSet::new();
     while !(queue.is_empty() && jobs.is_empty()) {
-        // Each name of the queue once: more would ask the same again and again.
+        // Try each name of the queue once, because more tries would ask the same again and again.
         for _ in 0..queue.len() {
             if jobs.len() == AT_ONCE {
                 break;
@@ -58,7 +58,7 @@ async fn pool(leases: Leases, mut queue: VecDeque<String>, done: Done) -> Result
 async fn work(lease: Lease, done: Done) -> Result<(), leasehold::Error> {
     lease
         .run(|lease| async move {
-            // Somebody may have done it between our look at the queue and our acquire.
+            // Another process may have done it between our look at the queue and our acquire.
             if done.lock().unwrap_or_else(PoisonError::into_inner).contains_key(lease.name()) {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! A thread of the program that waits for a call.
+//! Waits for a call on a thread of the program.
 
 use std::{
     future::Future,
@@ -38,29 +38,29 @@ const REFUSED: &str = "leasehold::block_on waits, and this thread runs a Tokio r
 ///
 /// # What a thread cannot do
 ///
-/// - **Nothing stops its work from outside.** A loss is found by whoever looks: [`Lease::check`](crate::Lease::check)
-///   between two steps, [`Lease::on_lost`](crate::Lease::on_lost), or a
-///   [token](crate::Lease::cancellation_token). A [`run`](crate::Lock::run) whose work does not await says at its end
-///   that the lease was lost, and a [`grace`](crate::Lock::grace) is of no use to it.
-/// - **A wait ends by itself only**, since a thread cannot be dropped as a future can. Bound the wait for a lock with
+/// - **Nothing stops its work from outside.** The work must check for a loss itself:
+///   [`Lease::check`](crate::Lease::check) between two steps, [`Lease::on_lost`](crate::Lease::on_lost), or a
+///   [token](crate::Lease::cancellation_token). A [`run`](crate::Lock::run) whose work does not await reports only at
+///   its end that the lease was lost, and a [`grace`](crate::Lock::grace) does not help it.
+/// - **A wait ends only by itself**, since a thread cannot be dropped as a future can. Bound the wait for a lock with
 ///   [`acquire_within`](crate::Lock::acquire_within). [`close`](crate::Leases::close) and
 ///   [`shutdown`](crate::Leases::shutdown) on another thread end all waits for locks with [`Error::Closed`].
-/// - **A lease that is dropped, by a panic too, never waits.** It is released in the background. A program that exits
-///   right after that may leave the key for a TTL: [`release`](crate::Lease::release) waits, and so does `close`.
+/// - **Dropping a lease never waits**, not even in a panic. The lease is released in the background. A program that
+///   exits right after that may leave the key for a TTL: [`release`](crate::Lease::release) waits, and so does `close`.
 ///
 /// The default [`Owner`](crate::Owner) of an acquire is the thread.
 ///
 /// # Errors
 ///
-/// [`Error::Misuse`] where this thread must not wait: the call is dropped unpolled, so nothing was sent. A call's own errors
-/// are in its answer.
+/// [`Error::Misuse`] if this thread must not wait: the call is dropped unpolled, so nothing was sent. A call's own
+/// errors are in its answer.
 ///
-/// - *It runs the tasks of a Tokio runtime*: they would stand still, and perhaps the one that is waited for. That is so in
-///   every `async` block, Tokio's `block_on` included; and not inside of `spawn_blocking` and `block_in_place`, nor on a
-///   thread that has only [entered](tokio::runtime::Handle::enter) a runtime. Inside of
-///   [`unconstrained`](tokio::task::unconstrained) Tokio does not tell the two apart, and a call waits. Executors of others
-///   than Tokio are not noticed either.
-/// - *It ends*: in a destructor of a `thread_local!` there may be nothing left to wait with.
+/// - *It runs the tasks of a Tokio runtime*: they would be blocked, perhaps including the one that the call waits for.
+///   This applies in every `async` block, including those in Tokio's `block_on`. It does not apply inside
+///   `spawn_blocking` and `block_in_place`, or on a thread that has only [entered](tokio::runtime::Handle::enter) a
+///   runtime. Inside [`unconstrained`](tokio::task::unconstrained) the two cannot be told apart, and a call waits.
+///   Executors other than Tokio are not detected either.
+/// - *It is ending*: in a destructor of a `thread_local!` there may be nothing left to wait with.
 pub fn block_on<F: Future>(call: F) -> Result<F::Output, Error> {
     if is_ending() {
         Err(Error::misuse(ENDS))
@@ -71,15 +71,15 @@ pub fn block_on<F: Future>(call: F) -> Result<F::Output, Error> {
     }
 }
 
-/// Whether this is a destructor of the thread's own values, after that of Tokio's. Any poll would panic.
+/// Whether this runs in a destructor of thread-local values, after that of Tokio's own. Any poll would panic.
 fn is_ending() -> bool {
     Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed())
 }
 
-/// Whether this thread is polling tasks of a Tokio runtime, which would stand still.
+/// Whether this thread is polling tasks of a Tokio runtime, which a wait would block.
 ///
-/// Tokio does not tell. But it gives each poll of a task, and of what `block_on` runs, a budget, which comes to an end;
-/// the code in `spawn_blocking` and `block_in_place` has none. So this spends the budget, and puts it back.
+/// Tokio has no call for that. But it gives each poll of a task, and of the future in `block_on`, a limited budget; the
+/// code in `spawn_blocking` and `block_in_place` has none. So this spends the budget, and restores it.
 fn runs_a_runtime() -> bool {
     /// More than any budget. Tokio keeps it in a byte.
     const MORE: usize = 300;
@@ -87,7 +87,7 @@ fn runs_a_runtime() -> bool {
         return false;
     }
     let mut context = Context::from_waker(Waker::noop());
-    // All of it is put back when this is dropped.
+    // The whole budget is restored when this is dropped.
     let Poll::Ready(_budget) = coop::poll_proceed(&mut context) else { return true };
     (0..MORE).any(|_| match coop::poll_proceed(&mut context) {
         Poll::Ready(step) => {
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// Spends the budget of this task, of which this much is left.
+    /// Spends the budget of this task until this much is left.
     fn spend_all_but(left: usize) {
         let mut context = Context::from_waker(Waker::noop());
         for _ in left..128 {

@@ -1,8 +1,8 @@
-//! The user and password for a server, where they change while the program runs.
+//! The user and password for a server, if they change while the program runs.
 
 use std::{fmt, time::Duration};
 
-/// A password, and whose it is, as a program's [provider](crate::Server::credentials) gives them.
+/// A user and a password, as a program's [provider](crate::Server::credentials) returns them.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -30,9 +30,9 @@ impl Credentials {
         Self { user: None, password: password.into(), valid_for: None }
     }
 
-    /// For how long the server takes them, from the moment at which the provider was asked. After two thirds of that
-    /// the provider is asked again, and open connections authenticate anew (`AUTH`). Without it the provider is asked
-    /// when there is a new connection.
+    /// How long the server accepts these credentials, from the moment at which the provider was asked. After two thirds
+    /// of that the provider is asked again, and open connections authenticate again (`AUTH`). Without it the provider
+    /// is asked only when there is a new connection.
     #[must_use]
     pub fn valid_for(mut self, span: Duration) -> Self {
         self.valid_for = Some(span);

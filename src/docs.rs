@@ -1,6 +1,6 @@
-//! The pages.
+//! The documentation pages.
 //!
-//! | page | has |
+//! | page | contains |
 //! |---|---|
 //! | [`guide`] | every call, from the first lock on |
 //! | [`cookbook`] | recipes, each with its trap |

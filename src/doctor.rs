@@ -1,20 +1,21 @@
-//! The questions of `leasehold doctor`. For that tool and the tests only: they are no part of the API, and any version may
-//! change them.
+//! The requests of `leasehold doctor`. For that tool and the tests only: they are not part of the API, and any version
+//! may change them.
 
 use leasehold_protocol::node_status::NodeStatus;
 
 pub use crate::survey::{Info, ReplicaSaid, SentinelsSaid, ServerSaid};
 use crate::{error::Error, foreign::relayed, leases::Leases};
 
-/// A server, and what it says of itself, or why it does not answer.
+/// A server with its report on itself, or why it does not answer.
 pub type Surveyed = (NodeStatus, Result<ServerSaid, Error>);
 
-/// Asks each server: the only one, those of a quorum, or the primaries of a cluster, in the order of [`Leases::nodes`]. This
-/// switches notifications on, and waits for them within a command time-out.
+/// Surveys each server: the only one, those of a quorum, or the primaries of a cluster, in the order of
+/// [`Leases::nodes`]. This turns notifications on, and waits for them within a command time-out.
 ///
 /// # Errors
 ///
-/// There is no connection yet and none can be made, or it was closed. That one of several servers is away is no error.
+/// There is no connection yet and none can be made, or this `Leases` was closed. If one of several servers is
+/// unreachable, that is not an error.
 pub async fn survey(leases: &Leases) -> Result<Vec<Surveyed>, Error> {
     let client = &leases.scope.client;
     client.ready().await?;

@@ -1,4 +1,4 @@
-//! From writing to reading, with nobody who writes in between.
+//! Downgrade: from writing to reading, without another writer in between.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,13 +22,14 @@ use crate::{
 };
 
 impl Lease {
-    /// Goes on as one who shares the lock, when a writer has to read on: nobody has it alone in between. One atomic step
-    /// puts a share in the place of this lease, with a larger [fence](Self::fence), and lets those in beside it who wait to share.
-    /// A lease that is shared is itself.
+    /// Turns this lease into a share of the lock, for a writer that has to read on: no one holds it alone in between.
+    /// One atomic step replaces this lease with a share, with a larger [fence](Self::fence), and admits the waiters
+    /// that want to share. A lease that is already shared is returned as it is.
     ///
-    /// The belief in this lease ends as this begins: [`lost`](Self::lost) of its handles completes with
-    /// [`HandedOver`](crate::LossReason::HandedOver), and the lease that it gives has handles of its own. That has the TTL, the
-    /// label and all other options of this one. A [`max_hold`](crate::Lock::max_hold) counts from the acquire before.
+    /// This lease ends when the call begins: [`lost`](Self::lost) of its handles completes with
+    /// [`HandedOver`](crate::LossReason::HandedOver), and the returned lease has handles of its own. It has the TTL,
+    /// the label and all other options of this one. A [`max_hold`](crate::Lock::max_hold) still counts from the
+    /// original acquire.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -47,11 +48,11 @@ impl Lease {
     ///
     /// The lock is released then.
     ///
-    /// - [`Error::Lost`]: the lease has ended before, or its key is gone or taken.
-    /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold.
-    /// - [`Error::Unsupported`]: it is held over a quorum, where no lock is shared.
+    /// - [`Error::Lost`]: the lease had already ended, or its key is gone or taken.
+    /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold, and only this lease is dropped.
+    /// - [`Error::Unsupported`]: it is held over a quorum, which has no shares.
     /// - [`Error::Unavailable`]: no answer in all that time.
-    /// - [`Error::Refused`]: the server said no. A lack of memory is no reason for that.
+    /// - [`Error::Refused`]: the server refused the request. A lack of memory does not cause that.
     ///
     /// # Cancel safety
     ///
@@ -90,7 +91,7 @@ fn to_share(client: &Client, hold: &Hold, grace: Duration, now: Time) -> Result<
         key: hold.claim.key.clone(),
         names: Some(Arc::new(Names { prefix, label })),
         options,
-        // The hold knows it.
+        // The downgrade takes it from the hold.
         owner: Owner::anonymous(),
         reentrant: false,
         keep_for: hold.kept_for(now),
@@ -101,7 +102,7 @@ fn to_share(client: &Client, hold: &Hold, grace: Duration, now: Time) -> Result<
     })
 }
 
-/// Nobody believes in this hold any more, and nobody else has taken its place: it is taken off.
+/// A hold that has ended, and that no share has replaced: it is taken off the nodes when this is dropped.
 struct LeftBehind<'a> {
     client: &'a Arc<Client>,
     hold: &'a Arc<Hold>,

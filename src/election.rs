@@ -1,4 +1,4 @@
-//! Elections: a lock whose holder leads, and those who only want to know who that is.
+//! Elections: a lock whose holder leads, and observers that only want to know the leader.
 
 use std::{
     fmt,
@@ -25,18 +25,18 @@ use crate::{
     observers::observe,
 };
 
-/// An election: of all candidates one leads at a time, and everybody may observe who.
+/// An election: one of the candidates leads at a time, and anyone may observe which.
 ///
-/// It is the [lock](Self::lock) of its name and nothing beside it. The leader's address is the label in the lock's own key: it
-/// is set with the lock, and gone with it. So no record of the leader can disagree with who leads. A term is a [`Lease`],
+/// It is the [lock](Self::lock) of its name and nothing else. The leader's address is the label in the lock's own key:
+/// it is set and deleted with the lock, so no record of the leader can disagree with who leads. A term is a [`Lease`],
 /// with all that a lease has: [`fence`](Lease::fence) is the term's number.
 ///
-/// Every option is one of its lock: `Election::from(lock)` is the election with the options of this [`Lock`]. A bad value makes
-/// [`campaign`](Self::campaign) and [`observe`](Self::observe) end with [`Error::Config`] before anything is sent. Cheap to clone
-/// and to keep.
+/// Every option is an option of its lock: `Election::from(lock)` is the election with the options of this [`Lock`]. A
+/// bad value makes [`campaign`](Self::campaign) and [`observe`](Self::observe) end with [`Error::Config`] before
+/// anything is sent. Cheap to clone and to keep.
 ///
-/// - [`ttl`](Lock::ttl): how long the others wait for a leader that has died, and how long an outage may last before a leader is
-///   told to stop. Give every candidate the same.
+/// - [`ttl`](Lock::ttl): how long the others wait after a leader has died, and how long an outage may last before a
+///   leader must stop. Give every candidate the same value.
 /// - [`grace`](Lock::grace): how long before the end of its term [`lead`](Self::lead) asks the work to stop. Work that has tidied
 ///   up then awaits `std::future::pending`: if it ends by itself, `lead` ends too.
 ///
@@ -65,7 +65,7 @@ pub struct Election {
     lock: Lock,
 }
 
-/// With the options of this lock.
+/// An election with the options of this lock.
 impl From<Lock> for Election {
     fn from(lock: Lock) -> Self {
         Self { lock }
@@ -73,27 +73,27 @@ impl From<Lock> for Election {
 }
 
 impl Election {
-    /// Its name: that of its lock, without the prefix.
+    /// The name of the election and its lock, without the prefix.
     #[must_use]
     pub fn name(&self) -> &str {
         self.lock.name()
     }
 
-    /// Its lock. Whoever holds that leads.
+    /// The election's lock, whose holder leads.
     pub fn lock(&self) -> &Lock {
         &self.lock
     }
 
-    /// What observers see of this candidate when it leads, such as its address: 1 to 128 bytes without control characters;
-    /// the builder's [label](crate::Builder::label) unless set.
+    /// The label by which observers see this candidate when it leads, such as its address: 1 to 128 bytes without
+    /// control characters; the builder's [label](crate::Builder::label) unless set.
     pub fn candidate(self, label: impl Into<String>) -> Self {
         Self { lock: self.lock.label(label) }
     }
 
     /// Waits until this candidate leads, for as long as it takes. [`Lease::release`] resigns.
     ///
-    /// A leader must stop when [`lost`](Lease::lost) completes: from then on another may lead. [`lead`](Self::lead) sees to
-    /// that.
+    /// A leader must stop when [`lost`](Lease::lost) completes: from then on another may lead. [`lead`](Self::lead)
+    /// takes care of that.
     ///
     /// # Errors
     ///
@@ -106,13 +106,13 @@ impl Election {
         self.lock.acquire()
     }
 
-    /// Campaigns, does the work of a leader, and campaigns again when the term is lost. It ends when `work` ends by itself,
-    /// and then resigns.
+    /// Campaigns, runs `work` as the leader, and campaigns again when the term is lost. It ends when `work` ends by
+    /// itself, and then resigns.
     ///
-    /// `work` is called once a term. When the term is lost the work is dropped at its next `await`, whatever it was about to
-    /// do: another candidate may lead from then on. Work that blocks its thread cannot be stopped from outside; let it ask
-    /// [`check`](LeaseHandle::check) now and then. What it does to other systems carries the term's
-    /// [`fence`](LeaseHandle::fence), so that these refuse a leader from the past.
+    /// `work` is called once per term. When the term is lost the work is dropped at its next `await`, whatever it was
+    /// about to do: another candidate may lead from then on. Work that blocks its thread cannot be stopped from
+    /// outside; let it call [`check`](LeaseHandle::check) now and then. Its requests to other systems should carry the
+    /// term's [`fence`](LeaseHandle::fence), so that these refuse a former leader.
     ///
     /// ```
     /// # use leasehold::{Error, LeaseHandle, Leases};
@@ -125,9 +125,9 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// As [`campaign`](Self::campaign). That a term is lost is none. During a [`shutdown`](crate::Leases::shutdown) the work
-    /// hears of that from its handle, and goes on until it ends by itself or the limit is over; then this ends with
-    /// [`Error::Closed`].
+    /// As [`campaign`](Self::campaign). A lost term is not an error. During a [`shutdown`](crate::Leases::shutdown) the
+    /// work is notified through its handle, and continues until it ends by itself, or until the limit has passed; then
+    /// this ends with [`Error::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -155,7 +155,8 @@ impl Election {
         }
     }
 
-    /// Who leads, by one look at the servers: [`Lock::holder`]. `None` if nobody does, or the name is shared.
+    /// The current leader, as the servers report it: see [`Lock::holder`]. `None` if there is no leader, or the name is
+    /// shared.
     ///
     /// # Errors
     ///
@@ -168,11 +169,11 @@ impl Election {
         Ok(Leadership::of(self.lock.holder().await?).leader().cloned())
     }
 
-    /// Observes who leads, from now on. Nobody needs to be a candidate for that.
+    /// Observes who leads, from now on. An observer need not be a candidate.
     ///
-    /// All who observe an election in a process share one observer. It looks when the server notifies it of a change, so it
-    /// sends one request for each renewal of the leader, however many observe. While nobody leads, or where a server
-    /// notifies of nothing, it looks about twice a second.
+    /// All streams for an election in a process share one observer. It asks the server when the server notifies it of a
+    /// change, so it sends one request for each renewal by the leader, however many streams there are. While there is
+    /// no leader, or if a server sends no notifications, it asks about twice a second.
     ///
     /// # Errors
     ///
@@ -193,18 +194,20 @@ impl fmt::Debug for Election {
     }
 }
 
-/// Who leads, as it changes. You get the newest state only: changes between two calls are skipped.
+/// A stream of who leads, as it changes. You get the newest state only: changes between two calls are skipped.
 ///
-/// **It says when it does not know.** A leader that was seen counts until the end that its key had when the look was sent, and
-/// not for longer, whatever the network does. Then it is [`Unknown`](Leadership::Unknown) until a look is answered. So a
-/// router that is cut off stops routing to a leader of the past by itself, as a leader that is cut off stops leading.
+/// **It says when it does not know.** A leader counts only for the time that its key had left, measured from the
+/// sending of the request that found it, whatever the network does. Then the state is [`Unknown`](Leadership::Unknown)
+/// until a request is answered. So a router that is cut off stops routing to a former leader by itself, just as a
+/// leader that is cut off stops leading.
 ///
-/// Between two leaders you may hear `Unknown`, [`Vacant`](Leadership::Vacant), both or neither. After a leader has died
-/// nobody knows for a moment who leads, and the next one may be there before anybody has looked. A new term has a larger
-/// [`fence`](Holder::fence). [`next`](Self::next) is told some milliseconds after a change, and [`now`](Self::now) at once.
+/// Between two leaders you may get `Unknown`, [`Vacant`](Leadership::Vacant), both or neither. After a leader has died
+/// it is unknown for a moment who leads, and the next leader may be there before the observer has asked. A new term has
+/// a larger [`fence`](Holder::fence). [`next`](Self::next) returns some milliseconds after a change, and
+/// [`now`](Self::now) shows it at once.
 ///
-/// What it says was true when the servers were asked. The leader may have resigned since: what must not reach a leader of the
-/// past carries the term's fence.
+/// A state was true when the servers were asked. The leader may have resigned since, so a request that must not reach a
+/// former leader should carry the term's fence.
 ///
 /// It is a [`Stream`], which ends when the [`Leases`](crate::Leases) are closed.
 #[must_use = "call `next` to hear who leads"]
@@ -212,27 +215,28 @@ pub struct Leaders {
     pub(crate) client: Arc<Client>,
     name: Arc<str>,
     told: watch::Receiver<Told>,
-    /// What was returned last.
+    /// The state that was returned last.
     last: Option<Leadership>,
     /// The wait for the next change, from its first poll on.
     waiting: Option<Pin<Box<dyn Future<Output = Change> + Send + Sync>>>,
 }
 
-/// What is told after a change; `None` at the end.
+/// The outcome of a wait for a change; `None` at the end of the stream.
 type Change = Option<watch::Receiver<Told>>;
 
-// A wait that a panic cut off begins anew, and has missed no change.
+// A wait that a panic cut off starts again, and has missed no change.
 impl UnwindSafe for Leaders {}
 impl RefUnwindSafe for Leaders {}
 
 impl Leaders {
-    /// Who leads now, as far as it is known. Sends nothing, and never says what has run out.
+    /// The current state, as far as it is known. Sends nothing, and never returns a state that has expired.
     #[must_use]
     pub fn now(&self) -> Leadership {
         self.told.borrow().as_ref().unwrap_or(&Known::NOTHING).at(self.client.now())
     }
 
-    /// Waits for the next change: the first call for the first look. `None` once the [`Leases`](crate::Leases) are closed.
+    /// Waits for the next change; the first call waits for the first answer. `None` once the [`Leases`](crate::Leases)
+    /// are closed.
     ///
     /// # Cancel safety
     ///
@@ -253,7 +257,7 @@ impl Stream for Leaders {
                 let changed = async move { told.changed().await.ok().map(|()| told) };
                 Box::pin(async move { relayed!(changed) }) as Pin<Box<_>>
             };
-            // Taken out while it is polled: after a panic of a waker the next call begins anew.
+            // Taken out while it is polled: after a panic of a waker the next call starts again.
             let mut wait = waiting.take().unwrap_or_else(waiting_for);
             let Poll::Ready(changed) = wait.as_mut().poll(context) else {
                 *waiting = Some(wait);
@@ -262,7 +266,7 @@ impl Stream for Leaders {
             let Some(told) = changed else { return Poll::Ready(None) };
             self.told = told;
             let now = self.now();
-            // What has changed back meanwhile is no news.
+            // A state that has changed back meanwhile is not reported.
             if !self.last.as_ref().is_some_and(|last| now.is_like(last)) {
                 self.last = Some(now.clone());
                 return Poll::Ready(Some(now));

@@ -17,9 +17,9 @@ use crate::lost::Lost;
 
 /// Any error of this crate: every call that can fail returns it, so a program's own error type needs one `#[from]`.
 ///
-/// Its text is a sentence that says what to do. Match on the variants, or ask the accessors. Two errors are equal if they are
-/// the same variant. The [`source`](std::error::Error::source) is an [`io::Error`] if the system failed a connection, and a
-/// server's error reply in the server's words if there was one.
+/// Its text is a sentence that says what to do. Match on the variants, or use the accessors. Two errors are equal if they
+/// are the same variant. The [`source`](std::error::Error::source) is an [`io::Error`] if the system failed a
+/// connection, and a server's error reply in the server's words if there was one.
 ///
 /// ```
 /// use leasehold::{Error, Leases};
@@ -60,17 +60,17 @@ pub enum Error {
     #[error(transparent)]
     Unsupported(Details),
     /// The server could not be reached, or did not answer in time: try again later. Without a connection nothing was
-    /// sent. Otherwise nothing stays there for longer than one TTL after the server is back. Over a quorum
-    /// [`Error::votes`] says what each node said.
+    /// sent. Otherwise nothing stays on the server for longer than one TTL after it is back. Over a quorum
+    /// [`Error::votes`] has each node's answer.
     #[error(transparent)]
     Unavailable(Details),
-    /// The server answered no: wrong password, missing right, wrong type. The text has its own words.
+    /// The server refused the request: wrong password, missing right, wrong type. The text has the server's own words.
     #[error(transparent)]
     Refused(Details),
     /// [`Leases::close`](crate::Leases::close) or [`Leases::shutdown`](crate::Leases::shutdown) was called.
     #[error("this Leases was closed or is shut down: build a new one")]
     Closed,
-    /// Another holder had the lock for all of the time given to [`acquire_within`](crate::Lock::acquire_within).
+    /// Another holder had the lock for the whole time given to [`acquire_within`](crate::Lock::acquire_within).
     #[error("waited {} for the lock {name:?}, which is held by {holder}", Rounded(*waited))]
     #[non_exhaustive]
     TimedOut {
@@ -81,13 +81,13 @@ pub enum Error {
         /// The holder at the last check.
         holder: Box<Holder>,
     },
-    /// The lease has ended: what the job did after [`Lost::since`] was not protected. (Or it is what
+    /// The lease has ended: what the job did after [`Lost::since`] was not protected. (Or it was made from what
     /// [`lost`](crate::Lease::lost) completed with.)
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The server did not confirm a [renewal](crate::Lease::renew) in time. The lease is valid for as long as
-    /// [`remaining`](crate::Lease::remaining) says, and the keeper goes on renewing it. (An unconfirmed release is no
-    /// error: [`Released::Unconfirmed`](crate::Released::Unconfirmed).)
+    /// [`remaining`](crate::Lease::remaining) says, and the keeper continues to renew it. (An unconfirmed release is
+    /// not an error: [`Released::Unconfirmed`](crate::Released::Unconfirmed).)
     #[error(transparent)]
     Unconfirmed(Details),
 }
@@ -145,11 +145,11 @@ impl StdError for Details {
     }
 }
 
-/// After a fork.
+/// The text of an error after a fork.
 const KEEPER_ENDED: &str =
     "the keeper of this Leases is in the process from which this one was forked: build a new Leases";
 
-/// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as it takes urls.
+/// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as well as urls.
 impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
         match never {}
@@ -188,7 +188,7 @@ impl Error {
         Self::unavailable("the wait ended before the server had answered")
     }
 
-    /// The error of a server's answer, or of those of a quorum.
+    /// The error for the failure of a server, or of the nodes of a quorum.
     #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
     pub(crate) fn of(failure: Failure) -> Self {
         let details = Details::of(failure.to_string(), &failure);
@@ -208,29 +208,30 @@ impl Error {
         Self::Unconfirmed(Details::of(format!("the renewal is not confirmed: {failure}"), failure))
     }
 
-    /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not: that lease is over,
-    /// and a new one has to be acquired.
+    /// Whether the same call may succeed later with nothing changed. [`Lost`](Self::Lost) is not transient: that lease
+    /// has ended, and a new one must be acquired.
     ///
-    /// Retry the acquire, not the work. A transient error of an acquire means that no work was done. Where your work
-    /// calls the library too, such as [`renew`](crate::Lease::renew), its transient errors come from the middle of the
-    /// work. See [the guide](crate::docs::guide#work-that-can-fail).
+    /// Retry the acquire, not the work. A transient error of an acquire means that no work was done. If your work calls
+    /// the library too, such as [`renew`](crate::Lease::renew), its transient errors come from the middle of the work.
+    /// See [the guide](crate::docs::guide#work-that-can-fail).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            // That runtime does not come back. Over a quorum each node's answer says so.
+            // The keeper's runtime does not come back. Over a quorum each node's answer says so.
             Self::Unavailable(details) | Self::Unconfirmed(details) => !details.0.text.contains(KEEPER_ENDED),
             Self::TimedOut { .. } => true,
             _ => false,
         }
     }
 
-    /// When it makes sense to try again, where that is known.
+    /// How long to wait before trying again, if that is known.
     ///
     /// - After [`TimedOut`](Self::TimedOut) it is the holder's [`remaining`](crate::Holder::remaining): how long its
-    ///   key lives **if the holder has died**. A living holder renews the key, and may release it at any moment: a job
-    ///   of three seconds with the default TTL says nearly 30 s. So it bounds nothing for a busy lock. For a
-    ///   `Retry-After` take at most what your jobs take, such as five seconds.
-    /// - Otherwise enough servers will have been up for the [`restart_delay`](crate::Builder::restart_delay) then.
+    ///   key lives **if the holder has died**. A living holder renews the key, and may release it at any moment: for a
+    ///   job of three seconds with the default TTL it is nearly 30 s. So it is not a bound for a busy lock. For a
+    ///   `Retry-After` use at most the duration of your jobs, such as five seconds.
+    /// - Otherwise it is the time until enough servers have been up for the
+    ///   [`restart_delay`](crate::Builder::restart_delay).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -342,7 +343,7 @@ impl fmt::Debug for Details {
     }
 }
 
-/// The runtime that the request needs has ended; the request may have gone out before.
+/// The failure of a request whose runtime has ended; the request may have been sent before.
 pub(crate) fn keeper_ended() -> Failure {
     Failure::unknown(KEEPER_ENDED)
 }

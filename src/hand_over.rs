@@ -1,4 +1,4 @@
-//! Hand-over: a lease goes on in another process, and the lock is never free in between (rule 13).
+//! Hand-over: a lease continues in another process, and the lock is never free in between (rule 13).
 
 use std::future::Future;
 
@@ -16,15 +16,16 @@ use crate::{
 };
 
 impl Lease {
-    /// Ends the lease here, and gives the ticket with which another process [adopts](Lock::adopt) the lock. Its key stays, so
-    /// nobody else has the lock in between.
+    /// Ends the lease here, and returns the ticket with which another process [adopts](Lock::adopt) the lock. Its key
+    /// stays, so no one else gets the lock in between.
     ///
-    /// Nothing is sent and nothing is awaited: it serves right before an `exec` too. The belief in this lease ends before
-    /// the ticket is there: [`check`](Self::check) of every handle is an error from then on, and [`lost`](Self::lost)
-    /// completes with [`HandedOver`](crate::LossReason::HandedOver). So at most one believes in the lock at any time.
+    /// Nothing is sent or awaited, so it works right before an `exec` too. This lease ends before the ticket exists:
+    /// [`check`](Self::check) of every handle is an error from then on, and [`lost`](Self::lost) completes with
+    /// [`HandedOver`](crate::LossReason::HandedOver). So at most one process believes that it holds the lock at any
+    /// time.
     ///
-    /// The key is not renewed until it is adopted: if nobody does that within what [`remaining`](Self::remaining) says
-    /// before the call, the lock becomes free. [`renew`](Self::renew) before it for all of the TTL.
+    /// The key is not renewed until the ticket is adopted. If that takes longer than [`remaining`](Self::remaining)
+    /// returned before the call, the lock becomes free. Call [`renew`](Self::renew) first to have the whole TTL.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -43,9 +44,9 @@ impl Lease {
     ///
     /// The lease is dropped then, as at the end of its scope.
     ///
-    /// - [`Error::Lost`]: it has ended before.
+    /// - [`Error::Lost`]: the lease had already ended.
     /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold; it has a
-    ///   [`keep_for`](Lock::keep_for), which is of its release; or it is shared.
+    ///   [`keep_for`](Lock::keep_for), which belongs to its release; or the lock is held shared.
     pub fn into_ticket(self) -> Result<Ticket, Error> {
         let view = self.as_handle();
         let LeaseHandle { client, hold, .. } = view;
@@ -60,13 +61,13 @@ impl Lease {
         Ok(self.ticket())
     }
 
-    /// A ticket for whoever takes over when this process has died. The lease stays ours until somebody
-    /// [adopts](Lock::adopt) it.
+    /// A ticket for the process that takes over when this one has died. The lease stays ours until the ticket is
+    /// [adopted](Lock::adopt).
     ///
-    /// Then two believe in the lock until this lease hears of it: at once where the server notifies, at its next renewal
-    /// elsewhere, and by its deadline in any case. The larger [`fence`](Self::fence) of the heir tells them apart. So adopt
-    /// it only when the process that made it is known to be dead, and use [`into_ticket`](Self::into_ticket) for
-    /// everything else.
+    /// Then two believe that they hold the lock until this lease learns of the adoption: at once if the server sends
+    /// notifications, otherwise at its next renewal, and by its deadline in any case. The heir's larger
+    /// [`fence`](Self::fence) tells them apart. So adopt the ticket only when the process that made it is known to be
+    /// dead, and use [`into_ticket`](Self::into_ticket) for everything else.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         let LeaseHandle { client, hold, .. } = self.as_handle();
@@ -76,36 +77,36 @@ impl Lease {
 }
 
 impl Lock {
-    /// Goes on with the lock of the lease that the ticket was made from. One atomic step puts a token of its own in the
-    /// place of that one's, with a larger fence ([rule 13](crate::docs::safety#rule-13)). It waits for nobody, and nobody
-    /// in a queue is overtaken.
+    /// Takes over the lock from the lease that the ticket was made from. One atomic step replaces that lease's token
+    /// with a new one, with a larger fence ([rule 13](crate::docs::safety#rule-13)). It waits for no holder, and
+    /// overtakes no waiter in a queue.
     ///
-    /// A lock that is [shared](crate::RwLock) goes on from a lease that has the lock alone, as in a
-    /// [downgrade](Lease::downgrade). A ticket of a share is adopted by nobody.
+    /// A [shared](crate::RwLock) lock takes over from a lease that holds the lock alone, as in a
+    /// [downgrade](Lease::downgrade). A ticket of a share cannot be adopted.
     ///
-    /// The lease has the options of this lock: its TTL, its label, its [`lock_delay`](Self::lock_delay). Only the interval of
-    /// a [`once_per`](Self::once_per) comes with the ticket, since an adoption is no new acquire. The rest of it that there
-    /// was at the making of the ticket counts from here, so a slow hand-over lengthens it.
+    /// The new lease has the options of this lock: its TTL, its label, its [`lock_delay`](Self::lock_delay). Only the
+    /// interval of a [`once_per`](Self::once_per) comes with the ticket, since an adoption is not a new acquire. What
+    /// was left of it when the ticket was made counts from the adoption, so a slow hand-over lengthens it.
     ///
-    /// An attempt without an answer is repeated, until an outage has lasted for a TTL, and 64 times at most. Over a quorum a
+    /// An attempt without an answer is repeated until an outage has lasted for a TTL, at most 64 times. Over a quorum a
     /// majority of the nodes must still have the key; the others get it back later.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`] with [`Deleted`](crate::LossReason::Deleted): nobody has the lock any more, for it was released or
-    ///   has run out. With [`Taken`](crate::LossReason::Taken): somebody else has it, who adopted the ticket before or
-    ///   acquired the lock since.
+    /// - [`Error::Lost`] with [`Deleted`](crate::LossReason::Deleted): the lock is no longer held, because it was
+    ///   released or has expired. With [`Taken`](crate::LossReason::Taken): another holder has it, which adopted the
+    ///   ticket before or acquired the lock since.
     /// - [`Error::Misuse`]: a ticket of another lock. [`Error::Config`]: a bad name or option.
     /// - [`Error::Unavailable`]: no answer in all that time. The ticket may still be good.
     /// - [`Error::Refused`], [`Error::Closed`] as [`acquire`](Self::acquire).
     ///
-    /// Give a ticket to one heir only. Of two that adopt it one has the lock, with one exception. Over a quorum, while a
-    /// node is away or lacks the key, each may get half of the others. Then both fail, with `Lost` or `Unavailable`, and
-    /// the lock becomes free.
+    /// Give a ticket to one heir only. If two adopt it, one gets the lock, with one exception. Over a quorum, while a
+    /// node is unreachable or lacks the key, each may get half of the other nodes. Then both fail, with `Lost` or
+    /// `Unavailable`, and the lock becomes free.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future undoes what it may have adopted, in the background: then the lock is free.
+    /// Dropping the future undoes an adoption that may have happened, in the background: then the lock is free.
     pub fn adopt(&self, ticket: Ticket) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
         self.clone().adopt_of(ticket)
     }

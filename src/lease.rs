@@ -26,13 +26,13 @@ mod on_lost;
 
 /// A held lock: from the acquire until [`release`](Self::release), loss or drop.
 ///
-/// The *keeper*, a thread of the library, extends it for as long as it lives. Believe in it only while
-/// [`check`](Self::check) says so, and stop when [`lost`](Self::lost) completes: from then on somebody else may hold
-/// the lock. Where two writers would do harm, hand [`fence`](Self::fence) to whatever the lock protects.
+/// The *keeper*, a thread of the library, renews the lease for as long as it lives. Rely on it only while
+/// [`check`](Self::check) is `Ok`, and stop when [`lost`](Self::lost) completes: from then on another holder may have
+/// the lock. If two writers would do harm, pass [`fence`](Self::fence) to whatever the lock protects.
 ///
 /// Dropping it releases the lock in the background and never blocks, inside a runtime, outside one or during a panic;
-/// [`release`](Self::release) tells whether that worked. A process that exits right after a drop may leave the key for
-/// one TTL.
+/// [`release`](Self::release) also reports whether it worked. A process that exits right after a drop may leave the key
+/// for one TTL.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -65,7 +65,7 @@ pub struct Lease {
     view: LeaseHandle,
     /// Our place in the table of owners, shared with the other leases of a re-entrant owner.
     owner_slot: Option<Arc<OwnerSlot>>,
-    /// The time of its work to tidy up before a loss: in ms, for a process may have a million leases.
+    /// The time its work has to tidy up before a loss: in ms, because a process may have a million leases.
     grace: u32,
 }
 
@@ -77,24 +77,24 @@ impl Lease {
         owner_slot: Option<Arc<OwnerSlot>>,
         grace: Duration,
     ) -> Self {
-        // Part of a millisecond counts as a whole one.
+        // Rounded up to milliseconds.
         let grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
         Self { view: LeaseHandle::new(client, hold, signal), owner_slot, grace }
     }
 
-    /// Its events belong to this span from now on.
+    /// Assigns the lease's events to this span from now on.
     pub(crate) fn belongs_to(&self, span: LeaseSpan) {
         self.view.hold.belongs_to(span);
     }
 
-    /// From now on its owner, who acquires the lock again, shares it.
+    /// Lets its owner share the lease from now on, by acquiring the lock again.
     pub(crate) fn takes_its_owner_slot(&self) {
         if let Some(owner_slot) = &self.owner_slot {
             owner_slot.hold(&self.view.hold);
         }
     }
 
-    /// Its owner's place at this lock.
+    /// The owner slot: the place of the lease's owner at this lock.
     pub(crate) fn owner_slot(&self) -> Option<Arc<OwnerSlot>> {
         self.owner_slot.clone()
     }
@@ -107,13 +107,13 @@ impl Lease {
         &self.view
     }
 
-    /// This lease for code that does not release it: a function that takes `&LeaseHandle` serves both.
+    /// This lease as a handle, for code that does not release it: a function that takes `&LeaseHandle` serves both.
     #[must_use]
     pub fn as_handle(&self) -> &LeaseHandle {
         &self.view
     }
 
-    /// A handle on this lease that can be moved elsewhere.
+    /// A handle on this lease that can be moved to another task or thread.
     #[must_use]
     pub fn handle(&self) -> LeaseHandle {
         self.view.clone()
@@ -122,40 +122,40 @@ impl Lease {
     /// Releases the lock, if this is the last lease of its acquisition. [`lost`](Self::lost) completes with
     /// [`Released`](crate::LossReason::Released) as soon as this begins.
     ///
-    /// `Ok` says that the lease was ours to the end. [`Released`] says whether the server has confirmed the release in
-    /// time. If it has not, that is no failure of the work: the release goes on in the background, and the key expires
-    /// within its TTL. So `lease.release().await?` after the work fails for one reason only. See
-    /// [the guide](crate::docs::guide#when-a-release-is-not-confirmed).
+    /// `Ok` means that the lease was ours to the end. [`Released`] says whether the server confirmed the release in
+    /// time. If it did not, the work has not failed: the release continues in the background, and the key expires
+    /// within its TTL. So after the work, `lease.release().await?` fails for one reason only. See [the
+    /// guide](crate::docs::guide#when-a-release-is-not-confirmed).
     ///
-    /// It takes at most one command time-out. Over a quorum a majority decides, and the others are seen to in the
+    /// It takes at most one command time-out. Over a quorum a majority decides, and the other nodes follow in the
     /// background.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: the lease ended before. What the job did after [`Lost::since`] was not protected. After
-    /// [`MaxHold`](crate::LossReason::MaxHold) the release is `Ok` all the same.
+    /// [`Error::Lost`]: the lease had already ended. What the job did after [`Lost::since`] was not protected. After
+    /// [`MaxHold`](crate::LossReason::MaxHold) the release is still `Ok`.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the lease: the release goes on in the background. Nothing is left in Redis for longer
-    /// than one TTL.
+    /// Dropping the future drops the lease: the release continues in the background. Nothing is left in Redis for
+    /// longer than one TTL.
     #[doc(alias = "unlock")]
     pub async fn release(self) -> Result<Released, Error> {
         relayed!(self.let_go(Duration::ZERO))
     }
 
-    /// As [`release`](Self::release), but the key stays for `keep`, so that nobody acquires the lock before that: 1 ms
-    /// to 24 hours, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see `label
-    /// (released)` as its holder meanwhile. For a time that counts from the acquire there is
+    /// Like [`release`](Self::release), but the key stays for `keep`, so that no one acquires the lock before that:
+    /// 1 ms to 24 hours, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see
+    /// `label (released)` as its holder meanwhile. For a time that counts from the acquire, use
     /// [`Lock::keep_for`](crate::Lock::keep_for).
     ///
-    /// Of several leases of a [re-entrant](crate::Lock::reentrant) owner the last to be released decides: an earlier
+    /// If a [re-entrant](crate::Lock::reentrant) owner has several leases, the last to be released decides: an earlier
     /// one ends, and keeps nothing. An [unconfirmed](Released::Unconfirmed) release may have kept nothing: the key may
-    /// then go after the rest of its TTL.
+    /// then expire after the rest of its TTL.
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release). [`Error::Config`] if it cannot be kept for so long: the lease is dropped.
+    /// As [`release`](Self::release). [`Error::Config`] if the key cannot be kept for that long: the lease is dropped.
     ///
     /// # Cancel safety
     ///
@@ -165,7 +165,7 @@ impl Lease {
         relayed!(self.let_go(keep))
     }
 
-    /// Whether its key may be kept for `keep`.
+    /// Checks that its key may be kept for `keep`.
     pub(crate) fn may_keep(&self, keep: Duration) -> Result<(), Error> {
         check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())
     }
@@ -173,10 +173,10 @@ impl Lease {
     /// Releases the lease; the key stays for at least `keep` from now on.
     pub(crate) async fn let_go(self, keep: Duration) -> Result<Released, Error> {
         let LeaseHandle { client, hold, .. } = &self.view;
-        // `close` must not take the connection away between the two.
+        // `close` must not take the connection away before the release.
         let _under_way = client.host.token();
         let leaving = self.view.leave(client.now());
-        // Leaving may have run foreign code, which takes its time.
+        // The clock is read again: leaving may have run foreign code, which takes its time.
         let mode = hold.release_mode(client.now(), keep);
         match leaving {
             AfterLast::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
@@ -188,7 +188,7 @@ impl Lease {
         }
     }
 
-    /// Keeps the key for at least this long from now on, whenever the lease is released.
+    /// Keeps the key for at least this long from now on, no matter when the lease is released.
     pub(crate) fn keep_for(&self, keep: Duration) {
         let LeaseHandle { client, hold, .. } = &self.view;
         if !keep.is_zero() {
@@ -196,13 +196,13 @@ impl Lease {
         }
     }
 
-    /// The work under a lease that was on trial begins.
+    /// Ends the trial of the lease, because the work under it begins.
     pub(crate) fn begin(&self, keep: Duration) {
         self.view.hold.begin();
         self.keep_for(keep);
     }
 
-    /// Completes when work under it must have stopped, after its grace.
+    /// Completes when the work under the lease must have stopped, after its grace.
     pub(crate) fn stop(&self) -> impl Future<Output = Lost> + use<> {
         self.handle().out_of_grace(self.grace())
     }
@@ -211,8 +211,9 @@ impl Lease {
     /// releases the lock. With a [`grace`](crate::Lock::grace) it asks the work to stop first. The work runs in the span
     /// `lease`, with the lock's name and its fence.
     ///
-    /// The work may fail. Its error `E` is any type that is `From<leasehold::Error>`, such as your program's own, and
-    /// is the error of this call too: one `?` serves both. Work that cannot fail ends with `Ok::<_, Error>(…)`.
+    /// The work may fail. Its error `E` is any type that implements `From<leasehold::Error>`, such as your program's
+    /// own, and is the error of this call too: one `?` serves both. Work that cannot fail ends with
+    /// `Ok::<_, Error>(…)`.
     ///
     /// ```
     /// # use leasehold::{Error, LeaseHandle, Leases};
@@ -240,19 +241,19 @@ impl Lease {
     /// # assert_eq!(rows, 42); Ok(()) }
     /// ```
     ///
-    /// During a [`shutdown`](crate::Leases::shutdown) it goes on: the work hears of that from
+    /// During a [`shutdown`](crate::Leases::shutdown) it continues: the work is notified through
     /// [`lost`](LeaseHandle::lost) or its [`cancellation_token`](LeaseHandle::cancellation_token).
     ///
-    /// The primitive behind [`Lock::run`](crate::Lock::run). Work that blocks its thread cannot be stopped from
-    /// outside; let it ask [`check`](LeaseHandle::check) now and then.
+    /// This is the primitive behind [`Lock::run`](crate::Lock::run). Work that blocks its thread cannot be stopped from
+    /// outside; let it call [`check`](LeaseHandle::check) now and then.
     ///
     /// # Errors
     ///
-    /// - The error of the work. The lock is released then too.
-    /// - [`Error::Lost`], as an `E`: the work was not started, was stopped, or ended with `Ok` when the lease was gone
-    ///   already.
+    /// - The error of the work. The lock is released in that case too.
+    /// - [`Error::Lost`], as an `E`: the work was not started, was stopped, or ended with `Ok` after the lease had
+    ///   ended.
     ///
-    /// A release that is not confirmed is no error: the work was protected to its end.
+    /// A release that is not confirmed is not an error: the work was protected to its end.
     ///
     /// # Cancel safety
     ///
@@ -303,11 +304,11 @@ impl Drop for Lease {
         let LeaseHandle { client, hold, .. } = &self.view;
         // `close` must not take the connection away before the release.
         let _under_way = client.host.token();
-        // Its loss may be noted, and not told yet.
+        // Its loss may be noted, but not signalled yet.
         let has_span = hold.has_span();
         let ended = if has_span { self.view.board().ended() } else { None };
         let leaving = self.view.leave(client.now());
-        // In a `release` this comes after the answer: without the hold, a late notification of its grant would pass the
+        // In a `release` this runs after the answer: without the hold, a late notification of its grant would pass the
         // lock on.
         let is_last = hold.holds() == 0;
         if is_last {
@@ -319,7 +320,7 @@ impl Drop for Lease {
                 client.release_in_background(hold, hold.release_mode(client.now(), Duration::ZERO));
             }
         }
-        // Last, for it runs foreign code.
+        // Last, because it runs foreign code.
         if has_span && is_last {
             end_span(hold, ended.as_ref());
         }
@@ -342,11 +343,12 @@ impl fmt::Debug for Lease {
 view!(Lease);
 
 impl LeaseHandle {
-    /// One more lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock for
-    /// itself. It has the same fence, TTL and deadline. The key goes with the last of them, in whichever order they go.
+    /// Makes another lease on the same acquisition: re-entrancy by value, for a function or a task that needs the lock
+    /// for itself. It has the same fence, TTL and deadline. The key is released with the last of the leases, in
+    /// whichever order they end.
     ///
-    /// Nothing is sent, and no [`Owner`](crate::Owner) is asked. It lets no [re-entrant](crate::Lock::reentrant) owner in
-    /// again: only the leases that the owner acquired do.
+    /// Nothing is sent, and no [`Owner`](crate::Owner) is involved. It does not let a
+    /// [re-entrant](crate::Lock::reentrant) owner acquire again: only the leases that the owner acquired do.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -24,14 +24,15 @@ mod builder;
 
 pub use self::builder::Builder;
 
-/// Connections to where the locks are, and the keeper that renews them. Cheap to clone: make one per process.
+/// The connections to the servers that keep the locks, and the keeper that renews leases. Cheap to clone: make one per
+/// process.
 ///
-/// It works from any runtime, and from none: a clone may be used on another Tokio runtime than the one that built it,
-/// or outside of all. Dropping the last clone ends nothing while a lease lives.
+/// It works in any runtime, and without one: a clone may be used on a different Tokio runtime from the one that built
+/// it, or outside all runtimes. Dropping the last clone stops nothing while a lease lives.
 ///
-/// Only a runtime that it is built on must have timers and I/O (`enable_all`). Without them `build` fails with
-/// [`Error::Misuse`]. Tokio cannot be asked for that, so a task of that runtime panics first: its message is printed,
-/// and with `panic = "abort"` it ends the program.
+/// Only a runtime that it is built on needs timers and I/O (`enable_all`). Without them `build` fails with
+/// [`Error::Misuse`]. Tokio offers no way to query that, so a task of that runtime panics first: the panic's message is
+/// printed, and with `panic = "abort"` the program ends.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -53,11 +54,10 @@ impl Leases {
     /// - `redis://[user[:password]@]host[:port][/database]`, or `rediss://` for TLS (crate feature `tls-rustls` or
     ///   `tls-native`)
     /// - `unix:///path[?db=…&user=…&password=…]`
-    /// - `redis-cluster://[user[:password]@]host[:port][,host[:port]…]` for a [cluster], of which these are some servers
+    /// - `redis-cluster://[user[:password]@]host[:port][,host[:port]…]` for a [cluster], given by some of its servers
     /// - `redis-sentinel://[user[:password]@]sentinel[:port][,…]/SERVICE` for the [primary] that these Sentinels watch
-    /// - `memory://` for a store of its own inside this process, `memory://name` for one shared by everybody in this
-    ///   process who says the same name, while any of them lives. It goes by the clock of the
-    ///   `Leases` that made it
+    /// - `memory://` for a private store inside this process; `memory://name` for a store that all `Leases` of this
+    ///   process with the same name share, while any of them lives. It uses the clock of the `Leases` that created it
     ///
     /// For locks over several independent servers see [`Builder::quorum`].
     ///
@@ -71,7 +71,7 @@ impl Leases {
         Self::builder().url(url).build().await
     }
 
-    /// As [`connect`](Self::connect), but connects at the first use: see [`Builder::build_lazy`].
+    /// Like [`connect`](Self::connect), but connects at the first use: see [`Builder::build_lazy`].
     ///
     /// # Errors
     ///
@@ -80,7 +80,8 @@ impl Leases {
         Self::builder().url(url).build_lazy()
     }
 
-    /// Locks that behave the same without a server: for tests, demos and first tries. Nobody else sees these locks.
+    /// Creates locks in memory, which behave the same without a server: for tests, demos and first tries. Only this
+    /// `Leases` and its clones see them.
     ///
     /// # Panics
     ///
@@ -100,29 +101,30 @@ impl Leases {
         Self { scope: Scope::new(client) }
     }
 
-    /// Everything that can be set.
+    /// Returns a [`Builder`], with everything that can be set.
     pub fn builder() -> Builder {
         Builder::new()
     }
 
     /// The lock of this name. Nothing is sent yet.
     ///
-    /// Its key is exactly the builder's prefix and this name: what other libraries with the same key lock, this locks.
+    /// Its key is exactly the builder's prefix followed by this name, so it excludes other libraries that lock the same
+    /// key.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
         Lock::new(self.scope.clone(), name.as_ref())
     }
 
-    /// The name that many may read and one may write. Nothing is sent yet. See [`RwLock`].
+    /// The readers-writer lock of this name: many may read, or one may write. Nothing is sent yet. See [`RwLock`].
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.lock(name))
     }
 
-    /// The name that `permits` holders may have at a time, 1 to 1,000,000: each with a lease like any other. Nothing is
-    /// sent yet.
+    /// A lock that up to `permits` holders may have at once, 1 to 1,000,000: each has a lease like any other. Nothing
+    /// is sent yet.
     ///
-    /// A holder is let in if fewer than *its own* `permits` hold the name by then, whatever the others ask for. So a
-    /// deployment that goes from 3 to 5 permits needs no coordination. While both run, no more than 5 hold it, and none
-    /// that asks with 3 comes in beside 3.
+    /// A holder is admitted if fewer than *its own* `permits` hold the name by then, whatever limit the others ask
+    /// with. So a deployment that changes from 3 to 5 permits needs no coordination. While both versions run, at most 5
+    /// hold it, and a holder that asks with 3 is never admitted beside 3.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -135,15 +137,15 @@ impl Leases {
     /// # third.release().await?; other.release().await?; Ok(()) }
     /// ```
     ///
-    /// It is always first come, first served: [`fair`](Lock::fair) changes nothing. All that have it at one time have the
-    /// same [fence](crate::Lease::fence), which does not tell them apart. To protect a resource from a holder that was
-    /// stopped, give each permit a name of its own. It works on one server, on a cluster and behind Sentinels; over a
-    /// quorum the acquire ends with [`Error::Unsupported`].
+    /// It is always first come, first served: [`fair`](Lock::fair) changes nothing. All holders at one time have the
+    /// same [fence](crate::Lease::fence), so it does not tell them apart. To protect a resource from a holder that was
+    /// stopped, give each permit its own name. It works on one server, on a cluster and behind Sentinels; over a quorum
+    /// the acquire ends with [`Error::Unsupported`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock {
         self.lock(name).with_access(Access::Permit(permits))
     }
 
-    /// The election of this name, which is the lock of this name. Nothing is sent yet.
+    /// The election on the lock of this name. Nothing is sent yet.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         self.lock(name).into()
     }
@@ -155,11 +157,12 @@ impl Leases {
         MultiLock::new(&self.scope.client, locks)
     }
 
-    /// These connections and this keeper with a further prefix, behind those that are there: for a tenant, or a part of
-    /// the program. Together they have at most 256 bytes. Cheap: it is no client of its own, and to close it closes
-    /// all.
+    /// This `Leases` with another prefix, appended to those that it has: for a tenant, or a part of the program.
+    /// Together the prefixes have at most 256 bytes. Cheap: it shares the connections and the keeper, so closing it
+    /// closes all.
     ///
-    /// A bad value makes what is done with it end with [`Error::Config`], before anything is sent.
+    /// With a bad value, calls on its locks and [`list`](Self::list) end with [`Error::Config`] before anything is
+    /// sent.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -175,15 +178,15 @@ impl Leases {
         Self { scope: self.scope.clone().prefix(prefix.as_ref()) }
     }
 
-    /// This `Leases` with a label for its locks: how others see who holds them, 1 to 128 bytes without control
-    /// characters; the builder's unless set. A bad value is told as that of a [prefix](Self::prefix).
+    /// This `Leases` with a label for its locks, by which others see who holds them: 1 to 128 bytes without control
+    /// characters; the builder's unless set. A bad value is reported like that of a [prefix](Self::prefix).
     #[must_use = "it is there for its locks"]
     pub fn label(&self, label: impl Into<String>) -> Self {
         Self { scope: self.scope.clone().label(label.into()) }
     }
 
-    /// This `Leases`, which counts its locks in a group of this name, unless the lock [says
-    /// otherwise](Lock::metrics_group).
+    /// This `Leases` with a metrics group of this name for its locks, unless the lock [sets
+    /// another](Lock::metrics_group).
     #[cfg(feature = "metrics")]
     #[must_use = "it is there for its locks"]
     pub fn metrics_group(&self, name: impl AsRef<str>) -> Self {
@@ -192,16 +195,16 @@ impl Leases {
         Self { scope }
     }
 
-    /// The locks that anybody holds now with this library, by their names. `pattern` is one of Redis' own kind (`*`,
-    /// `?`, `[a-z]`, `\` before what stands for itself), for names without the [prefix](Self::prefix). For
-    /// the inspection of a deployment: it goes through all keys of the server, in steps that nobody else notices.
+    /// Lists the locks that anyone holds now with this library. `pattern` is a Redis pattern (`*`, `?`, `[a-z]`, `\`
+    /// before a literal character) for names without the [prefix](Self::prefix). It is for inspecting a deployment: it
+    /// scans all keys of the server, in steps small enough not to disturb other clients.
     ///
-    /// A lock that is acquired or released meanwhile may be missing. Over a quorum the list has the locks of every node
-    /// that answers; ask each lock for its [`holder`](Lock::holder).
+    /// A lock that is acquired or released meanwhile may be missing. Over a quorum the list contains the locks of every
+    /// node that answers; ask each lock for its [`holder`](Lock::holder).
     ///
     /// # Errors
     ///
-    /// The server, a majority, or a primary of a cluster cannot be reached or says no.
+    /// The server, a majority, or a primary of a cluster cannot be reached or refuses the request.
     ///
     /// # Cancel safety
     ///
@@ -213,12 +216,12 @@ impl Leases {
         }
     }
 
-    /// Like [`list`](Self::list), for people who look at a cluster while some of its primaries are away: the locks of
-    /// the others, and an error that names the primaries whose locks are missing, and says why.
+    /// Like [`list`](Self::list), for a cluster of which some primaries may be unreachable. Returns the locks of the
+    /// others, and an error that names the primaries whose locks are missing, and why.
     ///
     /// # Errors
     ///
-    /// The server, a majority, or each primary of a cluster cannot be reached or says no.
+    /// The server, a majority, or every primary of a cluster cannot be reached or refuses the request.
     ///
     /// # Cancel safety
     ///
@@ -230,21 +233,21 @@ impl Leases {
         let prefix = self.scope.whole_prefix();
         let pattern = glob::literally(prefix) + pattern.as_ref();
         let held = relayed!(client.quorum.held(&pattern, client.options.command_timeout)).map_err(Error::of)?;
-        // Somebody may have copied a token of ours to where no lock can be.
+        // A token of ours may have been copied to a key that cannot be a lock's.
         let is_lock = |name: &&str| self.scope.key(name).is_ok();
         let names = held.locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
         Ok((names.map(|name| self.lock(name)).collect(), held.missing.map(Error::of)))
     }
 
-    /// Whether a lock could be acquired now, for the readiness probe of a service: the server, or a majority of a
-    /// quorum, would grant one that is free. It fails for every cause that would refuse an acquire: a replica, a full
-    /// memory, a missing right, data that is still being loaded, a [`restart_delay`](Builder::restart_delay) that is
-    /// not over. It takes at most a command time-out; before the [first connection](Builder::build_lazy) also the time
-    /// for that.
+    /// Checks whether a lock could be acquired now, for the readiness probe of a service: whether the server, or a
+    /// majority of a quorum, would grant a free lock. It fails for every cause that would refuse an acquire: a replica,
+    /// full memory, a missing right, data still being loaded, a [`restart_delay`](Builder::restart_delay) that has not
+    /// passed. It takes at most a command time-out, and before the [first connection](Builder::build_lazy) also the
+    /// time to connect.
     ///
-    /// It rehearses an acquire on the key `{prefix}:lh:health`, and writes nothing; of a cluster on each primary, of which
-    /// more than half must pass, on `{prefix0}:lh:health` and its like. If your user has no right to that key, it shows
-    /// only whether the server answers.
+    /// It rehearses an acquire on the key `{prefix}:lh:health`, and writes nothing. On a cluster it does so on each
+    /// primary, on keys such as `{prefix0}:lh:health`, and more than half of the primaries must pass. If your user has
+    /// no right to that key, it shows only whether the server answers.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -258,8 +261,8 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] or [`Error::Refused`]; over a quorum [`Error::votes`] says what each node said.
-    /// [`Error::Closed`] as soon as this is shut down, so that a load balancer turns away.
+    /// [`Error::Unavailable`] or [`Error::Refused`]; over a quorum [`Error::votes`] has each node's answer.
+    /// [`Error::Closed`] as soon as a shutdown begins, so that a load balancer turns away.
     ///
     /// # Cancel safety
     ///
@@ -272,8 +275,8 @@ impl Leases {
         relayed!(rehearsal).map_err(Error::of)
     }
 
-    /// The state of the nodes, in the order in which the builder was given them, as far as answers have shown it. Of a
-    /// cluster, its primaries, in the order of their lowest slots. Asks nothing.
+    /// The state of each node, as far as its answers have shown it, in the order given to the builder. For a cluster:
+    /// the state of its primaries, in the order of their lowest slots. Sends nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -288,16 +291,16 @@ impl Leases {
         self.scope.client.quorum.status()
     }
 
-    /// Waits for everybody who has a lease, for at most `limit`, and then closes this and its clones. For a program
-    /// that is asked to stop: nobody else gets a lock before the work under it is over.
+    /// Waits until all leases are released or dropped, for at most `limit`, and then closes this and its clones. For a
+    /// program that is asked to stop: no one else gets a lock before the work under it has ended.
     ///
     /// At once, new acquires and waiters end with [`Closed`](crate::Error::Closed), and every holder is asked to stop:
     /// [`lost`](crate::Lease::lost) completes with [`Closing`](crate::LossReason::Closing), and cancellation tokens are
     /// cancelled. The leases are renewed as before, and [`check`](crate::Lease::check) is `Ok`, until their holders
-    /// release or drop them. When all are gone, or at the limit, follows [`close`](Self::close).
+    /// release or drop them. When all are gone, or at the limit, [`close`](Self::close) follows.
     ///
-    /// Returns how many leases were still held at the limit: others may do the work under them from then on. If another
-    /// call closed this before, it returns that call's number.
+    /// Returns the number of leases still held at the limit: from then on others may acquire their locks. If another
+    /// call closed this earlier, it returns that call's number.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -316,26 +319,26 @@ impl Leases {
     ///
     /// # Cancel safety
     ///
-    /// Acquires end and holders are asked from the first poll on. Dropped after that, it closes nothing; call it, or
-    /// [`close`](Self::close), again.
+    /// From the first poll on, acquires end and holders are asked to stop. If it is dropped after that, it closes
+    /// nothing: call it, or [`close`](Self::close), again.
     pub async fn shutdown(&self, limit: Duration) -> usize {
         relayed!(self.scope.client.shut_down(limit))
     }
 
-    /// Ends everything **now** that came from this and its clones. A job that still runs is not protected any more:
-    /// somebody else may have its lock before it has stopped. To wait for jobs there is [`shutdown`](Self::shutdown).
+    /// Ends everything that came from this and its clones **now**. A job that still runs is no longer protected:
+    /// another holder may have its lock before it has stopped. To wait for jobs, use [`shutdown`](Self::shutdown).
     ///
-    /// It refuses new work, ends waiters with
-    /// [`Closed`](crate::Error::Closed), signals [`Closed`](crate::LossReason::Closed) to every lease that is
-    /// held, and releases what any lease still has on a server. That includes the key of a lease that has reached its
-    /// `max_hold`, or that a quorum has lost, and that was not dropped yet: nothing is left for its drop. Waits for the
-    /// releases, at most a command time-out in all; what is not confirmed by then goes on in the background.
+    /// It refuses new work, ends waiters with [`Closed`](crate::Error::Closed), signals
+    /// [`Closed`](crate::LossReason::Closed) to every held lease, and releases what any lease still has on a server.
+    /// That includes the key of a lease that has reached its `max_hold`, or that was lost over a quorum, and was not
+    /// dropped yet: nothing is left for its drop. It waits for the releases, at most a command time-out in all; those
+    /// not confirmed by then continue in the background.
     ///
-    /// Call it before the process exits: what was not released by then stays locked for a TTL.
+    /// Call it before the process exits: a lock not released by then stays locked for a TTL.
     ///
     /// # Cancel safety
     ///
-    /// New work is refused and leases are signalled from the first poll on; the releases go on in the background.
+    /// From the first poll on, new work is refused and leases are signalled; the releases continue in the background.
     pub async fn close(&self) {
         let _cut_short = relayed!(self.scope.client.close());
     }
@@ -351,7 +354,7 @@ impl fmt::Debug for Leases {
     }
 }
 
-// The package's own dev-dependency gives the tests of the repository TLS; those of the unpacked package have none.
+// The package's dev-dependency on itself gives the repository's tests TLS; those of the unpacked package have none.
 #[cfg(all(test, not(any(feature = "tls-rustls", feature = "tls-native"))))]
 mod tests {
     use std::net::TcpListener;

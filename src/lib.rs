@@ -1,5 +1,5 @@
-// The page has links to files, for a clone and a forge. Here are the same names for rustdoc, which has no files beside
-// it: of two definitions the first counts.
+// The README links to files, for a clone and a forge. rustdoc has no files beside it, so these definitions give it the
+// same names: of two definitions, the first counts.
 #![doc = "[contributing]: https://docs.rs/crate/leasehold/latest/source/CONTRIBUTING.md"]
 #![doc = "[cookbook]: crate::docs::cookbook"]
 #![doc = "[cron]: crate::docs::cron"]
@@ -18,7 +18,7 @@
 #![doc = "[work that can fail]: crate::docs::guide#work-that-can-fail"]
 #![doc = include_str!("../docs/performance/rates-multi.link")]
 #![doc = include_str!("../README.md")]
-// Shows which feature an item needs; docs.rs builds with a compiler that can.
+// Shows which feature an item needs. docs.rs builds with a compiler that supports it.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;

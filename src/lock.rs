@@ -28,7 +28,7 @@ use crate::{
     scope::Scope,
 };
 
-/// A named lock with its options. It holds nothing yet: [`acquire`](Self::acquire) gives a [`Lease`].
+/// A named lock with its options. It holds nothing yet: [`acquire`](Self::acquire) returns a [`Lease`].
 ///
 /// The setters consume and return it, and never fail: a bad value makes every acquire
 /// end with [`Error::Config`] before anything is sent. Cheap to clone and to keep.
@@ -46,7 +46,7 @@ use crate::{
 #[doc(alias = "mutex")]
 #[must_use = "a lock holds nothing until it is acquired"]
 pub struct Lock {
-    /// With the lock's own options and label.
+    /// Contains the lock's own options and label.
     pub(crate) scope: Scope,
     name: Arc<str>,
     reentrant: bool,
@@ -68,7 +68,7 @@ impl Lock {
         Self { scope, name, reentrant: false, keep_for, once_per: None, grace, owner, on_wait: None }
     }
 
-    /// This lock, acquired for this use.
+    /// This lock with this access.
     pub(crate) fn with_access(mut self, access: Access) -> Self {
         self.scope.options.access = access;
         self
@@ -99,24 +99,25 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Only what waiting cannot mend: [`Error::Config`] (a bad name or option), [`Error::Unsupported`] (a shared or fair lock
-    /// over a quorum), [`Error::Misuse`] (after a fork), [`Error::Refused`] (a wrong password, a missing right),
-    /// [`Error::Closed`]. A lock that is held is no error, whoever holds it, this task included. Neither is
-    /// an outage: the acquire goes on when the server is back, so no retry is needed around it.
+    /// Only errors that waiting cannot cure: [`Error::Config`] (a bad name or option), [`Error::Unsupported`] (a shared
+    /// or fair lock over a quorum), [`Error::Misuse`] (after a fork), [`Error::Refused`] (a wrong password, a missing
+    /// right), [`Error::Closed`]. A lock that is held is not an error, whoever holds it, even this task. Neither is an
+    /// outage: the acquire continues when the server is back, so it needs no retry around it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the place up. A lock that it may have acquired is released in the background, and
-    /// nothing is left in Redis after that. While the server is out of reach, a request that was sent already may be
-    /// executed when it is back: its key then lives for one TTL at most. A request that was not sent by then is never
-    /// sent. A place in the queue of a fair lock may stay for as long as others wait in it, if the server stays out of
-    /// reach for ten minutes.
+    /// Dropping the future gives up its place. A lock that it may have acquired is released in the background, and
+    /// nothing is left in Redis after that. If the server is unreachable, a request that was already sent may be
+    /// executed when the server is back: its key then lives for at most one TTL. A request that was not sent by then is
+    /// never sent. If the server stays unreachable for ten minutes, a place in the queue of a fair lock may stay for as
+    /// long as others wait in that queue.
     pub fn acquire(&self) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
         self.clone().acquire_or_wait(Patience::Unlimited)
     }
 
-    /// Acquires the lock, waiting for at most `limit`, exact to 20 ms, and to 35 ms while the server is silent. Zero is
-    /// one try. Where hundreds of waits of a process end at the same moment, some of their last checks may take longer.
+    /// Acquires the lock, waiting for at most `limit`, exact to 20 ms, and to 35 ms while the server is silent. Zero
+    /// means one try. If hundreds of waits in a process end at the same moment, some of their last checks may take
+    /// longer.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -143,10 +144,10 @@ impl Lock {
         self.clone().acquire_or_wait(Patience::Within(limit))
     }
 
-    /// Acquires the lock if it is free; `None` if somebody holds it. Never waits for longer than the command time-out.
+    /// Acquires the lock if it is free; returns `None` if it is held. Never waits longer than the command time-out.
     ///
     /// To learn who holds it, as for a `Retry-After`, call [`acquire_within`](Self::acquire_within) with zero: it is
-    /// one try too, and its error has the holder.
+    /// one try too, and its error contains the holder.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -169,7 +170,7 @@ impl Lock {
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<Lease>, Error>> + Send + use<> {
         let lock = self.clone();
         async move {
-            // Made here: a future that is moved to where it is awaited takes its room twice.
+            // Created here, because a future that is moved before it is awaited takes its memory twice.
             match lock.acquire_or_wait(Patience::None).await {
                 Err(Error::TimedOut { .. }) => Ok(None),
                 outcome => outcome.map(Some),
@@ -185,14 +186,14 @@ impl Lock {
         relayed!(self.acquire_here(patience, false))
     }
 
-    /// Acquires the lock, as a part of a future that is relayed. On trial nobody works under the lease yet: until
+    /// Acquires the lock, as a part of a future that is relayed. On trial, no work runs under the lease yet: until
     /// [`begin`](Self::begin) it is given back without a trace.
     pub(crate) async fn acquire_here(self, patience: Patience, is_on_trial: bool) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (client, began) = (self.scope.client.clone(), self.scope.client.now());
         let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
         let acquire = |wanted| Acquire::new(client.clone(), Wanted { is_on_trial, ..wanted }, patience);
-        // Borrowed: what is moved on takes its room twice.
+        // Borrowed, because a value that is moved on takes its memory twice.
         let outcome = match &mut self.wanted().map(acquire) {
             Ok(acquire) => acquire.run().instrument(span).await,
             Err(refused) => Err(refused.clone()),
@@ -201,12 +202,12 @@ impl Lock {
         outcome
     }
 
-    /// The work under a lease that was on trial begins.
+    /// Ends the trial of a lease, because the work under it begins.
     pub(crate) fn begin(&self, lease: &Lease) {
         lease.begin(self.keep_for);
     }
 
-    /// This lock without its `on_wait`: it tells the program nothing of the holder.
+    /// This lock without its `on_wait`, so the program is not notified of the holder.
     pub(crate) fn quiet(&self) -> Self {
         Self { on_wait: None, ..self.clone() }
     }

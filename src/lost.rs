@@ -59,13 +59,13 @@ impl Lost {
         self.0.fence
     }
 
-    /// Why it ended.
+    /// Why the lease ended, or is to end.
     #[must_use]
     pub fn reason(&self) -> LossReason {
         self.0.loss.reason
     }
 
-    /// Who took the lock away, and why, after [`LossReason::Forced`].
+    /// The forced release after [`LossReason::Forced`]: who took the lock away, and why.
     ///
     /// ```
     /// # use leasehold::Leases;
@@ -84,7 +84,7 @@ impl Lost {
         self.0.loss.forced.as_deref()
     }
 
-    /// Whether the lease is over. Otherwise its holder is only asked to stop, and still has the lock: see
+    /// Whether the lease has ended. Otherwise its holder is only asked to stop, and still has the lock: see
     /// [`LossReason::is_over`].
     ///
     /// ```
@@ -101,8 +101,8 @@ impl Lost {
         self.reason().is_over()
     }
 
-    /// From when on the lease was not valid: for [`LossReason::Expired`] the deadline that passed, not the moment
-    /// somebody noticed. On the wall clock, for logs.
+    /// When the lease ceased to be valid: for [`LossReason::Expired`] the deadline that passed, not the moment it was
+    /// noticed. By the wall clock, for logs.
     #[must_use]
     pub fn since(&self) -> SystemTime {
         self.0.since
@@ -155,8 +155,8 @@ impl Eq for Lost {}
 
 impl StdError for Lost {}
 
-/// `name`, `fence`, `reason` (a word such as `no_quorum`), `since_unix_seconds` and `held_for_seconds`. A lock that was taken
-/// by force has `forced_by` and `forced_because` too.
+/// Serializes `name`, `fence`, `reason` (a word such as `no_quorum`), `since_unix_seconds` and `held_for_seconds`; also
+/// `forced_by` and `forced_because` if the lock was taken by force.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Lost {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,4 +1,4 @@
-//! Several locks as one: acquired together, in an order in which nobody waits for each other.
+//! Several locks as one: acquired together, in an order that rules out deadlocks.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -21,24 +21,27 @@ use crate::{
 
 mod lease;
 
-/// A holder whose fence is this many microseconds before ours, or fewer, may be another try: clocks of a cluster differ.
+/// A holder whose fence is at most this many microseconds before ours may be another try: the clocks of a cluster
+/// differ.
 const JUST_NOW: u64 = 1_000_000;
 
 /// Several locks, 1 to 1,000, that are acquired together: all of them or none. It holds nothing yet.
 ///
-/// Others may want the same locks in another order, and nobody ever waits in a circle. All locks are tried at the same time,
-/// so free ones take one round trip. If some are held, it keeps those that come before the first held one in the order of
-/// their keys, gives the rest back, and waits for that one. One that is lost meanwhile is acquired again. All processes have
-/// the same order, whatever [prefixes](crate::Leases::prefix) they have. Only what you hold *beside* it can still make a
-/// circle, so acquire together what you hold together.
+/// Others may want the same locks in another order, and there is never a deadlock. All locks are tried at the same
+/// time, so it takes one round trip if all are free. If some are held, it keeps those that come before the first held
+/// one in the order of their keys, gives the rest back, and waits for the first held one. A lock that is lost meanwhile
+/// is acquired again. All processes use the same order, whatever [prefixes](crate::Leases::prefix) they have. Only
+/// locks that you hold *beside* it can still cause a deadlock, so acquire together what you hold together.
 ///
 /// Each lock has its own options: `ttl`, `fair`, `max_hold`, `grace`, `owner`, `reentrant`, `lock_delay`, `label`.
 /// [`keep_for`](Lock::keep_for) counts from the moment when all are held. A lock that is given back before that leaves
-/// nothing, and does not count for its [`once_per`](Lock::once_per), unless it was lost. [`on_wait`](Lock::on_wait) is called
-/// for the locks that it really waits for, and by one that does not wait for all that it finds held.
+/// nothing, and does not count for its [`once_per`](Lock::once_per), unless it was lost. [`on_wait`](Lock::on_wait) is
+/// called for the locks that the acquire really waits for; an acquire that does not wait calls it for all that it finds
+/// held.
 ///
-/// It is no transaction: others may see the first lock taken before the last. But of tries that meet one wins: that which has
-/// the first lock waits for what the others give back, for half of a command time-out at most. A lease that is lost is told at once, and the others stay held until they are released.
+/// It is not a transaction: others may see the first lock taken before the last. But if several tries meet, one wins:
+/// the try that has the first lock waits for the locks that the others give back, for at most half of a command
+/// time-out. A lost lease is reported at once, and the others stay held until they are released.
 ///
 /// ```
 /// # use leasehold::{Error, Leases};
@@ -57,7 +60,7 @@ const JUST_NOW: u64 = 1_000_000;
 #[must_use = "a multi-lock holds nothing until it is acquired"]
 pub struct MultiLock {
     client: Arc<Client>,
-    /// In the order in which they are waited for; or why they do not fit together.
+    /// The locks in the order in which they are waited for, or why they do not fit together.
     locks: Result<Arc<[Lock]>, Error>,
 }
 
@@ -70,13 +73,13 @@ impl MultiLock {
             let name = lock.name();
             Err(Error::misuse(format!("all locks of a multi-lock are of one Leases: {name:?} is of another")))
         };
-        // There may be no end of them.
+        // The iterator may be endless.
         let keyed: Result<Vec<_>, Error> = locks.into_iter().take(MOST + 1).map(with_key).collect();
         let ordered = keyed.and_then(|keyed| in_order(keyed).map_err(|unfit| Error::config(unfit.to_string())));
         Self { client: client.clone(), locks: ordered.map(Arc::from) }
     }
 
-    /// Acquires all of them, waiting for as long as it takes.
+    /// Acquires all locks, waiting for as long as it takes.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -89,17 +92,19 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`Lock::acquire`] of each of them: then none is held. [`Error::Config`], and nothing was sent, if there are none or
-    /// more than 1,000, or if one is there twice. [`Error::Misuse`] if one is of another [`Leases`](crate::Leases).
+    /// As [`Lock::acquire`] of each lock: then none is held. [`Error::Config`], before anything is sent, if there are
+    /// no locks or more than 1,000, or if one occurs twice. [`Error::Misuse`] if one belongs to another
+    /// [`Leases`](crate::Leases).
     ///
     /// # Cancel safety
     ///
-    /// As [`Lock::acquire`] of each of them: dropping the future gives back what it has.
+    /// As [`Lock::acquire`] of each lock: dropping the future gives back the locks that it has.
     pub fn acquire(&self) -> impl Future<Output = Result<MultiLease, Error>> + Send + use<> {
         self.clone().acquire_or_wait(Patience::Unlimited)
     }
 
-    /// Acquires all of them, waiting for at most `limit` in all, as exact as [`Lock::acquire_within`]. Zero is one try.
+    /// Acquires all locks, waiting for at most `limit` in total, as exact as [`Lock::acquire_within`]. Zero means one
+    /// try.
     ///
     /// # Errors
     ///
@@ -113,7 +118,7 @@ impl MultiLock {
         self.clone().acquire_or_wait(Patience::Within(limit))
     }
 
-    /// Acquires all of them if all are free; `None`, and none is held, if somebody holds one. Never waits for longer than the
+    /// Acquires all locks if all are free; if one is held, returns `None` and holds none. Never waits longer than the
     /// command time-out.
     ///
     /// # Errors
@@ -126,7 +131,7 @@ impl MultiLock {
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<MultiLease>, Error>> + Send + use<> {
         let lock = self.clone();
         async move {
-            // Made here: a future that is moved to where it is awaited takes its room twice.
+            // Created here, because a future that is moved before it is awaited takes its memory twice.
             match lock.acquire_or_wait(Patience::None).await {
                 Err(Error::TimedOut { .. }) => Ok(None),
                 outcome => outcome.map(Some),
@@ -136,7 +141,7 @@ impl MultiLock {
 
     async fn acquire_or_wait(self, patience: Patience) -> Result<MultiLease, Error> {
         let locks = self.locks?;
-        // Nothing is sent for the others if one of them is refused.
+        // If one of them is refused, nothing is sent for the others.
         for lock in &*locks {
             lock.clone().wanted()?;
         }
@@ -151,8 +156,8 @@ impl MultiLock {
 
 runs! {
     MultiLock, MultiLeaseHandle;
-    /// Acquires all of them, runs `work`, releases them; stops and drops the work the moment one of the leases is lost. As
-    /// [`Lock::run`].
+    /// Acquires all locks, runs `work`, releases them; stops and drops the work the moment one of the leases is lost.
+    /// Otherwise like [`Lock::run`].
     ///
     /// # Errors
     ///
@@ -162,7 +167,7 @@ runs! {
     ///
     /// Dropping the future drops the work, then releases in the background.
     run;
-    /// As [`run`](Self::run), but waits for at most `limit` for all of them.
+    /// Like [`run`](Self::run), but waits for at most `limit` for all locks.
     ///
     /// # Errors
     ///
@@ -172,7 +177,7 @@ runs! {
     ///
     /// As [`run`](Self::run).
     run_within;
-    /// As [`run`](Self::run), but skips the work if one of the locks is held: `None`.
+    /// Like [`run`](Self::run), but skips the work and returns `None` if one of the locks is held.
     ///
     /// # Errors
     ///
@@ -191,7 +196,7 @@ impl fmt::Debug for MultiLock {
     }
 }
 
-/// One acquire of all of them: does what [`multi_lock::MultiLock`] orders.
+/// One acquire of all locks: does what [`multi_lock::MultiLock`] orders.
 struct Acquiring<'a> {
     client: &'a Client,
     locks: &'a [Lock],
@@ -222,7 +227,7 @@ impl<'a> Acquiring<'a> {
         }
     }
 
-    /// Tries all that are missing at the same time. Why the first was not got, of those that were not.
+    /// Tries all missing locks at the same time. Returns why the first of those it did not get was refused.
     async fn try_all(&mut self, missing: Vec<usize>) -> Result<Option<Error>, Error> {
         let waits = !self.patience.is_one_try();
         let one_try = |lock: &Lock| {
@@ -230,7 +235,7 @@ impl<'a> Acquiring<'a> {
             lock.acquire_here(Patience::None, true)
         };
         let tries = missing.iter().filter_map(|at| self.locks.get(*at)).map(one_try);
-        // A try takes a command time-out, which may be more than there is.
+        // A try may take a command time-out, which may be more than the time left.
         let left = self.until.since(self.client.now()).max(SHORTEST_CHECK);
         let outcomes = tokio::select! {
             biased;
@@ -241,7 +246,7 @@ impl<'a> Acquiring<'a> {
         for (at, outcome) in missing.into_iter().zip(outcomes) {
             match outcome {
                 Ok(lease) => self.multi.got(at, lease),
-                // Held, or out of reach for now: a wait goes on until it is over.
+                // Held, or unreachable for now: the wait continues until that passes.
                 Err(error) if error.is_transient() => busy = busy.or(Some(error)),
                 Err(error) => return Err(error),
             }
@@ -249,8 +254,8 @@ impl<'a> Acquiring<'a> {
         Ok(busy)
     }
 
-    /// Whether a try has the first lock, and is refused one that was acquired just now: perhaps by another try, which is
-    /// refused the first and gives all back.
+    /// Whether a try that has the first lock was refused one that was acquired just now: perhaps by another try, which
+    /// is refused the first lock and gives all of its own back.
     fn may_have_met_a_try(&self, busy: &Error) -> bool {
         let (Some(first), Error::TimedOut { holder, .. }) = (self.multi.first(), busy) else { return false };
         // A fence is the time of its acquire, in microseconds.
@@ -263,8 +268,8 @@ impl<'a> Acquiring<'a> {
         self.started + self.client.options.command_timeout / 2
     }
 
-    /// Waits for one, for as long as there is time for all. `met` is why a try was refused that has met another: it waits
-    /// for as long as such a try may.
+    /// Waits for one lock, for as long as there is time for all. `met` is why a try that has met another was refused:
+    /// it waits for as long as such a try may.
     async fn wait(&mut self, at: usize, met: Option<Error>) -> Result<(), Error> {
         let Some(lock) = self.locks.get(at) else { return Ok(()) };
         let (lock, until) = if met.is_some() { (lock.quiet(), self.most()) } else { (lock.clone(), self.until) };

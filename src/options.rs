@@ -11,7 +11,7 @@ use crate::{error::Error, metrics::Group};
 pub(crate) struct LockOptions {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
-    /// Zero is none.
+    /// Zero means no delay.
     pub(crate) lock_delay: Duration,
     pub(crate) fair: bool,
     pub(crate) access: Access,
@@ -19,17 +19,17 @@ pub(crate) struct LockOptions {
     pub(crate) metrics_group: Group,
 }
 
-/// The use that is made of a name.
+/// How a name is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Access {
     /// A plain lock.
     #[default]
     Lock,
-    /// One of those who share it, beside all others who do.
+    /// Shared, beside all other sharers.
     Read,
-    /// In its turn among them, and beside nobody.
+    /// Alone, in its turn among the sharers.
     Write,
-    /// One of those who share it, if there are fewer than this.
+    /// Shared, if there are fewer sharers than this.
     Permit(u32),
 }
 
@@ -71,7 +71,7 @@ impl fmt::Debug for LockOptions {
 }
 
 impl LockOptions {
-    /// Whether they are within their bounds, and go together with these servers.
+    /// Checks that the options are within their bounds, and fit these servers.
     pub(crate) fn check(&self, is_quorum: bool, restart_delay: Duration) -> Result<(), Error> {
         check_times(self.ttl, self.max_hold, restart_delay)?;
         check_lock_delay(self.lock_delay, self.ttl, restart_delay)?;
@@ -98,19 +98,19 @@ impl LockOptions {
         }
     }
 
-    /// Whether it is acquired in its turn, in the queue on the server.
+    /// Whether the lock is acquired in turn, through the queue on the server.
     pub(crate) fn is_queued(&self) -> bool {
         self.fair || self.access != Access::Lock
     }
 }
 
-/// How many may hold a name at a time.
+/// The bounds of how many may hold a name at a time.
 const PERMITS: RangeInclusive<u32> = 1..=1_000_000;
 
 /// The prefix and the label of the locks of a scope, or of a whole program.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
-    /// All of it, with the builder's.
+    /// The whole prefix, including the builder's.
     pub(crate) prefix: Arc<str>,
     pub(crate) label: Arc<str>,
 }
@@ -143,7 +143,7 @@ pub(crate) fn check_label(label: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a text that others see. The error repeats no text that is too long, and tells its length only.
+/// Checks a text that others see. For a text that is too long, the error gives only its length.
 fn check_shown(setting: &str, text: &str, longest: usize) -> Result<(), Error> {
     let is_too_long = text.len() > longest;
     if !is_too_long && !text.is_empty() && !text.chars().any(char::is_control) {
@@ -153,7 +153,7 @@ fn check_shown(setting: &str, text: &str, longest: usize) -> Result<(), Error> {
     Err(Error::config(format!("{setting} is {what}: it must have 1 to {longest} bytes and no control characters")))
 }
 
-/// Shortest and longest TTL.
+/// The shortest and the longest TTL.
 const TTL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
 fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
@@ -180,7 +180,7 @@ fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duratio
     }
 }
 
-/// The longest that a key outlives its lease by a delay.
+/// The longest delay by which a key outlives its lease.
 const LONGEST_DELAY: Duration = Duration::from_secs(60 * 60);
 
 fn check_lock_delay(lock_delay: Duration, ttl: Duration, restart_delay: Duration) -> Result<(), Error> {
@@ -197,10 +197,10 @@ fn check_lock_delay(lock_delay: Duration, ttl: Duration, restart_delay: Duration
     }
 }
 
-/// The bounds of the interval in which a lock is acquired once.
+/// Checks the bounds of the interval in which a lock is acquired once.
 pub(crate) fn check_once_per(once_per: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
     let Some(once_per) = once_per else { return Ok(()) };
-    // Part of a millisecond counts as a whole one.
+    // Rounded up to milliseconds.
     if once_per.is_zero() || once_per > LONGEST_KEEP {
         let (least, most) = (Rounded(Duration::from_millis(1)), Rounded(LONGEST_KEEP));
         return Err(Error::config(format!("once_per is {once_per:?}: it must be from {least} to {most}")));
@@ -213,18 +213,18 @@ pub(crate) fn check_once_per(once_per: Option<Duration>, restart_delay: Duration
     }
 }
 
-/// How long a key may live that a server may forget in a restart. A server counts its uptime in whole seconds, and up to
-/// one too many.
+/// The longest that a key may live if a server may forget it in a restart. A server counts its uptime in whole seconds,
+/// and up to one too many.
 fn longest_life(restart_delay: Duration) -> Option<Duration> {
     (!restart_delay.is_zero()).then(|| restart_delay.saturating_sub(Duration::from_secs(1)))
 }
 
 const WHY: &str = "1 s less than restart_delay: a server that was restarted has forgotten the key";
 
-/// The longest that a key is kept without a lease.
+/// The longest time for which a key is kept without a lease.
 const LONGEST_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long a key may be kept without a lease; `bound` is the quorum's own.
+/// Checks how long a key may be kept without a lease; `bound` is the quorum's own.
 pub(crate) fn check_keep(name: &str, keep: Duration, least: Duration, bound: Option<Duration>) -> Result<(), Error> {
     let longest = bound.map_or(LONGEST_KEEP, |bound| bound.min(LONGEST_KEEP));
     if (least..=longest).contains(&keep) {
@@ -235,7 +235,7 @@ pub(crate) fn check_keep(name: &str, keep: Duration, least: Duration, bound: Opt
     Err(Error::config(format!("{name} is {keep:?}: it must be from {} to {}{why}", Rounded(least), Rounded(longest))))
 }
 
-/// A healthy lease has two thirds of its TTL or more before it.
+/// Checks the grace: a healthy lease has two thirds of its TTL or more left.
 pub(crate) fn check_grace(grace: Duration, ttl: Duration) -> Result<(), Error> {
     if grace > ttl / 2 {
         let most = ttl / 2;

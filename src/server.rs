@@ -12,11 +12,11 @@ use crate::{
     tls::Tls,
 };
 
-/// One server that keeps locks: where it is, and who we are there. [`Leases::connect`](crate::Leases::connect) says
-/// which urls there are.
+/// One server that keeps locks: its address, and the credentials for it. [`Leases::connect`](crate::Leases::connect)
+/// lists the possible urls.
 ///
 /// A [`Builder`](crate::Builder) takes urls too. This type is for a program that checks its settings early: parsing
-/// finds what is wrong with a url, and connects to nothing. And it has what a url has no room for:
+/// finds what is wrong with a url, and does not connect. It also has settings that a url has no room for:
 ///
 /// ```
 /// # use leasehold::{Leases, Server};
@@ -29,21 +29,21 @@ use crate::{
 /// # Ok(()) }
 /// ```
 ///
-/// A setting that the url has too is an [`Error::Config`] of the builder, and so is one that cannot be.
+/// A setting that the url has too is an [`Error::Config`] of the builder, and so is one that is not possible.
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "it is given to a `Builder`"]
 pub struct Server {
     place: Result<NodeAddress, Error>,
     user: Option<String>,
-    /// With the setting that says so.
+    /// The name of its setting, and the secret.
     secret: Option<(&'static str, Secret)>,
     database: Option<u8>,
     tls: Option<Tls>,
-    /// Whether a url has said where it is, and so whether there is TLS.
+    /// Whether a url gave the address, and with it whether TLS is used.
     by_url: bool,
 }
 
-/// How we show who we are.
+/// How the client authenticates.
 #[derive(Clone, PartialEq, Eq)]
 enum Secret {
     Password(String),
@@ -52,8 +52,7 @@ enum Secret {
 }
 
 impl Server {
-    /// The server on this host, a name or an address, and this port; without TLS, for the default user without a
-    /// password.
+    /// The server on this host (a name or an address) and port; without TLS, for the default user without a password.
     pub fn at(host: impl AsRef<str>, port: u16) -> Self {
         Self::new(Seeds::at_host(host.as_ref(), port).map(NodeAddress::of), false)
     }
@@ -62,33 +61,34 @@ impl Server {
         Self { place, user: None, secret: None, database: None, tls: None, by_url }
     }
 
-    /// The user, with a [password](Self::password) or a [file](Self::password_file) of it. Default the server's own.
+    /// The user, who needs a [password](Self::password) or a [password file](Self::password_file). Default: the
+    /// server's default user.
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.user = Some(user.into());
         self
     }
 
-    /// The password, as it is.
+    /// The password, verbatim.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.secret = Some(("password", Secret::Password(password.into())));
         self
     }
 
-    /// A file with the password, which is read for new connections. So a password that changes needs no restart:
-    /// connections that there are go on, and the next ones use the new one. The file has the password and nothing else;
-    /// one line end after it does not count.
+    /// A file with the password, which is read for new connections. So a changed password needs no restart: existing
+    /// connections continue, and new ones use the new password. The file contains the password and nothing else; one
+    /// line end after it is ignored.
     ///
-    /// A file that cannot be read, or is empty, is an [`Error::Config`] at the first connection. Later the last password
-    /// is tried again, and the event `credentials` tells it.
+    /// A file that cannot be read, or is empty, is an [`Error::Config`] at the first connection. Later the last
+    /// password is tried again, and the event `credentials` reports it.
     pub fn password_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.secret = Some(("password_file", Secret::File(file.into())));
         self
     }
 
-    /// Asks `provider` for user and password for new connections, and again if the server does not take them: for tokens
-    /// of a cloud, or a vault. If they are [valid for](Credentials::valid_for) a while, new connections use them for two
-    /// thirds of it. Then it is asked again, and connections that there are authenticate anew, so a job may outlast any
-    /// number of tokens.
+    /// Asks `provider` for the user and password of new connections, and again if the server rejects them: for tokens
+    /// of a cloud, or a vault. If they are [valid for](Credentials::valid_for) a limited time, new connections use them
+    /// for two thirds of it. Then the provider is asked again, and existing connections authenticate again, so a job
+    /// may outlast any number of tokens.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -103,18 +103,19 @@ impl Server {
     /// # Ok(()) }
     /// ```
     ///
-    /// It runs on a thread of its own with a Tokio runtime, so it may block. Connections that are made within a second
-    /// share an answer. One that has none within a quarter of the
-    /// [`command_timeout`](crate::Builder::command_timeout) takes the last one. After the
-    /// [`connect_timeout`](crate::Builder::connect_timeout) a question is given up, and the next one asked on another
-    /// thread, of which there are at most four.
+    /// The provider runs on a thread of its own with a Tokio runtime, so it may block. Connections that are made within
+    /// a second share an answer. A connection without an answer within a quarter of the
+    /// [`command_timeout`](crate::Builder::command_timeout) uses the last one. A call of the provider is given up after
+    /// the [`connect_timeout`](crate::Builder::connect_timeout), and the next one runs on another thread, of which
+    /// there are at most four.
     ///
-    /// - A provider that fails, hangs or panics, or gives an empty password: the event `credentials` tells it once. A
-    ///   first connection fails with [`Error::Unavailable`] after the connect time-out. Later ones use the last answer.
-    /// - What it gives is refused by the server: a first connection fails with [`Error::Refused`]. Later it is asked
-    ///   again and again, and calls fail with [`Error::Unavailable`]; an acquire waits.
+    /// - If the provider fails, hangs or panics, or returns an empty password, the event `credentials` reports it once.
+    ///   A first connection fails with [`Error::Unavailable`] after the connect time-out. Later ones use the last
+    ///   answer.
+    /// - If the server refuses what the provider returns, a first connection fails with [`Error::Refused`]. Later the
+    ///   provider is asked again and again, and calls fail with [`Error::Unavailable`]; an acquire waits.
     ///
-    /// Its error's text is shown in errors and logs: it must have no secret in it.
+    /// The text of the provider's error is shown in errors and logs, so it must not contain a secret.
     pub fn credentials<F, Fut, E>(mut self, provider: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -135,14 +136,14 @@ impl Server {
         self
     }
 
-    /// Connects over TLS, and how. It needs the crate feature `tls-rustls` or `tls-native`. With a url it is for
-    /// `rediss://`, which says that there is TLS.
+    /// Connects over TLS, with these settings. It needs the crate feature `tls-rustls` or `tls-native`. A url must then
+    /// be `rediss://`, which turns TLS on.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// All of it, checked.
+    /// The address with all settings, checked.
     pub(crate) fn place(self) -> Result<NodeAddress, Error> {
         let Self { place, user, secret, database, tls, by_url } = self;
         let mut place = place?;
@@ -224,7 +225,7 @@ impl From<&Server> for Server {
     }
 }
 
-/// Where it is, without who we are there.
+/// The address, without the credentials.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {

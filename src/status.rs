@@ -26,15 +26,15 @@ use crate::{
 pub enum Status {
     /// Valid, and the last renewal was confirmed.
     Held,
-    /// Valid still, but a renewal went wrong: start nothing new. It recovers, or it is lost at its deadline.
+    /// Still valid, but a renewal failed: start nothing new. The lease recovers, or is lost at its deadline.
     AtRisk,
-    /// Over. Final.
+    /// Lost. Final.
     Lost(Lost),
     /// Released or dropped by its holder. Final.
     Released,
 }
 
-/// A board that is a part of something else.
+/// Something that contains a [`Board`].
 pub(crate) trait HasBoard: Send + Sync + RefUnwindSafe {
     fn board(&self) -> &Board;
 }
@@ -42,9 +42,9 @@ pub(crate) trait HasBoard: Send + Sync + RefUnwindSafe {
 /// A handle on the [`Board`] of one [`Lease`](crate::Lease).
 #[derive(Clone)]
 pub(crate) enum Signal {
-    /// Of the lease that a hold was won for: the hold has it in itself.
+    /// The board of the lease that a hold was won for, which is part of the hold.
     First(Arc<dyn HasBoard>),
-    /// Of a lease beside it.
+    /// The board of a lease beside it.
     More(Arc<Board>),
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Board {
 
 struct BoardState {
     status: Status,
-    /// The answer of `lost()`. Set with the final status, for a release too; or before, when the holder is asked to
+    /// The answer of `lost()`. Set with the final status, for a release too; or earlier, when the holder is asked to
     /// stop.
     lost: Option<Lost>,
     version: u64,
@@ -99,7 +99,7 @@ impl Board {
         Self { state: Mutex::new(state), changed: Notify::new(), cancel: OnceLock::new() }
     }
 
-    /// The lease is held, surely or at risk. Ignored once it has ended. Wakes nobody: see [`wake`](Self::wake).
+    /// Notes that the lease is held, or at risk. Ignored once it has ended. Wakes no waiter: see [`wake`](Self::wake).
     pub(crate) fn note(&self, status: Status) {
         let mut state = self.state.lock();
         if state.end().is_none() && state.status != status {
@@ -108,7 +108,7 @@ impl Board {
         }
     }
 
-    /// The lease has ended. The first end stands. Wakes nobody: see [`wake`](Self::wake).
+    /// Notes that the lease has ended. The first end counts. Wakes no waiter: see [`wake`](Self::wake).
     pub(crate) fn note_end(&self, lost: &Lost) {
         let mut state = self.state.lock();
         if state.end().is_none() {
@@ -119,8 +119,9 @@ impl Board {
         }
     }
 
-    /// The holder is to stop, while the lease goes on. A shutdown counts for more than a deadline that is near: the
-    /// next lease beside this one hears of it from here. Wakes nobody: see [`wake`](Self::wake).
+    /// Notes that the holder is asked to stop, while the lease continues. A shutdown overrides a deadline that is near,
+    /// because the next lease beside this one learns of the shutdown from here. Wakes no waiter: see
+    /// [`wake`](Self::wake).
     pub(crate) fn note_stop(&self, why: &Lost) {
         let mut state = self.state.lock();
         if state.lost.is_none() || state.end().is_none() && why.reason() == LossReason::Closing {
@@ -143,7 +144,7 @@ impl Board {
 
     async fn until(&self, what: impl Fn(&BoardState) -> Option<Lost>) -> Lost {
         loop {
-            // Created before the check, it catches every change after it.
+            // Created before the check, so that it catches every change after it.
             let changed = self.changed.notified();
             if let Some(lost) = what(&self.state.lock()) {
                 return lost;
@@ -154,7 +155,7 @@ impl Board {
 
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let parent = self.cancel.get_or_init(CancellationToken::new);
-        // An end just before the token was set has found none to cancel.
+        // An end just before the token was set has found no token to cancel.
         if self.state.lock().lost.is_some() {
             parent.cancel();
         }
@@ -163,14 +164,15 @@ impl Board {
 }
 
 impl Signal {
-    /// Asks the holder to stop, while the lease goes on.
+    /// Asks the holder to stop, while the lease continues.
     pub(crate) fn ask_to_stop(&self, why: &Lost) {
         self.note_stop(why);
         self.wake();
         self.cancel();
     }
 
-    /// Cancels the token after the end, or when the holder is to stop. Runs foreign code, whose panic ends here.
+    /// Cancels the token after the end, or when the holder is asked to stop. Runs foreign code, whose panic is caught
+    /// here.
     pub(crate) fn cancel(&self) {
         let Some(cancel) = self.cancel.get() else { return };
         if self.state.lock().lost.is_none() {
@@ -179,7 +181,7 @@ impl Signal {
         let _cancelled = catching_panics(|| cancel.cancel());
     }
 
-    /// The lease has ended: notes it, wakes and cancels.
+    /// Notes that the lease has ended, wakes its waiters and cancels its token.
     pub(crate) fn end(&self, lost: &Lost) {
         self.note_end(lost);
         self.wake();
@@ -243,7 +245,7 @@ pub struct StatusChanges {
     waiting: Option<Pin<Box<dyn Future<Output = Option<Change>> + Send + Sync>>>,
 }
 
-// A wait that a panic cut off begins anew, and has missed no change.
+// A wait that a panic cut off starts again, and has missed no change.
 impl UnwindSafe for StatusChanges {}
 impl RefUnwindSafe for StatusChanges {}
 
@@ -275,7 +277,7 @@ impl Stream for StatusChanges {
             let changed = signal.clone().changed(*seen);
             Box::pin(async move { relayed!(changed) }) as Pin<Box<_>>
         };
-        // Taken out while it is polled: after a panic of a waker the next call begins anew.
+        // Taken out while it is polled: after a panic of a waker the next call starts again.
         let mut wait = waiting.take().unwrap_or_else(waiting_for);
         let Poll::Ready(change) = wait.as_mut().poll(context) else {
             *waiting = Some(wait);
@@ -335,7 +337,7 @@ mod tests {
         }
     }
 
-    /// In the hands of a combinator, which is not known to us.
+    /// Polled as a trait object, as by a combinator that we do not know.
     #[test]
     fn a_stream_of_changes_has_the_newest_and_ends_with_the_last() {
         let signal = Signal::More(Arc::new(Board::new()));

@@ -24,14 +24,15 @@ pub use crate::clock::{Clock, Jumps};
 
 /// A clock that stands still until a test advances it. Clones are the same clock.
 ///
-/// Give it to [`Builder::clock`](crate::Builder::clock). Keys in memory expire by it too. It wakes whatever sleeps in
-/// the library, so a test waits for nothing but the library's answer.
+/// Pass it to [`Builder::clock`](crate::Builder::clock). Keys in memory expire by it too. When it moves, it wakes
+/// everything that sleeps in the library, so a test waits only for the library's answer.
 ///
-/// - [`advance`](Self::advance) jumps: the machine was suspended. A lease is lost if the jump is longer than it lasts.
-/// - [`pass`](Self::pass) lets time go by: the program runs, and its leases are renewed.
+/// - [`advance`](Self::advance) jumps, as if the machine had been suspended. A lease is lost if the jump is longer than
+///   its remaining time.
+/// - [`pass`](Self::pass) lets time pass, as if the program were running: its leases are renewed.
 ///
-/// While it stands still, a holder hears of a lost key at the next moment only, for it asks the server every 20 ms at
-/// most.
+/// While the clock stands still, a holder does not learn of a lost key until time moves on, because it asks the server
+/// at most every 20 ms.
 #[derive(Debug, Clone)]
 pub struct ManualClock {
     /// In nanoseconds.
@@ -40,13 +41,13 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Shows what the machine's clock shows now.
+    /// Creates a clock that starts at what the machine's clock shows now.
     #[must_use]
     pub fn new() -> Self {
         Self { now: Arc::new(nanos(SystemClock.now()).into()), jumps: Jumps::new() }
     }
 
-    /// Moves it forward, and wakes everything that sleeps by it.
+    /// Moves the clock forward, and wakes everything that sleeps by it.
     pub fn advance(&self, by: Duration) {
         let later = |now: u64| Some(now.saturating_add(nanos(by)));
         let _always_moves = self.now.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
@@ -58,7 +59,7 @@ impl ManualClock {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves the clock where it is.
+    /// If it is dropped, the clock stays where it is.
     pub async fn pass(&self, span: Duration, leases: &Leases) {
         relayed!(self.step_through(span, leases));
     }
@@ -78,7 +79,7 @@ impl ManualClock {
     }
 }
 
-/// Time goes on, however often a lease is due for a check.
+/// The shortest step: time moves on, however often a lease is due for a check.
 const SHORTEST_STEP: Duration = Duration::from_millis(1);
 
 impl Default for ManualClock {
@@ -101,16 +102,16 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Keeps the nodes of a [`Leases`] in memory from answering it, until this is dropped: [`silence`].
+/// A guard of [`silence`]: it keeps the in-memory nodes of a [`Leases`] from answering it, until it is dropped.
 #[derive(Debug)]
 #[must_use = "the nodes answer again when it is dropped"]
 pub struct Silence(Arc<Client>);
 
-/// An outage: from now on the nodes of this [`Leases`] give it no answer. Others with the same `memory://name` are
-/// answered.
+/// Starts an outage: from now on the nodes of this [`Leases`] do not answer it. Others with the same `memory://name`
+/// are still answered.
 ///
-/// Requests wait, for their limit at most, and are carried out when the silence ends. Its leases become
-/// [`AtRisk`](crate::Status::AtRisk) after a third of their TTL and a command time-out, and
+/// Requests wait, for at most their limit, and are executed when the silence ends. The leases become
+/// [`AtRisk`](crate::Status::AtRisk) after a third of their TTL plus a command time-out, and
 /// [expire](LossReason::Expired) at their deadline.
 ///
 /// # Errors
@@ -127,12 +128,12 @@ impl Drop for Silence {
     }
 }
 
-/// Somebody else has the lock from now on, for its TTL, whoever held it: the holder's lease is
+/// Gives the lock to another holder from now on, for its TTL, whoever held it: the old holder's lease is
 /// [`Taken`](LossReason::Taken).
 ///
 /// # Errors
 ///
-/// A node is not in memory, or the name is none.
+/// A node is not in memory, or the name is not valid.
 pub fn take_over(lock: &Lock) -> Result<(), Error> {
     lock.scope.client.check_open()?;
     let key = lock.key()?;
@@ -142,12 +143,12 @@ pub fn take_over(lock: &Lock) -> Result<(), Error> {
     Ok(())
 }
 
-/// The lock's key is gone from now on, as after a `FLUSHALL`: its holder's lease is [`Deleted`](LossReason::Deleted). For
-/// [`Forced`](LossReason::Forced) there is [`Lock::force_release`](crate::Lock::force_release).
+/// Deletes the lock's key, as a `FLUSHALL` does: its holder's lease is [`Deleted`](LossReason::Deleted). For
+/// [`Forced`](LossReason::Forced), use [`Lock::force_release`](crate::Lock::force_release).
 ///
 /// # Errors
 ///
-/// A node is not in memory, or the name is none.
+/// A node is not in memory, or the name is not valid.
 pub fn delete(lock: &Lock) -> Result<(), Error> {
     lock.scope.client.check_open()?;
     let key = lock.key()?;
@@ -169,13 +170,13 @@ pub fn lost(name: &str, fence: Fence, reason: LossReason) -> Lost {
     Lost::new(name, fence, reason.into(), wall(), Duration::ZERO)
 }
 
-/// A holder with this label, for a fake of your own. Two of them are never equal: they hold two locks.
+/// A holder with this label, for a fake of your own. Two of them are never equal, because they hold two locks.
 #[must_use]
 pub fn holder(label: &str, remaining: Duration, fence: Fence) -> Holder {
     Holder::of(Some(random::token(label)), Some(remaining), Some(fence))
 }
 
-/// The end of an [`acquire_within`](crate::Lock::acquire_within) that found the lock held, for a fake of your own.
+/// The error of an [`acquire_within`](crate::Lock::acquire_within) that found the lock held, for a fake of your own.
 #[must_use]
 pub fn timed_out(name: &str, waited: Duration, holder: Holder) -> Error {
     Error::TimedOut { name: name.into(), waited, holder: Box::new(holder) }

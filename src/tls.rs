@@ -1,12 +1,12 @@
-//! How a connection over TLS is made, as a program says it.
+//! The TLS settings of a connection, as a program gives them.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-/// How connections to a server over TLS are made: whom to trust, and who we are. See
+/// The TLS settings of connections to a server: the authorities to trust, and the client's certificate. See
 /// [`Server::tls`](crate::Server::tls).
 ///
-/// Without any of it the machine's own authorities are trusted, and we have no certificate. Files are read for each new
-/// connection, so a certificate may be replaced while the program runs. They are in PEM.
+/// By default the machine's own authorities are trusted, and the client has no certificate. Files are in PEM, and are
+/// read for each new connection, so a certificate may be replaced while the program runs.
 ///
 /// ```
 /// # use leasehold::{Server, Tls};
@@ -25,10 +25,10 @@ pub struct Tls {
     pub(crate) accepts_any: bool,
 }
 
-/// A text in PEM, and its place.
+/// A text in PEM, and where it is from.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Pem {
-    /// The setting.
+    /// The name of the setting.
     name: &'static str,
     at: At,
 }
@@ -40,7 +40,7 @@ enum At {
 }
 
 impl Tls {
-    /// The machine's own authorities, and no certificate of ours.
+    /// Trusts the machine's own authorities, and has no client certificate.
     pub fn new() -> Self {
         Self::default()
     }
@@ -57,9 +57,9 @@ impl Tls {
         self
     }
 
-    /// Shows a server that asks for it (`tls-auth-clients`) the certificate in the first file, whose private key is in
-    /// the second one. Certificates of authorities between it and one that the server knows follow it in its file. A
-    /// key must have no passphrase; with the feature `tls-native` it must be PKCS #8 (`BEGIN PRIVATE KEY`).
+    /// Presents the certificate in the first file, whose private key is in the second one, to a server that asks for it
+    /// (`tls-auth-clients`). Intermediate certificates follow it in its file. The key must have no passphrase; with the
+    /// feature `tls-native` it must be PKCS #8 (`BEGIN PRIVATE KEY`).
     pub fn client_cert_files(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.client = Some((
             Pem { name: "client_cert_files", at: At::File(certificate.into()) },
@@ -77,22 +77,22 @@ impl Tls {
         self
     }
 
-    /// The name that the server's certificate must have, where it is not the host of the server: through a tunnel, say.
-    /// It is told to the server (SNI).
+    /// The name that the server's certificate must have, if it is not the host of the server, such as through a tunnel.
+    /// It is sent to the server (SNI).
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self
     }
 
-    /// Takes whatever certificate comes: **anybody on the way to the server can read the password and grant locks**.
-    /// For a server whose certificate nobody can vouch for, in a network that you trust. Better is an authority of your
-    /// own: sign the server's certificate with it, and name it by [`ca_file`](Self::ca_file).
+    /// Accepts any certificate: **anyone on the path to the server can read the password and grant locks**. For a
+    /// server whose certificate no authority vouches for, in a network that you trust. An authority of your own is
+    /// better: sign the server's certificate with it, and pass it to [`ca_file`](Self::ca_file).
     pub fn danger_accept_any_certificate(mut self) -> Self {
         self.accepts_any = true;
         self
     }
 
-    /// Its mistakes that show before anything is read.
+    /// Checks for mistakes that show before any file is read.
     pub(crate) fn check(&self) -> Result<(), String> {
         match &self.server_name {
             Some(name) if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_:".contains(c)) => {
@@ -117,7 +117,7 @@ impl Tls {
 
 #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 impl Pem {
-    /// All of it.
+    /// The whole text.
     pub(crate) fn read(&self) -> Result<Vec<u8>, String> {
         match &self.at {
             At::Here(text) => Ok(text.to_vec()),
@@ -128,7 +128,7 @@ impl Pem {
     }
 }
 
-/// Which setting, and which file.
+/// Shows the setting, and the file.
 impl fmt::Display for Pem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.at {
@@ -138,7 +138,7 @@ impl fmt::Display for Pem {
     }
 }
 
-/// Without what is in it.
+/// Without the contents of texts and files.
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")

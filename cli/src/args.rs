@@ -21,7 +21,7 @@ struct Line {
     task: Task,
 }
 
-/// The same for `run` alone: to build all commands, with their options, takes as long as all the rest of the start.
+/// Like `Line`, for `run` alone: building all commands and their options takes as long as the rest of the start.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold")]
 struct RunLine {
@@ -34,7 +34,7 @@ enum RunTask {
     Run(Box<Run>),
 }
 
-/// A line whose options go together.
+/// A command line whose options go together.
 #[derive(Debug)]
 pub(crate) struct Args {
     pub(crate) task: Task,
@@ -52,7 +52,7 @@ impl Parser for Args {
     {
         let words: Vec<OsString> = line.into_iter().map(Into::into).collect();
         let is_run = words.get(1).is_some_and(|word| word == "run");
-        // What is wrong, or asked of all commands, is found and told as for any other.
+        // If `run` alone cannot parse it (an error, or a request for help), the full command line does, and reports it.
         let read = is_run.then(|| matches(RunLine::command, &words).ok()).flatten();
         let mut read = read.map_or_else(|| matches(Line::command, &words), Ok)?;
         let mut args = Self::from_arg_matches_mut(&mut read)?;
@@ -103,7 +103,7 @@ impl FromArgMatches for Args {
 /// Reads the line, and the configuration file.
 fn matches(tool: fn() -> Command, words: &[OsString]) -> Result<ArgMatches, Error> {
     let read = |tool| settings::without_empty_variables(tool).try_get_matches_from(words);
-    // The pages of help are made only when somebody reads them: to fill them in takes as long as to read the line.
+    // The help pages are built only when requested: filling them in takes as long as reading the line.
     let said = read(tool()).or_else(|error| if is_help(&error) { read(Args::command()) } else { Err(error) })?;
     // Only the line itself can name the configuration file.
     match settings::with_file(tool, &said)? {
@@ -286,9 +286,9 @@ impl LockArgs {
         if self.locks.is_empty() { std::slice::from_ref(&self.name) } else { &self.locks }
     }
 
-    /// With `--lock` the names together are the name, for messages. Returns what was read as NAME.
+    /// With `--lock`, joins the names into one for messages. Returns what was read as NAME.
     fn name_all(&mut self) -> Result<String, Error> {
-        // They are told in lines.
+        // The names are printed in lines.
         if let Some(name) = self.locks.iter().find(|name| name.contains('\n')) {
             return Err(refused(format_args!("--lock {name:?} has a line break: give it another name")));
         }
@@ -316,7 +316,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// With `--lock` there is no NAME, and what was read as such is the first word of the command.
+    /// With `--lock` there is no NAME, so the word read as NAME is the first word of the command.
     fn settle(&mut self, words: &[OsString]) -> Result<(), Error> {
         if self.wanted.locks.is_empty() {
             return Ok(());

@@ -22,18 +22,18 @@ const QUORUM_DELAY: Duration = Duration::from_secs(31);
 /// The server to ask if none is named.
 const LOCAL: &str = "redis://127.0.0.1:6379";
 
-/// Runs this to its end, on this thread.
+/// Runs `work` to its end, on this thread.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Result<T, Ended> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Ended::new(Exit::Io, format!("no runtime: {error}")))?;
     let outcome = runtime.block_on(work);
-    // The program ends next, and its memory with it. A silent name server must not delay the exit.
+    // The program ends next, which frees the memory. A name server that does not answer must not delay the exit.
     std::mem::forget(runtime);
     outcome
 }
 
-/// Builds it on a thread outside of every runtime: all that is asked of a server goes through one connection then. Where no
-/// thread can be started there are two.
+/// Builds the client on a thread outside of every runtime, so that all requests to a server share one connection. If no
+/// thread can be started, there are two.
 pub(crate) async fn build(builder: Builder) -> Result<Leases, Error> {
     let (tell, told) = oneshot::channel();
     let outside = builder.clone();
@@ -45,7 +45,7 @@ pub(crate) async fn build(builder: Builder) -> Result<Leases, Error> {
     }
 }
 
-/// Does something with a connection.
+/// Runs `act` with a client of these servers, then closes the client.
 pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
     servers: &Servers,
     act: impl FnOnce(Leases) -> F,
@@ -60,7 +60,7 @@ pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
 }
 
 impl Servers {
-    /// The server, unless it is a quorum.
+    /// The server's URL, unless the servers are a quorum.
     pub(crate) fn url(&self) -> &str {
         self.url.as_deref().unwrap_or(LOCAL)
     }
@@ -74,12 +74,12 @@ impl Servers {
         }
     }
 
-    /// For how long a server grants nothing after its start.
+    /// How long a server grants no lock after its start.
     pub(crate) fn delay(&self) -> Option<Duration> {
         self.restart_delay.or_else(|| (!self.quorum.is_empty()).then_some(QUORUM_DELAY))
     }
 
-    /// Whether fair waiters have a queue there: over a quorum there is none, and on all else there is.
+    /// Whether the servers have a queue for fair waiters, as all deployments but a quorum do.
     pub(crate) fn have_queues(&self) -> bool {
         self.quorum.is_empty()
     }
@@ -100,7 +100,7 @@ impl Servers {
                 builder.ttl(USUAL_TTL.min(delay.saturating_sub(SECOND)).max(SHORTEST_TTL)).restart_delay(delay)
             }
         };
-        // The builder tells what is wrong with a url.
+        // The builder reports what is wrong with a URL.
         if self.quorum.is_empty() {
             match self.server(self.url()) {
                 Ok(server) => builder.server(server),
@@ -114,7 +114,7 @@ impl Servers {
         }
     }
 
-    /// The server of this url, and what the options say of each.
+    /// The server at this URL, with the options that apply to each server.
     fn server(&self, url: &str) -> Result<Server, leasehold::Error> {
         let mut server: Server = url.parse()?;
         if let Some(file) = &self.password_file {

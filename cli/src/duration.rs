@@ -30,7 +30,7 @@ pub(crate) fn written(duration: Duration) -> String {
     if duration.is_zero() { "0s".into() } else { format_duration(duration).to_string().replace(' ', "") }
 }
 
-/// A duration to read at a glance: of two units at most, the smaller rounded down.
+/// A duration to read at a glance: at most two units, the smaller one rounded down.
 pub(crate) fn brief(duration: Duration) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
@@ -40,7 +40,7 @@ pub(crate) fn brief(duration: Duration) -> String {
         0..HOUR => 1,
         HOUR..DAY => MINUTE,
         _ if seconds < 30 * DAY => HOUR,
-        // A month is no whole number of days, and would bring hours and minutes with it.
+        // A month is not a whole number of days, and would bring hours and minutes with it.
         _ => return format!("{}days", seconds / DAY),
     };
     written(Duration::from_secs(seconds - seconds % unit))

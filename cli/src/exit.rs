@@ -1,4 +1,4 @@
-//! The exit codes of the tool itself; those of `sysexits.h` where there is one.
+//! The exit codes of the tool itself: those of `sysexits.h`, where it has one.
 
 use std::process::ExitCode;
 
@@ -9,11 +9,11 @@ use leasehold::Error;
 pub(crate) enum Exit {
     /// The command's own code.
     Command(u8),
-    /// Somebody else holds the lock.
+    /// Another holder has the lock.
     Conflict(u8),
     /// The command line or the configuration is wrong.
     Usage,
-    /// The server is not there, or refuses us.
+    /// The server cannot be reached, or refuses us.
     Unreachable,
     /// Output could not be written, or a process could not be started.
     Io,

@@ -19,7 +19,7 @@ pub(crate) enum Keys {
     #[default]
     Between,
     Escape,
-    /// After `ESC [` or `ESC O`, with a number of one digit. A longer number belongs to no key here.
+    /// After `ESC [` or `ESC O`, with a number of one digit. No key here has a longer number.
     Sequence(Option<u8>),
 }
 
@@ -39,7 +39,7 @@ impl Keys {
     }
 }
 
-/// As xterm and the console of Linux send them.
+/// The key of a sequence, as xterm and the console of Linux send it.
 fn sequence(number: Option<u8>, last: u8) -> Option<Key> {
     match (number, last) {
         (_, b'A') => Some(Key::Up),

@@ -20,15 +20,15 @@ use crate::{
     table::{self, Row},
 };
 
-/// How many of those who share a lock are shown, unless all are asked for.
+/// How many sharers of a lock are shown, unless all are asked for.
 const FIRST: usize = 20;
 
 /// The holders of a lock, and its waiters.
 struct Seen {
     holder: Option<Holder>,
-    /// Each of those who share it, as far as they may be read.
+    /// Each sharer, as far as we may read them.
     sharers: Vec<Holder>,
-    /// `None` over a quorum, and where they may not be read.
+    /// `None` over a quorum, and where we may not read them.
     waiters: Option<Vec<Waiter>>,
 }
 
@@ -54,11 +54,11 @@ pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
     Ok(if seen.holder.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Those who share a lock. The inner error tells why we may not see them, though we may see that it is shared.
+/// The sharers of a lock. The inner error says why we may not list them, although we may see that the lock is shared.
 async fn sharing(lock: &Lock) -> Result<Result<Vec<Holder>, leasehold::Error>, leasehold::Error> {
     match lock.holders().await {
         Err(error) if error.is_transient() => Err(error),
-        // It may have one holder by now.
+        // The lock may be held alone by now.
         told => Ok(told.map(|holders| holders.into_iter().filter(Holder::is_shared).collect())),
     }
 }
@@ -89,7 +89,7 @@ impl Seen {
 
     fn print_waiters(&self) -> Result<(), Ended> {
         let waiters = self.waiters.as_deref().unwrap_or_default();
-        // Where nothing is shared, all want it alone.
+        // If nothing is shared, every waiter wants the lock alone.
         let is_shared = self.holder.as_ref().is_some_and(Holder::is_shared);
         let tells_mode = is_shared || waiters.iter().any(|waiter| waiter.mode() != Mode::Exclusive);
         for waiter in waiters {
@@ -117,7 +117,7 @@ impl Seen {
     }
 }
 
-/// The word of the library's own JSON.
+/// The word for the mode in the library's own JSON.
 fn mode(is_shared: bool) -> &'static str {
     if is_shared { "shared" } else { "exclusive" }
 }
@@ -135,7 +135,7 @@ fn as_json(holder: &Holder) -> Value {
     })
 }
 
-/// `None` for a moment that no calendar has: anybody may write a key's value.
+/// The moment as text; `None` for one that no calendar has, because a key's value may be anything.
 pub(crate) fn moment(moment: SystemTime) -> Option<String> {
     let mut text = String::new();
     write!(text, "{}", format_rfc3339_millis(moment)).ok().map(|()| text)
@@ -192,12 +192,12 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
             if !confirmed(&options.name, &holder)? {
                 return Err(Ended::new(Exit::Conflict(1), "nothing was done"));
             }
-            // The user takes time to answer, and the answer is about this holder.
+            // The user takes time to answer, and the answer applies to this holder only.
             match holder_again(&lock).await? {
                 None => return Ok(None),
                 Some(now) => {
                     let is_same = is_same(&now, &holder);
-                    // Of a lock that is shared, others may have come and gone.
+                    // If the lock is shared, other sharers may have come and gone.
                     holder = now;
                     if is_same {
                         break;
@@ -219,7 +219,7 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the holder, if need be twice: the server may have closed an idle connection, and the next one answers.
+/// Reads the holder, twice if need be: the server may have closed an idle connection, and the next one answers.
 async fn holder_again(lock: &leasehold::Lock) -> Result<Option<Holder>, leasehold::Error> {
     match lock.holder().await {
         Err(error) if error.is_transient() => lock.holder().await,
@@ -235,7 +235,8 @@ fn taken_from(holder: &Holder) -> String {
     }
 }
 
-/// A lease is known by its fence, and so are all leases that share a lock; another library's lock has none.
+/// Whether both are the same by label and fence. A fence identifies a lease, or all leases that share a lock. Another
+/// library's lock has no fence.
 fn is_same(one: &Holder, other: &Holder) -> bool {
     (one.label(), one.fence()) == (other.label(), other.fence())
 }

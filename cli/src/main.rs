@@ -53,7 +53,7 @@ fn own(task: Own) -> Result<ExitCode, Ended> {
     }
 }
 
-/// Help, or what is wrong with the command line.
+/// Prints help, or what is wrong with the command line.
 fn answers(error: &clap::Error) -> Result<ExitCode, Ended> {
     let printed = error.print().and_then(|()| io::stdout().flush());
     if error.use_stderr() {

@@ -20,7 +20,7 @@ use crate::{
     say::{print, print_for_a_reader, shown, tell},
 };
 
-/// The exit codes of `--once` where nobody leads, and where it is not known who does.
+/// The exit codes of `--once` if the lock has no leader, and if the leader is not known.
 const VACANT: u8 = 1;
 const UNKNOWN: u8 = 2;
 
@@ -38,7 +38,7 @@ async fn once(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Resul
     let now = leaders.next().await.unwrap_or(Leadership::Unknown);
     print(&line(options, &now))?;
     if now == Leadership::Unknown {
-        // The observer does not say why, and this question meets the same.
+        // The observer does not report why, but this request fails for the same reason.
         leases.lock(&options.name).holder().await?;
     }
     Ok(match now {
@@ -48,10 +48,10 @@ async fn once(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Resul
     })
 }
 
-/// Until the program is ended from outside.
+/// Prints each change, until the program is ended from outside.
 async fn follow(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Result<ExitCode, Ended> {
     let mut running: Option<Child> = None;
-    // What no command was started for yet.
+    // The latest change, while no command was started for it yet.
     let mut news: Option<Leadership> = None;
     loop {
         tokio::select! {
@@ -82,7 +82,7 @@ fn closed() -> Ended {
     Ended::new(Exit::Unreachable, "nothing is observed any more")
 }
 
-/// The end of the command, if one runs. One that fails is told, and the next change has another.
+/// Waits for the end of the command, if one runs. A failure is printed, and the next change starts another command.
 async fn end_of(running: &mut Option<Child>) -> Result<(), Ended> {
     let Some(child) = running else { return pending().await };
     match child.wait().await {
@@ -99,9 +99,10 @@ fn how(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit status {code}"))
 }
 
-/// Runs it in a shell, with what it is to know in its environment. It outlives a tool that is ended meanwhile.
+/// Runs the command in a shell, with the change in its environment. The command outlives the tool if that is ended
+/// meanwhile.
 fn start(command: &str, now: &Leadership) -> io::Result<Child> {
-    // Another program may have written anything; no environment can have a NUL.
+    // Another program may have written any label, and an environment cannot have a NUL.
     let label = now.leader().and_then(Holder::label).unwrap_or_default().replace('\0', "\u{fffd}");
     let fence = holder(now).and_then(Holder::fence).map(|fence| fence.to_string()).unwrap_or_default();
     Command::new("sh")
@@ -122,7 +123,7 @@ fn word(now: &Leadership) -> &'static str {
     }
 }
 
-/// The leader, or all who share the lock as one.
+/// The leader, or all sharers of the lock as one holder.
 fn holder(now: &Leadership) -> Option<&Holder> {
     match now {
         Leadership::Led(holder) | Leadership::Shared(holder) => Some(holder),

@@ -1,6 +1,6 @@
-//! Internal commands, by which the tool starts itself: no help, no completion and no page offers them.
+//! Internal commands, with which the tool starts itself: no help, no completion and no page lists them.
 //!
-//! They are read by hand. The command of every run waits for one of them.
+//! They are parsed by hand, because the command of every run waits for one of them.
 
 use std::ffi::OsString;
 
@@ -13,10 +13,10 @@ const LEADER: &str = "--leader";
 const SIGNAL: &str = "--signal";
 const GRACE: &str = "--grace";
 const MARK: &str = "--mark";
-/// The command's own words are behind it.
+/// The words of the command follow it.
 const COMMAND: &str = "--";
 
-/// What the tool is to do for itself.
+/// An internal command of the tool.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Own {
     /// Becomes the command, once it is tied to the life of the process that started it.
@@ -47,7 +47,7 @@ pub(crate) struct Guarding {
 }
 
 impl Own {
-    /// From the words behind the program's name; `None` if they are somebody else's.
+    /// Parses the words after the program's name; `None` if they are not an internal command.
     pub(crate) fn read(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
         let first = words.next()?;
         if first == INTERRUPTED {
@@ -72,8 +72,8 @@ impl Own {
 }
 
 impl Exec {
-    /// They take no less room than what is added to the command's environment later. So a command whose arguments are too
-    /// long cannot be made ready, and no lock is acquired for it.
+    /// The words to start it with. They take no less room than what is added to the command's environment later. So a
+    /// command whose arguments are too long cannot be made ready, and no lock is acquired for it.
     pub(crate) fn words(self) -> impl Iterator<Item = OsString> {
         let (parent, go) = (self.parent.to_string(), self.go.to_string());
         [EXEC, PARENT, &parent, GO, &go, COMMAND].map(OsString::from).into_iter().chain(self.command)

@@ -15,7 +15,7 @@ use clap_mangen::{
 /// The width of help, in columns.
 pub(crate) const WIDTH: usize = 80;
 
-/// A part with a heading.
+/// A section with a heading.
 struct Section {
     title: &'static str,
     body: Body,
@@ -335,7 +335,7 @@ pub(crate) fn help(command: &str) -> String {
     sections(command).iter().map(section).collect::<Vec<_>>().join("\n\n")
 }
 
-/// The text in lines that allow for an indent of two, each beginning behind the term.
+/// Wraps the text in lines that leave room for an indent of two. Each line begins behind the term.
 fn wrapped(term: &str, text: &str) -> Vec<String> {
     let mut lines = vec![term.to_owned()];
     let mut begins = true;
@@ -358,7 +358,7 @@ fn wrapped(term: &str, text: &str) -> Vec<String> {
 
 /// The page of a command of the built tool, or of the tool itself.
 pub(crate) fn page(tool: &Command, command: &Command, to: &mut dyn Write) -> io::Result<()> {
-    // Its sections come one by one, with headings of their own.
+    // The sections are rendered one by one, because ours have headings of their own.
     let man = Man::new(command.clone()).manual("leasehold").source(format!("leasehold {}", env!("CARGO_PKG_VERSION")));
     man.render_title(to)?;
     man.render_name_section(to)?;

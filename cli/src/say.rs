@@ -1,4 +1,4 @@
-//! The tool's output. A reader that has gone is no reason to fail, and never to panic.
+//! The tool's output. A reader that has gone is no reason to fail, and never one to panic.
 
 use std::{
     env,
@@ -23,7 +23,7 @@ pub(crate) fn is_drawn_on() -> bool {
     io::stdout().is_terminal() && env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
-/// A head, in bold if standard output is a terminal and `NO_COLOR` is not set (no-color.org).
+/// The text of a head, in bold if standard output is a terminal and `NO_COLOR` is not set (no-color.org).
 pub(crate) fn bold(text: &str) -> String {
     let minds = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if is_drawn_on() && !minds { format!("\u{1b}[1m{text}\u{1b}[0m") } else { text.into() }
@@ -38,13 +38,14 @@ pub(crate) enum Line {
     End(Sender<()>),
 }
 
-/// The queue of lines for standard error, once it is needed. `None` within if its thread could not start.
+/// The queue of lines for standard error, once it is needed. The inner `None` means that its thread could not start.
 static LINES: OnceLock<Option<Sender<Line>>> = OnceLock::new();
 
 /// Whether a message was queued since the last `finish`.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Starts the thread that writes messages, if it does not run. Later the system may refuse us a thread.
+/// Starts the thread that writes messages, unless it runs. It is called early, because later the system may refuse us a
+/// thread.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
 pub(crate) fn prepare() -> Option<&'static Sender<Line>> {
     let start = || {
@@ -54,8 +55,8 @@ pub(crate) fn prepare() -> Option<&'static Sender<Line>> {
     LINES.get_or_init(start).as_ref()
 }
 
-/// Queues a line for standard error, which another thread writes. The pipe may be full of the command's output, with
-/// nobody to read it. That must not delay the renewal of the lease or the end of the command.
+/// Queues a line for standard error, which another thread writes. The pipe may be full of the command's output, and
+/// have no reader. That must not delay the renewal of the lease or the end of the command.
 pub(crate) fn tell(what: impl Display) {
     if let Some(lines) = prepare() {
         TOLD.store(true, Ordering::Relaxed);
@@ -86,7 +87,7 @@ fn write_line(mut bytes: &[u8]) {
     }
 }
 
-/// Waits a moment until all messages are written.
+/// Waits until all messages are written, but only for a moment.
 pub(crate) fn finish() {
     if !TOLD.swap(false, Ordering::Relaxed) {
         return;
@@ -98,7 +99,7 @@ pub(crate) fn finish() {
     }
 }
 
-/// The text with its unseen characters escaped: those in a name could move the cursor, or reverse the line.
+/// The text with its invisible characters escaped: those in a name could move the cursor, or reverse the line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().flat_map(|c| if is_unseen(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
@@ -114,7 +115,7 @@ pub(crate) fn print(line: &str) -> Result<(), Ended> {
     print_for_a_reader(line).map(drop)
 }
 
-/// The same. False if its reader has gone.
+/// Like `print`, but returns false if the reader has gone.
 pub(crate) fn print_for_a_reader(line: &str) -> Result<bool, Ended> {
     let mut output = io::stdout();
     match output.write_all(format!("{line}\n").as_bytes()).and_then(|()| output.flush()) {

@@ -94,7 +94,7 @@ fn mapped(text: &str) -> Result<(String, String), String> {
     Ok((from.into(), to.into()))
 }
 
-/// A URL of a server that other processes see.
+/// Accepts a URL of a server that other processes see.
 pub(crate) fn url(text: &str) -> Result<String, String> {
     if text.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("memory:")) {
         return Err("such a lock is there for one process only: name a server, redis://, rediss://, redis-cluster://, redis-sentinel:// or unix://".into());
@@ -102,13 +102,13 @@ pub(crate) fn url(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-/// Whether such a URL names several servers. In a list for a quorum it was cut at the commas between them.
+/// Whether a URL names several servers. In a list for a quorum, such a URL was cut at the commas between them.
 fn names_several(url: &str) -> bool {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
     ["cluster", "sentinel"].iter().any(|kind| scheme.ends_with(kind))
 }
 
-/// The origin of a value. A later variant goes before an earlier one.
+/// The origin of a value. A later variant has precedence over an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
     File,
@@ -117,7 +117,7 @@ enum Origin {
 }
 
 impl Servers {
-    /// Decides which servers are meant: what the line says goes before the environment, and that before the file.
+    /// Decides which servers are meant: the command line has precedence over the environment, and that over the file.
     pub(crate) fn settle(&mut self, said: &ArgMatches, needs_server: bool) -> Result<(), Error> {
         match (&self.cert, &self.key) {
             (Some(_), None) => return Err(refused("--cert has no --key: name the file with its private key")),
@@ -142,7 +142,7 @@ impl Servers {
         if !by_quorum {
             self.quorum.clear();
         }
-        // Its text shows no URL, which may have a password.
+        // The message shows no URL, which may have a password.
         if self.quorum.iter().any(|url| names_several(url)) {
             return Err(refused(
                 "--quorum names a cluster or Sentinels, whose replicas take over and may have forgotten a lock: a quorum is of \
@@ -164,7 +164,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Whether anybody has said which servers are meant.
+    /// Whether the servers were named.
     pub(crate) fn is_named(&self) -> bool {
         self.url.is_some() || !self.quorum.is_empty()
     }
@@ -176,7 +176,7 @@ fn first_line(file: &Path) -> Result<String, String> {
     if line.is_empty() { Err("its first line is empty".into()) } else { url(line) }
 }
 
-/// The server of other programs, where nobody has named one for this tool.
+/// The server of other programs, used if no server is named for this tool.
 fn fallback() -> Result<Option<String>, Error> {
     let Some(value) = env::var_os("REDIS_URL").filter(|value| !value.is_empty()) else { return Ok(None) };
     let value = value.into_string().map_err(|_| refused("REDIS_URL is not UTF-8"))?;

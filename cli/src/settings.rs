@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Arg, ArgMatches, Command, Error, builder::Resettable, error::ErrorKind};
 
-/// The file that is read, if it exists, unless another is named.
+/// The configuration file that is read, if it exists, unless another is named.
 pub(crate) const FILE: &str = "/etc/leasehold.conf";
 
 /// The tool, made to ignore empty environment variables.
@@ -19,8 +19,8 @@ pub(crate) fn without_empty_variables(tool: Command) -> Command {
     for_each_option(tool, |option| if is_empty(&option) { option.env(Resettable::Reset) } else { option })
 }
 
-/// The tool with the configuration file's values as defaults. The command line may name the file. `None`: there is
-/// none.
+/// The tool with the configuration file's values as defaults; `None` without a file. The command line may name the
+/// file.
 pub(crate) fn with_file(tool: impl FnOnce() -> Command, said: &ArgMatches) -> Result<Option<Command>, Error> {
     let Some(named) = said.subcommand().and_then(|(_, said)| said.try_get_one::<PathBuf>("config").ok()) else {
         return Ok(None);
@@ -44,11 +44,12 @@ fn for_each_option(tool: Command, change: impl Fn(Arg) -> Arg) -> Command {
     tool.mut_subcommands(|task| task.mut_args(&change))
 }
 
-/// The lines `name = value`, or the first that is wrong, and why. A name is that of an option that has a variable.
+/// Parses lines `name = value`. The error is the first wrong line, and why. A name is that of an option with a
+/// variable.
 fn read(tool: &Command, text: &str) -> Result<BTreeMap<String, String>, (usize, String)> {
     let options = || tool.get_subcommands().flat_map(Command::get_arguments).filter(|option| is_setting(option));
     let mut settings = BTreeMap::new();
-    // Some editors begin a file with a mark.
+    // Some editors begin a file with a byte-order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (line, text) in (1..).zip(text.lines()) {
         let text = text.trim();
@@ -62,7 +63,7 @@ fn read(tool: &Command, text: &str) -> Result<BTreeMap<String, String>, (usize, 
             let mut names: Vec<_> = options().filter_map(Arg::get_long).collect();
             names.sort_unstable();
             names.dedup();
-            // A URL alone on a line may have its password before an `=`, and cron mails what we print.
+            // A line that is only a URL may have its password before an `=`, and cron mails what we print.
             let is_word = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
             let unknown = if is_word { format!("there is no setting {name:?}") } else { "this is no setting".into() };
             (line, format!("{unknown}: the settings are {}", names.join(", ")))

@@ -1,4 +1,4 @@
-//! The signals that come to us, and are meant for the command as well.
+//! The signals that we receive, and that are meant for the command as well.
 
 use std::{io, str::FromStr};
 
@@ -12,7 +12,7 @@ use tokio::{
 const FORWARDED: [Signal; 8] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
 
-/// The signals that came to us since the tool began, and every change of a child.
+/// The signals received since the tool began, and every change of a child.
 pub(crate) struct Signals {
     receiver: mpsc::UnboundedReceiver<Signal>,
     before: Before,
@@ -23,8 +23,9 @@ pub(crate) struct Signals {
 pub(crate) struct Before(SigSet);
 
 impl Signals {
-    /// Catches the signals from now on, also those that our parent has blocked, but none that it has ignored (`nohup`).
-    /// Call this on the main thread: the masks of others do not matter while this one lets the signals through.
+    /// Catches the signals from now on, including those that our parent has blocked, but none that it has ignored
+    /// (`nohup`). Call this on the main thread: the masks of other threads do not matter while this one lets the
+    /// signals through.
     #[allow(clippy::disallowed_methods, reason = "its tasks are the tool's, and end with it")]
     pub(crate) fn catch() -> io::Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -50,11 +51,11 @@ impl Signals {
         self.before
     }
 
-    /// The next one.
+    /// The next signal.
     ///
     /// # Cancel safety
     ///
-    /// It loses none.
+    /// A dropped call loses no signal.
     pub(crate) async fn next(&mut self) -> Signal {
         match self.receiver.recv().await {
             Some(signal) => signal,
@@ -64,7 +65,7 @@ impl Signals {
 }
 
 impl Before {
-    /// Acts with the signal mask that this thread had at first, so that a process started there inherits it.
+    /// Runs `act` with the signal mask that this thread had at first, so that a process started there inherits it.
     pub(crate) fn while_blocked<T>(self, act: impl FnOnce() -> T) -> T {
         let ours = self.0.thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let done = act();
@@ -84,15 +85,15 @@ fn caught() -> io::Result<SigSet> {
     Ok(set)
 }
 
-/// Blocks TTOU on this thread, and returns the mask from before. A write to the terminal from the background, or a
-/// change of it, brings TTOU, which stops the whole process. A thread that blocks TTOU gets none.
+/// Blocks TTOU on this thread, and returns the previous mask. A write to the terminal from the background, or a change
+/// of it, raises TTOU, which stops the whole process. A thread that blocks TTOU gets none.
 pub(crate) fn block_output_stops() -> nix::Result<SigSet> {
     let mut output = SigSet::empty();
     output.add(nix::sys::signal::Signal::SIGTTOU);
     output.thread_swap_mask(SigmaskHow::SIG_BLOCK)
 }
 
-/// Acts on our terminal without being stopped, even from its background.
+/// Runs `act`, which may change our terminal even from its background, without being stopped.
 pub(crate) fn unstopped<T>(act: impl FnOnce() -> T) -> T {
     let before = block_output_stops();
     let done = act();
@@ -102,18 +103,18 @@ pub(crate) fn unstopped<T>(act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Stops this process, as the sender of TSTP wants. We send TTIN: we catch TSTP, and STOP would stop us even if nobody
-/// could continue us. In that case the system ignores TTIN.
+/// Stops this process, as the sender of TSTP wants. We send TTIN, because we catch TSTP, and STOP would stop us even if
+/// no process could continue us. In that case the system ignores TTIN.
 pub(crate) fn stop_here() {
     let _unlikely = process::kill_process(process::getpid(), Signal::TTIN);
 }
 
-/// As [`stop_here`], with our process group: a script that has started us waits for us in it.
+/// Like [`stop_here`], for our whole process group: a script that started us waits for us in it.
 pub(crate) fn stop_all() {
     let _unlikely = process::kill_current_process_group(Signal::TTIN);
 }
 
-/// The signals that this process ignores, by their bits, as far as the system tells.
+/// The signals that this process ignores, by their bits, as far as the system reports them.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

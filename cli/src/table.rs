@@ -24,7 +24,7 @@ pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) label: Option<String>,
     pub(crate) is_shared: bool,
-    /// How many share it, as far as that is known.
+    /// The number of sharers, if it is known.
     pub(crate) sharers: Option<u32>,
     /// When it was acquired.
     pub(crate) since: Option<SystemTime>,
@@ -46,7 +46,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// The next of them, and the first after the last.
+    /// The next order, and the first after the last.
     pub(crate) fn next(self) -> Self {
         match self {
             Self::Name => Self::Held,
@@ -86,13 +86,13 @@ impl Order {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
-    /// The reasons why held locks are not among the rows: one key that is broken, or not for us, hides no other.
+    /// Why held locks are missing from the rows: one key that is broken, or that we may not read, hides no other.
     pub(crate) unread: Vec<String>,
-    /// The primaries of a cluster whose locks are not among the rows, and why.
+    /// The primaries of a cluster whose locks are missing from the rows, and why.
     pub(crate) missing: Option<String>,
 }
 
-/// The locks that are held and match, by their names.
+/// Reads the held locks whose names match, sorted by name.
 pub(crate) async fn read(leases: &Leases, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
     let Table { mut rows, mut unread, .. } = Table::default();
     let (locks, missing) = leases.list_reachable(pattern).await?;
@@ -112,7 +112,7 @@ pub(crate) async fn read(leases: &Leases, pattern: &str, have_queues: bool) -> R
     Ok(Table { rows, unread, missing: missing.map(|error| error.to_string()) })
 }
 
-/// `None` if it is free by now.
+/// The row of a lock; `None` if it is free by now.
 async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     let Some(holder) = lock.holder().await? else { return Ok(None) };
     let waiters = if has_queue { waiting(lock).await?.ok() } else { None };
@@ -128,7 +128,7 @@ async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     }))
 }
 
-/// The waiters for a lock. The inner error tells why we may not see them, though we may see the holder.
+/// The waiters for a lock. The inner error says why we may not list them, although we may see the holder.
 pub(crate) async fn waiting(lock: &Lock) -> Result<Result<Vec<Waiter>, Error>, Error> {
     match lock.waiters().await {
         Err(error) if error.is_transient() => Err(error),
@@ -186,7 +186,7 @@ fn holder(row: &Row) -> String {
 }
 
 /// Narrows the columns to a line's width. The numbers stay whole, and the two texts share the rest: the shorter one
-/// gives nothing that it needs.
+/// gives up nothing that it needs.
 fn narrow(widths: &mut [usize; 6], width: usize) {
     let [name, label, held, ttl, fence, waiting] = widths;
     let room = width.saturating_sub(*held + *ttl + *fence + *waiting + 5 * 2);
@@ -217,7 +217,7 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     let mut cut = String::new();
     for c in text.chars() {
         cut.push(c);
-        // Measure the whole: a character may be wider because of the next one.
+        // Measure the whole text: a character may be wider because of the next one.
         if cut.width() >= columns {
             cut.pop();
             break;
@@ -325,7 +325,7 @@ mod tests {
         assert!(lines(&[row("hourly", &"l".repeat(100))], Some(80)).remove(1).starts_with("hourly  lll"));
     }
 
-    /// A heart is one column wide, and two with the character behind it that asks for its picture.
+    /// A heart is one column wide, and two columns if the next character asks for its picture.
     #[test]
     fn a_sign_that_another_makes_wider_is_counted_as_wide() {
         for columns in 0..20 {
@@ -350,7 +350,7 @@ mod tests {
     fn a_name_cannot_move_the_cursor() {
         let line = lines(&[row("\u{1b}[2Jgone\n", "me\u{9b}")], None).remove(1);
         assert!(!line.chars().any(char::is_control) && line.contains("gone"), "{line:?}");
-        // From right to left, and nothing at all.
+        // A mark for text from right to left, and characters without width.
         let line = lines(&[row("job\u{202e}drowssap", "me\u{200b}\u{feff}")], None).remove(1);
         assert!(line.contains(r"job\u{202e}drowssap") && line.contains(r"me\u{200b}\u{feff}"), "{line:?}");
     }

@@ -56,7 +56,7 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
                     stop_here();
                     screen = Screen::enter();
                 }
-                // Another process has the terminal, or had it meanwhile.
+                // Another process has the terminal now, or had it meanwhile.
                 Signal::CONT => {
                     drop(screen);
                     screen = Screen::enter();
@@ -67,7 +67,7 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
             },
         }
         let size = tcgetwinsize(io::stdout()).ok();
-        // A terminal that does not know its size says 0.
+        // A terminal that does not know its size reports 0.
         let (width, height) = size.map_or((0, 0), |size| (size.ws_col.into(), size.ws_row.into()));
         let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
         let seen = seen.borrow_and_update().clone();
@@ -76,16 +76,16 @@ async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
     }
 }
 
-/// How often to draw the same again.
+/// How often to redraw what has not changed.
 const REDRAW: Duration = Duration::from_secs(1);
 
-/// The line of the table's head.
+/// The index of the table's head.
 const HEAD: usize = 2;
 
 /// The shortest time between two reads of the table.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// The latest table. A task reads it again and again, so that a slow server does not delay the exit.
+/// The latest table. A task keeps reading it, so that a slow server does not delay the exit.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
 fn looks(leases: Leases, options: &Top, interval: Duration) -> watch::Receiver<Result<Table, String>> {
     let (pattern, have_queues) = (options.pattern.clone(), options.servers.have_queues());
@@ -117,7 +117,7 @@ struct View {
     first: usize,
     /// The number of lines of a page.
     page: usize,
-    /// It explains the keys instead.
+    /// Whether it explains the keys instead.
     explains: bool,
 }
 
@@ -126,7 +126,7 @@ impl View {
         Self { order: Order::Name, first: 0, page: 1, explains: false }
     }
 
-    /// Changes the view by a key. `page_of` goes back to the last page from any line behind it.
+    /// Changes the view by a key. From any line behind the last page, `page_of` returns to that page.
     fn press(&mut self, key: Key) {
         match key {
             Key::Up | Key::Byte(b'k') => self.first = self.first.saturating_sub(1),
@@ -188,7 +188,7 @@ impl View {
         lines.iter().map(|line| table::cut(line, width)).collect()
     }
 
-    /// The lines that fit. Where that is not all, the last line says which they are.
+    /// The lines that fit. If these are not all, the last line says which they are.
     fn page_of(&mut self, body: Vec<String>, room: usize) -> Vec<String> {
         let all = body.len();
         if all <= room {
@@ -207,7 +207,7 @@ impl View {
     }
 }
 
-/// The keys that are pressed. After the end of the input there are none.
+/// The keys that are pressed. There are none after the end of the input.
 #[allow(clippy::disallowed_methods, reason = "nothing else can wait for a key, and it ends with the program")]
 fn keys() -> mpsc::UnboundedReceiver<Key> {
     let (sender, receiver) = mpsc::unbounded_channel();
@@ -231,7 +231,7 @@ struct Screen {
 }
 
 impl Screen {
-    /// Takes the screen. In the background of the terminal, we stop until the terminal is ours.
+    /// Takes the screen. In the background of the terminal, we stop first, until the terminal is ours.
     fn enter() -> Self {
         let input = io::stdin();
         if tcgetpgrp(&input).is_ok_and(|foreground| foreground != getpgrp()) {
@@ -239,7 +239,7 @@ impl Screen {
         }
         let before = tcgetattr(&input).ok();
         if let Some(mut modes) = before.clone() {
-            // A key is there when it is pressed, and is not shown.
+            // A key is read as soon as it is pressed, and is not shown.
             modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
             let _as_it_was = unstopped(|| tcsetattr(&input, OptionalActions::Now, &modes));
         }
@@ -249,11 +249,11 @@ impl Screen {
     }
 }
 
-/// Draws the lines from the upper left corner on, and wipes away what was there before.
+/// Draws the lines from the upper left corner on, and erases what was there before.
 fn draw(lines: &[String], is_table: bool) -> Result<(), Ended> {
     let line = |(at, line): (usize, &String)| if is_table && at == HEAD { bold(line) } else { line.clone() };
     let lines: Vec<String> = lines.iter().enumerate().map(line).collect();
-    // Wipe each line first: behind a line as wide as the terminal, that would wipe the line's last character.
+    // Erase each line first: at the end of a line as wide as the terminal, that would erase the line's last character.
     say::write(format!("\u{1b}[H\u{1b}[2K{}\u{1b}[J", lines.join("\n\u{1b}[2K")).as_bytes())
 }
 

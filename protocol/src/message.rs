@@ -1,7 +1,7 @@
 //! Requests to a node, and its replies.
 //!
-//! One [`Request`] has one [`Reply`]. Its caller converts that with `TryFrom` into the type that it expects. A reply of
-//! another kind is a failure: it says nothing about the lock.
+//! Each [`Request`] has one [`Reply`], which the caller converts with `TryFrom` into the type that it expects. A reply
+//! of another kind is a failure: it says nothing about the lock.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,84 +13,86 @@ pub use crate::{place::Shard, tally::Denial};
 /// A request to a node. Each step is atomic on the node and idempotent for its token (rule 5).
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// Gives the lock to a token if nobody else has it: a [`VoteReply`].
+    /// Gives the lock to a token unless another token has it. Reply: [`VoteReply`].
     Acquire(AcquireRequest),
     /// Raises the lock's floor and the fence in its value to at least this one, if the lock is still the token's (rule
-    /// 10): [`Owned`].
+    /// 10). Reply: [`Owned`].
     Raise {
-        /// Of this lock; the key lives on as long as before.
+        /// The lock and its token; the key's expiry does not change.
         claim: Claim,
-        /// The least that the lock's next fence has to exceed.
+        /// The new floor, which the lock's next fence must exceed.
         fence: Fence,
     },
-    /// Brings a key back that the node has lost, unless somebody else has the lock by now: [`Repaired`].
+    /// Restores a key that the node has lost, unless another token has the lock by now. Reply: [`Repaired`].
     Repair {
-        /// With this token, for this life.
+        /// The token to restore, and its life.
         claim: Claim,
         /// The fence of the lease: no later one may be smaller.
         fence: Fence,
-        /// A node that has been up for less may have forgotten another lease, and brings nothing back.
+        /// The restart delay. A node that has been up for less may have forgotten another lease, so it restores
+        /// nothing.
         restart_delay: Duration,
     },
-    /// Gives keys their full life from now on: one verdict each, in order. An inner error means "cannot tell". A lock
-    /// that the token has with another fence than the claim's was granted once more: the lease's own key is gone. All of
-    /// them are held alone, or all shared.
+    /// Gives keys their full life from now on. The reply has one verdict per key, in order; an inner error means
+    /// "cannot tell". If the token has the lock with another fence than the claim's, it was granted again: the lease's
+    /// own key is gone. All claims are exclusive, or all are shares.
     Renew(Arc<[Claim]>),
-    /// Takes the key from its token (rule 8): [`Owned`].
+    /// Takes the key from its token (rule 8). Reply: [`Owned`].
     Release {
-        /// Of this lock; its life does not matter.
+        /// The lock and its token; the claim's life does not matter.
         claim: Claim,
         /// How the key is left.
         mode: ReleaseMode,
     },
-    /// A fair waiter's request; replayed, it keeps its place: [`Polled`].
+    /// A fair waiter's request. If it is replayed, the waiter keeps its place. Reply: [`Polled`].
     Poll(Poll),
-    /// The first waiters of a fair queue: [`Waiters`].
+    /// Asks for the first waiters of a fair queue. Reply: [`Waiters`].
     Waiters {
-        /// Of this lock.
+        /// The lock's key.
         key: Key,
-        /// At most this many.
+        /// The most waiters to list.
         most: usize,
     },
-    /// The lock's holder, if it has one: a [`Holder`].
+    /// Asks for the lock's holder, if it has one. Reply: [`Looked`].
     Holder(Key),
-    /// The lock's holder, if it has one, and who shares it: [`Sharers`].
+    /// Asks for the lock's holder, if it has one, and its sharers. Reply: [`Sharers`].
     Sharers {
-        /// Of this lock.
+        /// The lock's key.
         key: Key,
-        /// At most this many of them.
+        /// The most sharers to list.
         most: usize,
     },
-    /// A lock that a token holds alone becomes one that another token shares, with no moment in between: [`Downgraded`].
+    /// Turns a lock that one token holds alone into one that another token shares, with no gap in between. Reply:
+    /// [`Downgraded`].
     Downgrade {
-        /// With this token, for this life; its mode is a share.
+        /// The new token and its life; its mode is a share.
         claim: Claim,
-        /// The token that holds it alone.
+        /// The token that holds the lock alone.
         from: Token,
     },
-    /// A [`Page`] of the locks that our tokens hold, in no order. A lock that comes or goes meanwhile may be missing,
-    /// and one that stays may come twice.
+    /// Lists a [`Page`] of the locks that our tokens hold, in no order. A lock that is acquired or released meanwhile
+    /// may be missing, and one that stays held may be listed twice.
     Held {
-        /// The locks of this shard.
+        /// The shard whose locks are listed.
         shard: Shard,
-        /// The locks that match this pattern, of Redis' kind.
+        /// The pattern that the locks match, in Redis' syntax.
         pattern: Arc<str>,
-        /// From here on: zero at first.
+        /// The cursor to continue from: zero at first.
         cursor: u64,
     },
-    /// Takes the lock from whoever has it, if its key is a string. The reply says whether there was one.
+    /// Takes the lock from its holder or sharers, if its key is a string. The reply says whether the lock was held.
     ForceRelease {
-        /// This lock.
+        /// The lock's key.
         key: Key,
-        /// The message for its holder, for as long as the key would have lived.
+        /// The message for the holder, kept for as long as the key would have lived.
         by: Arc<ForcedRelease>,
     },
-    /// Whether the node is there, and who it is: [`ServerIdentity`].
+    /// Asks whether the node is there, and which server it is. Reply: [`ServerIdentity`].
     Probe,
     /// Rehearses an acquire, and grants nothing. The reply says how long a recently started node will still grant
     /// nothing. If the node would refuse an acquire, the reply is a failure.
     Rehearse {
-        /// A key that no lock has.
+        /// A key that no lock uses.
         key: Key,
         /// The restart delay, as in [`Voting`].
         restart_delay: Duration,
@@ -98,7 +100,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// The one claim that it is about, if there is one.
+    /// The one claim that the request is about, if there is one.
     pub fn claim(&self) -> Option<&Claim> {
         match self {
             Self::Acquire(AcquireRequest { claim, .. })
@@ -111,7 +113,7 @@ impl Request {
         }
     }
 
-    /// The key that it is about, which decides who is asked; of a batch, the first.
+    /// The key that the request is about, which decides which server is asked; for a batch, the first key.
     pub fn key(&self) -> Option<&Key> {
         match self {
             Self::Acquire(AcquireRequest { claim: Claim { key, .. }, .. })
@@ -130,7 +132,7 @@ impl Request {
         }
     }
 
-    /// The shard that is asked; a batch is of one.
+    /// The shard that is asked. All keys of a batch are in one shard.
     pub fn shard(&self, of: impl FnOnce(&Key) -> Shard) -> Shard {
         match self {
             Self::Held { shard, .. } => *shard,
@@ -139,7 +141,7 @@ impl Request {
     }
 }
 
-/// Defines the replies, and how each becomes what its caller has asked for.
+/// Defines the replies, and the conversion of each into the type that its caller expects.
 macro_rules! replies {
     ($($(#[$attribute:meta])* $kind:ident($reply:ty),)*) => {
         /// A node's reply.
@@ -170,49 +172,49 @@ macro_rules! replies {
 }
 
 replies! {
-    /// To [`Request::Acquire`].
+    /// The reply to [`Request::Acquire`].
     Vote(VoteReply),
-    /// To [`Request::Raise`] and [`Request::Release`].
+    /// The reply to [`Request::Raise`] and [`Request::Release`].
     Owned(Owned),
-    /// To [`Request::Repair`].
+    /// The reply to [`Request::Repair`].
     Repaired(Repaired),
-    /// To [`Request::Renew`].
+    /// The reply to [`Request::Renew`].
     Renewed(Vec<Result<Owned, Failure>>),
-    /// To [`Request::Poll`].
+    /// The reply to [`Request::Poll`].
     Polled(Polled),
-    /// To [`Request::Waiters`].
+    /// The reply to [`Request::Waiters`].
     Waiters(Waiters),
-    /// To [`Request::Holder`].
+    /// The reply to [`Request::Holder`].
     Looked(Looked),
-    /// To [`Request::Sharers`].
+    /// The reply to [`Request::Sharers`].
     Sharers(Option<Sharers>),
-    /// To [`Request::Downgrade`].
+    /// The reply to [`Request::Downgrade`].
     Downgraded(Downgraded),
-    /// To [`Request::Held`].
+    /// The reply to [`Request::Held`].
     Page(Page),
-    /// To [`Request::ForceRelease`].
+    /// The reply to [`Request::ForceRelease`].
     Flag(bool),
-    /// To [`Request::Probe`].
+    /// The reply to [`Request::Probe`].
     Identity(ServerIdentity),
-    /// To [`Request::Rehearse`].
+    /// The reply to [`Request::Rehearse`].
     Rehearsed(Option<Duration>),
 }
 
 /// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
-    /// `None`: nobody.
+    /// `None` if the lock is free.
     pub holder: Option<Holder>,
-    /// Whether we shall be notified when that changes.
+    /// Whether the node will notify us when the holder changes.
     pub tracked: bool,
 }
 
-/// Those who share a lock.
+/// The sharers of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sharers {
-    /// All of them as one, or who holds it alone.
+    /// All sharers as one holder, or the exclusive holder.
     pub holder: Holder,
-    /// Each of them for itself, the first to go first. One who holds it alone is none.
+    /// Each sharer, the first to expire first. Empty if the lock is held alone.
     pub first: Vec<Holder>,
 }
 
@@ -222,37 +224,37 @@ pub type Downgraded = Result<Fence, Denial>;
 /// The waiters of a lock, in order: their tokens, how long each has waited, and how it wants the lock.
 pub type Waiters = Vec<(Token, Duration, Mode)>;
 
-/// A part of what a node has, and the cursor of the next part: zero at the end.
+/// A part of a node's locks, and the cursor of the next part: zero at the end.
 pub type Page = (u64, Vec<String>);
 
 /// Which of a node's connections a request takes. Two requests on one route arrive in the order in which they were
-/// handed over; across routes nothing is promised.
+/// handed over; across routes no order is promised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Route {
     /// The connection of the runtime on which the node was made.
     Home,
-    /// The keeper's connection, which works from everywhere.
+    /// The keeper's connection, which works from any thread or runtime.
     Keeper,
-    /// The keeper's connection. The node, if it can, also notifies us once when a key changes that the request has
-    /// found held, whoever changes it.
+    /// The keeper's connection. If the node can, it also notifies us once when a key that the request found held
+    /// changes, whoever changes it.
     Tracked,
 }
 
-/// A lock, as one token has it or wants it.
+/// A lock, as one token holds or requests it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Claim {
-    /// Of this lock.
+    /// The lock's key.
     pub key: Key,
-    /// Held with this token.
+    /// The token that holds or requests it.
     pub token: Token,
-    /// Alone, or beside others.
+    /// Whether it is held alone or shared.
     pub mode: Mode,
-    /// For this long from now on.
+    /// The TTL, counted from now.
     pub ttl: Duration,
-    /// How long its key lives from now on: the TTL, or more (rule 14).
+    /// How long the key lives from now on: the TTL, or more (rule 14).
     pub life: Duration,
-    /// With this fence, as far as it is known. The fence in the key's value may differ: the token decides whose it is,
-    /// but for a renewal.
+    /// The fence, as far as it is known. The fence in the key's value may differ, because the token decides whose key
+    /// it is. Only a renewal also compares the fence.
     pub fence: Option<Fence>,
     /// How long the floor of the lock's fences is kept after a fence was issued or raised, in whole milliseconds. Zero:
     /// until the node's clock has passed the floor.
@@ -266,18 +268,18 @@ pub struct AcquireRequest {
     pub claim: Claim,
     /// The conditions of a vote. `None` where one node decides and the user set no restart delay.
     pub voting: Option<Voting>,
-    /// An adoption (rule 13): the lock is not free, but one of these tokens has it, in whose place this one is put. A node
-    /// that has the key has not forgotten it, so no restart delay is asked.
+    /// For an adoption (rule 13): one of these tokens must have the lock, and this token replaces it. A node that has
+    /// the key has not forgotten it, so no restart delay applies.
     pub heir_of: Option<Arc<Vec<Token>>>,
 }
 
 /// The conditions under which a node votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Voting {
-    /// A node that has been up for less may have forgotten a lease, and gives no vote (deployments: a server that
-    /// forgot stays out).
+    /// The restart delay. A node that has been up for less may have forgotten a lease, so it gives no vote
+    /// (deployments: a server that forgot stays out).
     pub restart_delay: Duration,
-    /// The fence to issue, if it is large enough. Where a majority issues the same one, no floor has to be raised.
+    /// The fence to issue, if it is large enough. If a majority issues the same one, no floor has to be raised.
     pub proposal: Option<Fence>,
 }
 
@@ -286,8 +288,8 @@ pub struct Voting {
 pub struct VoteReply {
     /// The outcome.
     pub acquired: Acquired,
-    /// The server that voted, and when by its own clock. `None` if the request asked for no vote, or the node does not
-    /// know.
+    /// The server that voted, and the time on its own clock. `None` if the request asked for no vote, or the node does
+    /// not know its server.
     pub identity: Option<ServerIdentity>,
     /// Whether a later request on the same route may have arrived before this one.
     pub overtaken: bool,
@@ -298,7 +300,7 @@ pub struct VoteReply {
 pub enum Acquired {
     /// The lock is the token's, with this fence.
     Granted(Fence),
-    /// Somebody else has it.
+    /// Another token has it.
     Busy {
         /// The holder.
         holder: Holder,
@@ -307,18 +309,19 @@ pub enum Acquired {
     },
     /// The node was started too recently to vote. It votes after this time.
     Recovering(Duration),
-    /// To an adoption: nobody has the lock, so there is nothing to adopt.
+    /// For an adoption: the lock is free, so there is nothing to adopt.
     Gone,
 }
 
-/// A server's own account of itself.
+/// A server's identity, as it reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerIdentity {
     /// Its clock, in microseconds since 1970.
     pub time: Option<u64>,
     /// Distinguishes this run of this server from every other.
     pub run_id: Option<Box<str>>,
-    /// Whether it stands alone. A member of a cluster and a Sentinel do not: they may forget without a restart.
+    /// Whether the server is standalone. A member of a cluster and a Sentinel are not: they may forget without a
+    /// restart.
     pub is_alone: bool,
 }
 
@@ -327,55 +330,55 @@ pub struct ServerIdentity {
 pub enum Repaired {
     /// The node has the key again.
     Done,
-    /// Somebody else has it.
+    /// Another token has it.
     Taken,
-    /// Not before this time is over: see [`Acquired::Recovering`].
+    /// The node repairs nothing before this time has passed: see [`Acquired::Recovering`].
     Recovering(Duration),
 }
 
-/// The verdict of a renewal, a raise or a release: done, because the key was ours, or why not.
+/// The verdict of a renewal, a raise or a release: `Ok` if the key was ours and it is done, or else why not.
 pub type Owned = Result<(), Denial>;
 
-/// The verdict on a batch of one.
+/// The only verdict of a batch of one.
 pub fn only(verdicts: Vec<Result<Owned, Failure>>) -> Result<Owned, Failure> {
     verdicts.into_iter().next().unwrap_or_else(|| Err(Failure::unknown("the server's answer is empty")))
 }
 
-/// A fair waiter's request: it enters the queue, says that it still waits, takes the lock when it is its turn, and
-/// confirms a grant.
+/// A fair waiter's request. It enters the queue, shows that the waiter still waits, takes the lock when it is its turn,
+/// and confirms a grant.
 #[derive(Debug, Clone)]
 pub struct Poll {
-    /// The lock that is waited for; its token is the holder's once it is granted.
+    /// The lock that is waited for. Its token becomes the holder's once the lock is granted.
     pub claim: Claim,
-    /// The ticket of an earlier answer. It restores the waiter's place.
+    /// The ticket of an earlier answer, which restores the waiter's place.
     pub ticket: Option<u64>,
-    /// How long the lock may wait for its confirmation.
+    /// How long a granted lock waits for its confirmation.
     pub grant: Duration,
     /// How long a waiter that cannot be notified counts as alive. The queue outlives its last poll by twice this.
     pub window: Duration,
     /// Whether to enter the queue. A try only asks: it never enters, and never overtakes.
     pub enter: bool,
-    /// A node that has been up for less may have forgotten a lease. It grants this waiter nothing, whoever releases the
-    /// lock.
+    /// The restart delay. A node that has been up for less may have forgotten a lease. It does not grant this waiter
+    /// the lock, whoever releases it.
     pub restart_delay: Duration,
 }
 
 /// The outcome of a poll.
 #[derive(Debug, Clone)]
 pub enum Polled {
-    /// The lock is the token's, for its TTL.
+    /// The token has the lock, for its TTL.
     Granted(Fence),
     /// It is not the token's turn.
     Waits {
         /// The lock's holder.
         holder: Holder,
-        /// Nobody holds the lock, but the node was started too recently to grant it. It grants again after this time.
+        /// How long the node grants nothing: the lock is free, but the node was started too recently.
         recovers_for: Option<Duration>,
-        /// `None` if the poll did not enter the queue.
+        /// The waiter's ticket; `None` if the poll did not enter the queue.
         ticket: Option<u64>,
-        /// How many wait before it.
+        /// How many waiters are ahead of it.
         ahead: u32,
-        /// Whether it was not in the queue before.
+        /// Whether the waiter was not in the queue before.
         entered: bool,
         /// Whether the node will notify us when the lock's key changes.
         tracked: bool,
@@ -387,11 +390,11 @@ pub enum Polled {
 /// How a release leaves the key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ReleaseMode {
-    /// Free, or with the first of its queue.
+    /// The key is deleted, or passed to the first of its queue.
     Delete,
-    /// As `Delete`, and the token leaves the queue too, together with these tokens of the same process.
+    /// Like `Delete`; the token also leaves the queue, together with these tokens of the same process.
     Leave(Arc<[Token]>),
-    /// The key stays for this long, under a value of its own, and nobody renews it.
+    /// The key stays for this long under another token, and is not renewed.
     Retain(Duration, Token),
 }
 

@@ -1,4 +1,4 @@
-//! Whether a lock is held alone or shared, and the value that the key of a shared one has.
+//! Whether a lock is held alone or shared, and the value in the key of a shared lock.
 
 use std::{fmt, num::NonZeroU32};
 
@@ -10,18 +10,18 @@ use crate::{fence::Fence, token::Token};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Beside nobody.
+    /// Held alone.
     #[default]
     Exclusive,
-    /// Beside others who share it.
+    /// Shared with others.
     Shared {
-        /// It comes in if fewer than this share the lock by then. `None`: however many do.
+        /// The lock is granted if fewer than this share it by then. `None`: there is no limit.
         limit: Option<NonZeroU32>,
     },
 }
 
 impl Mode {
-    /// Whether it is a share.
+    /// Whether the lock is shared.
     pub fn is_shared(self) -> bool {
         self != Self::Exclusive
     }
@@ -51,14 +51,12 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Stands in the key of a lock that is shared: the nil UUID is that of no acquisition, so no compare finds this value
-/// to be its own.
+/// The token in the key of a shared lock. No acquisition has the nil UUID, so none takes this value for its own.
 pub fn token_of_a_phase() -> Token {
     Token::new(Uuid::nil(), "shared")
 }
 
-/// The fence of the phase that a value stands for; `None` for that of a lock that somebody holds alone, and for another
-/// library's.
+/// The fence of the phase in a value; `None` for the value of a lock that is held alone, and for another library's.
 pub fn phase_of(value: &str) -> Option<Fence> {
     let (token, fence) = Token::read_value(value)?;
     token.is_of_a_phase().then_some(fence)

@@ -1,15 +1,15 @@
-//! Several locks at once: which are tried, kept, let go of, and waited for: pure.
+//! Several locks at once: which are tried, kept, released, and waited for: pure.
 //!
 //! # Invariants
 //!
-//! 1. While one lock is waited for, none is held that comes after it. The order is that of the keys, the same in every
-//!    process. So no circle of processes can wait for each other.
-//! 2. The leases are here, and nowhere else: whatever ends the acquire drops them.
-//! 3. Of tries for the same locks that meet, one wins: that which has the first. The others give all back, so it waits for
-//!    what they have. Of tries for other sets that meet, too: that which was refused the last lock of all waits for one that
-//!    gives it back.
-//! 4. All that are missing are tried at the same time, so one round trip is enough when they are free. A lock that was lost
-//!    meanwhile is missing again.
+//! 1. While a multi-lock waits for one lock, it holds none that comes later in the order. The order is that of the
+//!    keys, the same in every process. So processes cannot wait for each other in a circle.
+//! 2. The leases are kept here only, so whatever ends the acquire drops them.
+//! 3. Of competing tries for the same locks one wins: the try that has the first lock. The others release all they
+//!    have, so it waits only for that. Of competing tries for different sets one wins, too: the try that was refused
+//!    the last of all these locks waits for one that releases it.
+//! 4. All missing locks are tried at the same time, so one round trip is enough when they are free. A lock that was
+//!    lost meanwhile is missing again.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub enum Unfit {
     None,
     /// There are more than [`MOST`].
     TooMany,
-    /// One is there twice, which would wait for itself.
+    /// One lock is given twice, and would wait for itself.
     Twice(String),
 }
 
@@ -40,8 +40,8 @@ impl fmt::Display for Unfit {
     }
 }
 
-/// Puts locks in the order in which every process waits for them (invariant 1), however their keys were split into prefix
-/// and name.
+/// Sorts locks into the order in which every process waits for them (invariant 1), however their keys are split into
+/// prefix and name.
 pub fn in_order<L>(mut locks: Vec<(Key, L)>) -> Result<Vec<L>, Unfit> {
     if locks.is_empty() {
         return Err(Unfit::None);
@@ -57,14 +57,14 @@ pub fn in_order<L>(mut locks: Vec<(Key, L)>) -> Result<Vec<L>, Unfit> {
     twice.map_or_else(|| Ok(locks.into_iter().map(|(_, lock)| lock).collect()), |name| Err(Unfit::Twice(name)))
 }
 
-/// The next step. Locks are known by their place in the order.
+/// The next step. Locks are identified by their place in the order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// To try these, all at the same time.
+    /// Try these, all at the same time.
     Try(Vec<usize>),
-    /// To wait for this one.
+    /// Wait for this one.
     Wait(usize),
-    /// All are held.
+    /// All locks are held.
     Done,
 }
 
@@ -72,7 +72,7 @@ pub enum Next {
 #[derive(Debug)]
 pub struct MultiLock<L> {
     held: Vec<Option<L>>,
-    /// Whether all that were missing have been tried since the last wait.
+    /// Whether all missing locks have been tried since the last wait.
     is_tried: bool,
 }
 
@@ -82,15 +82,15 @@ impl<L> MultiLock<L> {
         Self { held: (0..locks).map(|_| None).collect(), is_tried: false }
     }
 
-    /// A try or a wait has got this one.
+    /// A try or a wait has acquired this lock.
     pub fn got(&mut self, at: usize, lease: L) {
         if let Some(held) = self.held.get_mut(at) {
             *held = Some(lease);
         }
     }
 
-    /// The next step, once all that was to be tried or waited for has an outcome. Lets go of what may not be held meanwhile
-    /// (invariant 1), and of what is not `held` any more.
+    /// Returns the next step, once all that was tried or waited for has an outcome. Drops the leases that may not be
+    /// held meanwhile (invariant 1), and those that are not held any more.
     pub fn next(&mut self, is_held: impl Fn(&L) -> bool) -> Next {
         for held in &mut self.held {
             if held.as_ref().is_some_and(|lease| !is_held(lease)) {
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(multi.held, [None; 3]);
     }
 
-    /// The locks of a small world, and who holds them. A lease that is dropped is free.
+    /// The locks of a small world, and their holders. A lease that is dropped frees its lock.
     type World = Rc<RefCell<BTreeMap<usize, usize>>>;
 
     #[derive(Debug)]
@@ -263,7 +263,7 @@ mod tests {
     }
 
     proptest! {
-        /// All come to an end, whoever wants what, and in whatever order they take their steps.
+        /// All processes finish, whatever locks they want, and in whatever order they take their steps.
         #[test]
         fn nobody_waits_in_a_circle(
             wants in proptest::collection::vec(proptest::collection::btree_set(0_usize..5, 1..5), 2..5),

@@ -7,12 +7,12 @@
 //!
 //! 1. A silent node of a quorum is not asked but probed, until it answers. A request that was not sent needs no undo,
 //!    and a dead node costs nothing. The only node of a lock is never silent.
-//! 2. A node is silent when we have waited in vain for `SILENCE` since its last answer, on any connection.
-//!    Overlapping waits count once. A link that breaks at once says nothing of its node.
+//! 2. A node is silent once we have waited for `SILENCE` without an answer since its last one, on any connection.
+//!    Overlapping waits count once. A link that breaks at once says nothing about its node.
 //! 3. A node that is the same server as another node of the quorum has no vote, until it shows another identity.
-//! 4. A vote that is heard late takes back nothing that a later one has shown: neither identity nor clock nor recovery.
+//! 4. A vote that arrives late reverts nothing that a later one has shown: neither identity nor clock nor recovery.
 //! 5. Each silence, recovery and shared server is reported once, when it begins.
-//! 6. At most one row of probes goes on: it ends when a new one begins, or when there is nothing to find out any more.
+//! 6. At most one row of probes is under way: it ends when a new one begins, or when there is nothing left to find out.
 
 use std::{mem, time::Duration};
 
@@ -29,7 +29,7 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// The time waited in vain since the last answer that makes a node silent.
+/// The time waited without an answer, since the last one, that makes a node silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
 /// The pause before a silent node is probed; it doubles up to the longest.
@@ -42,21 +42,21 @@ const IDENTIFY_EVERY: Duration = Duration::from_secs(1);
 /// One node's health.
 #[derive(Debug)]
 pub struct NodeHealth {
-    /// Its number in the quorum.
+    /// The node's number in the quorum.
     at: usize,
     is_only: bool,
-    /// [`Time::ZERO`] before the first.
+    /// When the node last answered; [`Time::ZERO`] before the first answer.
     last_answer: Time,
-    /// Why it could not be reached, and why it refused: each the last time, since its last answer.
+    /// Why the node could not be reached, and why it refused: the last of each since its last answer.
     unreachable: Option<String>,
     refused: Option<String>,
     is_silent: bool,
-    /// How long we have waited in vain since the last answer, and up to when that is counted.
+    /// How long we have waited without an answer since the last one, and up to when that is counted.
     waited: Duration,
     waited_until: Time,
     /// The address of the other node that is the same server.
     same_as: Option<Box<str>>,
-    /// When the newest vote was asked for, of those that have come.
+    /// When the newest of the votes that have arrived was asked for.
     newest_vote: Time,
     recovers_until: Option<Time>,
     clock_offset: Option<ClockOffset>,
@@ -74,7 +74,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Of the nodes at these addresses.
+    /// The peers at these addresses.
     pub fn new(addresses: &[String]) -> Self {
         Self { identities: Identities::new(addresses), fence_proposal: FenceProposal::default() }
     }
@@ -101,14 +101,14 @@ pub struct ProbeRow(u64);
 pub enum HealthChange {
     /// It has stopped answering.
     Silent {
-        /// Why, as far as it is known.
+        /// The reason, as far as it is known.
         reason: String,
     },
     /// It answers again.
     Answers,
     /// It gives no vote.
     Recovers {
-        /// For this long.
+        /// The time until it votes.
         votes_in: Duration,
     },
     /// It is the same server as another node.
@@ -119,7 +119,7 @@ pub enum HealthChange {
 }
 
 impl NodeHealth {
-    /// A node that has not been heard of yet.
+    /// A node that has not answered yet.
     pub fn new(at: usize, is_only: bool) -> Self {
         Self {
             at,
@@ -145,7 +145,8 @@ impl NodeHealth {
         self.is_silent || self.unreachable.is_some() || self.refused.is_some() || self.same_as.is_some()
     }
 
-    /// The node, if it is connected and may be asked. A request that needs no vote may also go to the same server.
+    /// Returns the node, if it is connected and may be asked. A request that needs no vote may also go to the same
+    /// server.
     pub fn askable<N>(&self, node: Option<N>, needs_vote: bool) -> Result<N, Failure> {
         if let Some(other) = self.same_as.as_ref().filter(|_| needs_vote) {
             return Err(same_server(other));
@@ -157,12 +158,12 @@ impl NodeHealth {
         }
     }
 
-    /// It answered at this time, which ended no trouble.
+    /// Notes an answer at this time, which ended no trouble.
     pub fn note_answer(&mut self, at: Time) {
         self.last_answer = self.last_answer.max(at);
     }
 
-    /// It has answered.
+    /// The node has answered.
     pub fn answered(&mut self, now: Time) -> HealthOrders {
         self.note_answer(now);
         (self.unreachable, self.refused, self.waited) = (None, None, Duration::ZERO);
@@ -170,7 +171,7 @@ impl NodeHealth {
         HealthOrders { wake: true, tell: was_silent.then_some(HealthChange::Answers), ..HealthOrders::default() }
     }
 
-    /// It has not answered a request that was sent at `sent`, or not as it should.
+    /// The node has not answered a request that was sent at `sent`, or not as it should.
     pub fn failed(&mut self, failure: &Failure, sent: Time, now: Time) -> HealthOrders {
         let text = Some(failure.to_string());
         if failure.is_refusal() {
@@ -184,7 +185,7 @@ impl NodeHealth {
         if self.waited >= SILENCE && failure.is_silence() { self.silent() } else { HealthOrders::default() }
     }
 
-    /// A request has gone unanswered for too long, and goes on.
+    /// A request has been unanswered for too long, and is still under way.
     pub fn silent(&mut self) -> HealthOrders {
         if self.is_only || mem::replace(&mut self.is_silent, true) {
             return HealthOrders::default();
@@ -197,20 +198,20 @@ impl NodeHealth {
         }
     }
 
-    /// It could not be connected to, or the server there may not be this node.
+    /// The node could not be connected to, or the server there may not be this node.
     pub fn not_connected(&mut self, failure: &Failure) {
         let text = Some(failure.to_string());
         (self.unreachable, self.refused) = if failure.is_refusal() { (None, text) } else { (text, None) };
     }
 
-    /// It is connected for the first time, later than the others.
+    /// The node is connected for the first time, later than the others.
     pub fn arrived(&mut self, now: Time) -> HealthOrders {
         self.is_silent = true;
         self.answered(now)
     }
 
-    /// It has answered a request for its vote that was sent at `sent`. A node that is recovering votes in `votes_in`.
-    /// If this fails, the driver has to undo what the node granted.
+    /// The node has answered a request for its vote that was sent at `sent`. A recovering node votes in `votes_in`. If
+    /// this fails, the driver has to undo what the node granted.
     pub fn voted(
         &mut self,
         sent: Time,
@@ -219,7 +220,7 @@ impl NodeHealth {
         votes_in: Duration,
         peers: &mut Peers,
     ) -> (Result<(), Failure>, HealthOrders) {
-        // Invariant 4. It is the vote of this node all the same, if it comes from the same server.
+        // Invariant 4. It is still the vote of this node, if it comes from the same server.
         if sent < self.newest_vote {
             let is_same = identity.run_id.as_ref().is_none_or(|run_id| peers.identities.is_known(self.at, run_id));
             let other = || Failure::unknown("another server has answered under this address since");
@@ -232,12 +233,12 @@ impl NodeHealth {
         }
         match self.identified(identity, &mut peers.identities) {
             (Ok(()), _) => (Ok(()), self.recovering(votes_in, now)),
-            // It may have granted, and the address by which that server has its vote may be out of reach.
+            // It may have granted, and the address under which that server votes may be out of reach.
             (Err(failure), orders) => (Err(failure.halfway()), orders),
         }
     }
 
-    /// It has shown which server it is. Fails if that has its vote under another address (invariant 3).
+    /// The node has shown which server it is. Fails if that server has its vote under another address (invariant 3).
     pub fn identified(
         &mut self,
         identity: &ServerIdentity,
@@ -256,7 +257,7 @@ impl NodeHealth {
         (Err(same_server(other)), orders)
     }
 
-    /// It gives no vote for this long; zero if it does.
+    /// The node gives no vote for this long; zero if it votes.
     pub fn recovering(&mut self, votes_in: Duration, now: Time) -> HealthOrders {
         let until = (!votes_in.is_zero()).then(|| now + votes_in);
         let was = mem::replace(&mut self.recovers_until, until);
@@ -264,12 +265,12 @@ impl NodeHealth {
         HealthOrders { tell: begins.then_some(HealthChange::Recovers { votes_in }), ..HealthOrders::default() }
     }
 
-    /// How long it is known to give no vote: asking it to bring a key back is pointless meanwhile.
+    /// How long the node is known to give no vote. Asking it to restore a key is pointless until then.
     pub fn recovers_in(&self, now: Time) -> Option<Duration> {
         self.recovers_until.map(|until| until.since(now)).filter(|left| !left.is_zero())
     }
 
-    /// Whether it is not to be asked (invariant 1).
+    /// Whether the node must not be asked (invariant 1).
     pub fn is_silent(&self) -> bool {
         self.is_silent
     }
@@ -280,7 +281,7 @@ impl NodeHealth {
         self.row
     }
 
-    /// The pause before the next probe of a row; none at its end.
+    /// The pause before the next probe of a row; `None` at its end.
     pub fn next_probe(&mut self, row: ProbeRow) -> Option<Duration> {
         if row != self.row {
             return None;
@@ -289,24 +290,24 @@ impl NodeHealth {
         pause.or_else(|| self.same_as.is_some().then_some(IDENTIFY_EVERY))
     }
 
-    /// It was probed in vain; that says nothing if it has answered otherwise meanwhile.
+    /// A probe has failed. That says nothing if the node has answered another request meanwhile.
     pub fn probe_failed(&mut self, failure: &Failure) {
         if self.is_silent {
             self.unreachable = Some(failure.to_string());
         }
     }
 
-    /// Why it does not serve, if it does not.
+    /// Why the node does not serve, if it does not.
     pub fn trouble(&self) -> Option<&str> {
         self.unreachable.as_deref().or(self.refused.as_deref())
     }
 
-    /// The offset of its clock, as of its newest vote.
+    /// The offset of the node's clock, as of its newest vote.
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.clock_offset
     }
 
-    /// For users; `wall` is the time since 1970 by this machine's wall clock.
+    /// The status for users; `wall` is the time since 1970 by this machine's wall clock.
     pub fn status(&self, address: &str, now: Time, wall: Duration) -> NodeStatus {
         let last_answer = (self.last_answer != Time::ZERO).then(|| now.since(self.last_answer));
         let clock_offset_micros = self.clock_offset.and_then(|offset| offset.to_wall(now, wall));
@@ -345,13 +346,13 @@ impl ClockOffset {
         Self { micros: i128::from(time) - micros(sent) - half, give_or_take: half }
     }
 
-    /// By how much two clocks differ for certain.
+    /// By how much two clocks differ at least.
     pub fn differs_from(self, other: Self) -> Duration {
         let certain = (self.micros - other.micros).abs() - self.give_or_take - other.give_or_take;
         Duration::from_micros(u64::try_from(certain).unwrap_or_default())
     }
 
-    /// By how much that clock is ahead of the wall clock, which shows this now.
+    /// By how much that clock is ahead of the wall clock, which now shows `wall`.
     fn to_wall(self, now: Time, wall: Duration) -> Option<i64> {
         let wall = i128::try_from(wall.as_micros()).unwrap_or_default();
         i64::try_from(self.micros + micros(now) - wall).ok()

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The state of a node, as far as its answers have shown it: see
 /// [`Leases::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.nodes).
 ///
-/// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds`, `clock_offset_micros`, `slots` and
-/// `replicas`; the last four are `null` if they are not known.
+/// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds`, `clock_offset_micros`, `slots`
+/// and `replicas`; the last four are `null` if they are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct NodeStatus {
@@ -21,76 +21,76 @@ pub struct NodeStatus {
 
 /// Whether a node serves and votes at the moment.
 ///
-/// With the feature `serde` it is `"unknown"` or `"up"`, or one of these with what belongs to it:
+/// With the feature `serde` it is `"unknown"` or `"up"`, or one of these with its details:
 /// `{"recovering":{"remaining_seconds":12.5}}`, `{"refused":"…"}`, `{"unreachable":"…"}`, `{"same_server":"…"}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum NodeState {
-    /// It has not been heard of yet.
+    /// It has not answered yet.
     Unknown,
     /// It answers.
     Up,
-    /// It answers, but gives no vote: it was started lately, or its clock was set back, and it may have forgotten
+    /// It answers, but gives no vote: it was started recently, or its clock was set back, and it may have forgotten
     /// leases.
     Recovering {
-        /// How long that lasts.
+        /// The time until it votes.
         #[cfg_attr(feature = "serde", serde(rename = "remaining_seconds", serialize_with = "seconds::of"))]
         remaining: Duration,
     },
-    /// It answers no, in these words.
+    /// It refuses, in these words.
     Refused(String),
-    /// It gave no answer, for this reason. It is asked again, in the background.
+    /// It gave no answer, for this reason. It is asked again in the background.
     Unreachable(String),
-    /// It is the same server as another node of this quorum, whose address this is, so its vote does not count.
+    /// It is the same server as the node of this quorum at this address, so its vote does not count.
     SameServer(String),
 }
 
 impl NodeStatus {
-    /// Where it is, without user and password.
+    /// The node's address, without user and password.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Whether it serves and votes.
+    /// Whether the node serves and votes.
     #[must_use]
     pub fn state(&self) -> &NodeState {
         &self.state
     }
 
-    /// How long ago it answered for the last time.
+    /// How long ago the node last answered.
     #[must_use]
     pub fn last_answer(&self) -> Option<Duration> {
         self.last_answer
     }
 
     /// By how many microseconds its clock is ahead of this machine's wall clock (negative: behind), as seen in its last
-    /// vote; exact to the time that the answer took. `None` before, and where no votes are asked for.
+    /// vote; exact to the time that the answer took. `None` before its first vote, and where no votes are asked for.
     #[must_use]
     pub fn clock_offset_micros(&self) -> Option<i64> {
         self.clock_offset_micros
     }
 
-    /// How many of a cluster's slots it has; `None` if it is no part of one.
+    /// How many of a cluster's slots it has; `None` if it is not part of a cluster.
     #[must_use]
     pub fn slots(&self) -> Option<u16> {
         self.slots
     }
 
-    /// How many replicas of it its cluster knows; `None` if it is no part of one.
+    /// How many replicas of it its cluster knows; `None` if it is not part of a cluster.
     #[must_use]
     pub fn replicas(&self) -> Option<usize> {
         self.replicas
     }
 }
 
-/// The status of a part of a cluster. No method, as below.
+/// The status of a part of a cluster. Not a method, for the same reason as [`of`].
 pub fn of_shard(status: NodeStatus, slots: Option<u16>, replicas: Option<usize>) -> NodeStatus {
     NodeStatus { slots, replicas, ..status }
 }
 
-/// Builds a status of these parts. No method, because users would see it too.
+/// Builds a status of these parts. Not a method, because users would see it too.
 pub fn of(
     address: String,
     state: NodeState,

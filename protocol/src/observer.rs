@@ -1,13 +1,13 @@
-//! Who leads, as somebody sees it who only looks: pure.
+//! Who leads, as an observer sees it: pure.
 //!
 //! # Invariants
 //!
-//! 1. What a look has found is known until `sent + remaining`, counted from its sending, and not for longer, whatever
-//!    comes or does not come. A holder's key cannot end before that; so the rule is that of a lease's own deadline,
-//!    turned outward.
-//! 2. Looks are made one after the other. A change that is notified during one has another one follow it.
-//! 3. The newest state is always told. That its holder has renewed is none.
-//! 4. A look without an answer ends nothing: what is known runs out by itself.
+//! 1. The result of a look is known until `sent + remaining`, counted from when the look was sent, and no longer,
+//!    whatever arrives or does not arrive. A holder's key cannot end before that. So this is the rule of a lease's own
+//!    deadline, turned outward.
+//! 2. Looks are made one after the other. A change that is notified during a look causes another look after it.
+//! 3. The newest state is always reported. A renewal by its holder is not a new state.
+//! 4. A look without an answer ends nothing: what is known expires by itself.
 
 use std::time::Duration;
 
@@ -18,32 +18,33 @@ use crate::{
     time::Time,
 };
 
-/// How long a look counts that has found nobody, beside the time that a look may take. Nobody is bound to stay away.
+/// How long a look that found no holder counts, beside the time that a look may take. A new holder may come at any
+/// time.
 const VACANT_FOR: Duration = Duration::from_secs(2);
 
-/// Below this a look before the end brings nothing: the one right after it decides.
+/// With less than this left, a look before the end is useless: the one right after it decides.
 const SOON: Duration = Duration::from_millis(20);
 
-/// A key without a TTL is looked at so often where changes are notified.
+/// The pause between looks at a key without a TTL, where changes are notified.
 const SLOW_LOOK: Duration = Duration::from_secs(5);
 
-/// Redis rounds a PTTL down, so the key is gone a millisecond later.
+/// Redis rounds a PTTL down, so the key may expire a millisecond later.
 const ROUNDING: Duration = Duration::from_millis(1);
 
 /// Who leads, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Leadership {
-    /// This one does, until its [`remaining`](Holder::remaining) time is over, unless it resigns before. That is the time of
-    /// its key, which may outlive its term by a `lock_delay`; nobody else leads until then.
+    /// This holder leads until its [`remaining`](Holder::remaining) time has passed, unless it resigns before. That is
+    /// the time of its key, which may outlive its term by a `lock_delay`; nobody else leads until then.
     Led(Holder),
-    /// Nobody does: the name is [shared](Holder::is_shared), by readers or by holders of permits. This holder stands for all
-    /// of them. A new one of them is told only together with another change.
+    /// There is no leader: the name is [shared](Holder::is_shared), by readers or by holders of permits. This holder
+    /// stands for all of them. A new one of them is reported only together with another change.
     Shared(Holder),
-    /// Nobody does.
+    /// There is no leader.
     Vacant,
-    /// It is not known: what was known has run out, and the servers have not answered since; or too few of a quorum have. So it
-    /// is where the key is [no lock](Holder::not_a_lock).
+    /// The leader is not known: what was known has expired, and the servers have not answered since, or too few of a
+    /// quorum have. The same applies if the key is [not a lock](Holder::not_a_lock).
     Unknown,
 }
 
@@ -57,8 +58,8 @@ impl Leadership {
         }
     }
 
-    /// From what a look has found. A key that is released, and stays for a while, has no leader any more; nor has one that
-    /// is no lock.
+    /// Reads the result of a look. A key that was released, and stays for a while, has no leader any more; nor has a
+    /// key that is not a lock.
     #[must_use]
     #[doc(hidden)]
     pub fn of(found: Option<Holder>) -> Self {
@@ -71,7 +72,7 @@ impl Leadership {
         }
     }
 
-    /// Whether there is nothing to tell of this after the other: the same leader, in the same term.
+    /// Whether this state is no news after the other: the same leader, in the same term.
     #[must_use]
     #[doc(hidden)]
     pub fn is_like(&self, other: &Self) -> bool {
@@ -92,7 +93,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Nothing.
+    /// Nothing is known.
     pub const NOTHING: Self = Self { what: Leadership::Unknown, until: Time::NEVER };
 
     /// Until when it counts.
@@ -101,7 +102,8 @@ impl Known {
         self.until
     }
 
-    /// What of it still counts at this moment (invariant 1). A leader's time is what is left of it by then.
+    /// The part of it that still counts at this moment (invariant 1). A leader's remaining time is what is left of it
+    /// by then.
     #[must_use]
     pub fn at(&self, now: Time) -> Leadership {
         match &self.what {
@@ -126,7 +128,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// One that knows nothing yet, whose looks take at most `limit`.
+    /// An observer that knows nothing yet, whose looks take at most `limit`.
     pub fn new(limit: Duration, jitter: Jitter) -> Self {
         Self { known: Known::NOTHING, next_look: Time::ZERO, is_notified: false, backoff: Backoff::new(jitter), limit }
     }
@@ -146,23 +148,23 @@ impl Observer {
         self.is_notified || now >= self.next_look
     }
 
-    /// When there is something to do, unless a notification comes before.
+    /// When the next step is due, unless a notification comes before.
     pub fn due(&self) -> Time {
         self.next_look.min(self.known.until)
     }
 
-    /// A look begins: it finds all that was notified so far.
+    /// A look begins. It will see everything that was notified so far.
     pub fn begins(&mut self) {
         self.is_notified = false;
     }
 
-    /// What is known may have run out. Whether that is to be told.
+    /// The knowledge may have expired. Returns whether that is to be reported.
     pub fn expires(&mut self, now: Time) -> bool {
         now >= self.known.until && self.learns(Known::NOTHING)
     }
 
-    /// A look that was sent then has found this holder, or nobody. With `is_notified` the next change is notified. Whether
-    /// it is to be told.
+    /// A look that was sent at `sent` has found this holder, or none. With `is_notified` we are notified of the next
+    /// change. Returns whether the result is to be reported.
     pub fn found(&mut self, sent: Time, now: Time, is_notified: bool, found: Option<Holder>) -> bool {
         let remaining = found.as_ref().map(Holder::remaining);
         let what = Leadership::of(found);
@@ -174,12 +176,12 @@ impl Observer {
             (Leadership::Led(_) | Leadership::Shared(_), Some(Some(remaining))) => {
                 let until = sent + remaining;
                 let next = if is_notified { Duration::MAX } else { self.backoff.next(None) };
-                // Half way, since a notification may be lost. Then when the key has gone, for the server has had the look by
-                // now. Before that it would name a dead leader once more.
+                // Half-way, since a notification may be lost. Near the end, only once the key has expired: the server
+                // had executed the look by `now`. An earlier look would report a dead leader once more.
                 let look = if remaining > SOON { sent + remaining / 2 } else { now + remaining + ROUNDING };
                 (until, look.min(now + next))
             }
-            // Of no leader nothing runs out. A key without a TTL ends when somebody deletes it.
+            // Without a leader nothing expires. A key without a TTL ends when it is deleted.
             _ => {
                 let until = if what == Leadership::Unknown { Time::NEVER } else { sent + SLOW_LOOK * 2 + self.limit };
                 (until, now + if is_notified { SLOW_LOOK } else { self.backoff.next(None) })
@@ -195,7 +197,7 @@ impl Observer {
         self.learns(Known { what, until })
     }
 
-    /// A look has no answer, or too few of them.
+    /// A look has had no answer, or too few of them.
     pub fn found_nothing(&mut self, now: Time) -> bool {
         self.next_look = now + self.backoff.next(None);
         self.expires(now)
@@ -208,7 +210,7 @@ impl Observer {
     }
 }
 
-/// A vacancy that nobody looks at again is soon none: the next look comes before, and has its time.
+/// A vacancy expires soon unless another look confirms it. The next look begins before that, and has time to finish.
 const _: () = assert!(LONGEST_PAUSE.as_millis() < VACANT_FOR.as_millis());
 
 #[cfg(test)]
@@ -256,7 +258,7 @@ mod tests {
         let (mut observer, token) = (observer(), Token::random("one"));
         assert!(observer.found(at(10), at(16), true, Some(leader(&token, 7, Duration::from_millis(9)))));
         assert!(observer.expires(at(19)), "it counts from the sending");
-        // The server had it by 16, and the key ends 9 ms after that.
+        // The server had executed the look by 16, and the key expires 9 ms after that.
         assert!(!observer.looks(at(25)) && observer.looks(at(26)));
     }
 
@@ -334,7 +336,7 @@ mod tests {
     }
 
     proptest! {
-        /// Invariant 1 by chance: whatever comes, nobody is said to lead beyond `sent + remaining` of a look.
+        /// Invariant 1, with random looks: no leader is reported beyond `sent + remaining` of a look.
         #[test]
         fn nothing_counts_for_longer_than_a_look_allows(
             looks in proptest::collection::vec((0_u64..900, 0_u64..50, 0_u64..700, any::<bool>(), 0_u8..4), 1..40)

@@ -2,14 +2,14 @@
 //!
 //! # Invariants
 //!
-//! 1. From each acquire and renewal on the key lives for the TTL and the delay. It lives until the interval is over in
-//!    any case. That begins with the sending of the acquire. So the key may live longer than the lease is believed, and
+//! 1. From each acquire and renewal on, the key lives for the TTL plus the delay, and in any case until the interval
+//!    ends. The interval begins when the acquire is sent. So the key may live longer than the lease is believed, and
 //!    never shorter.
 //! 2. No deadline depends on it.
 
 use std::time::Duration;
 
-/// By how much a lock's key outlives its lease. A process may have a million leases, so it is in milliseconds.
+/// By how much a lock's key outlives its lease. It is in milliseconds, because a process may have a million leases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Outliving {
     lock_delay: u32,
@@ -17,11 +17,11 @@ pub struct Outliving {
 }
 
 impl Outliving {
-    /// Nothing: the key lives for the TTL.
+    /// No extra time: the key lives for the TTL.
     pub const NOTHING: Self = Self { lock_delay: 0, once_per: 0 };
 
-    /// A holder that dies or is lost, by this delay; and each acquire, until this interval after it is over. Part of a
-    /// millisecond counts as a whole one. Zero is none.
+    /// After a holder dies or is lost, the key lives on for `lock_delay`. After each acquire it lives at least until
+    /// `once_per` has passed. Part of a millisecond counts as a whole one. Zero means none.
     pub fn new(lock_delay: Duration, once_per: Duration) -> Self {
         Self { lock_delay: millis(lock_delay), once_per: millis(once_per) }
     }
@@ -36,12 +36,12 @@ impl Outliving {
         (ttl + span(self.lock_delay)).max(self.interval_left(elapsed))
     }
 
-    /// The rest, at that moment, of the interval in which the lock is acquired once.
+    /// The rest, after `elapsed`, of the interval in which the lock is acquired once.
     pub fn interval_left(self, elapsed: Duration) -> Duration {
         span(self.once_per).saturating_sub(elapsed)
     }
 
-    /// Whether a loss leaves the key to run out then.
+    /// Whether a loss after `elapsed` leaves the key to expire.
     pub fn outlives_a_loss(self, elapsed: Duration) -> bool {
         self.lock_delay > 0 || !self.interval_left(elapsed).is_zero()
     }
@@ -52,7 +52,7 @@ fn span(millis: u32) -> Duration {
 }
 
 fn millis(span: Duration) -> u32 {
-    // Mostly it is none, and a division of 128 bits costs more than all the rest.
+    // It is mostly zero, and a division of 128 bits costs more than all the rest.
     if span.is_zero() { 0 } else { u32::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX) }
 }
 

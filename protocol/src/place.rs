@@ -2,18 +2,18 @@
 
 use std::fmt;
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// A name or an address, without brackets.
+    /// The host: a name or an address, without brackets.
     pub host: Box<str>,
-    /// Not zero.
+    /// The port, which is not zero.
     pub port: u16,
 }
 
 impl Place {
-    /// From the text in a redirection: the port follows the last colon. One without a host is on the host that has sent
-    /// it; one without a port is nowhere.
+    /// Reads the text of a redirection: the port follows the last colon. Without a host, the host is the sender's.
+    /// Without a port, there is no address.
     pub fn read(text: &str, sender: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port != 0)?;
@@ -29,12 +29,12 @@ impl fmt::Display for Place {
     }
 }
 
-/// A part of a node that fails by itself: of a cluster, one of its primaries. A node that is not a cluster is one
-/// shard. Numbers are never reused. They say what waits for what: nothing relies on the shard that has a key.
+/// A part of a node that fails by itself, such as one primary of a cluster. A node that is not a cluster is one shard.
+/// Numbers are never reused. They decide what waits for what; nothing relies on which shard has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shard(pub u32);
 
 impl Shard {
-    /// The only one of a node that is no cluster.
+    /// The only shard of a node that is not a cluster.
     pub const FIRST: Self = Self(0);
 }

@@ -2,18 +2,18 @@
 
 use crate::{fence::Fence, holder::Holder};
 
-/// The holder of the most nodes.
+/// The holder on the most nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plurality {
-    /// With its fence, if that is certain: a majority was raised to that at least, and a majority issued that at most
-    /// (rule 10). Some of the others issued more, too late, and the raise has not reached some.
+    /// The holder, with its fence if that is certain: a majority was raised to at least that, and a majority issued at
+    /// most that (rule 10). Of the others, some issued more, too late, and some were not reached by the raise.
     pub holder: Holder,
-    /// How many.
+    /// On how many nodes it holds the lock.
     pub nodes: usize,
 }
 
 impl Plurality {
-    /// The plurality of these holders. Programs that write no tokens of ours all look alike.
+    /// The plurality of these holders. Programs that do not write our tokens all look alike.
     pub fn largest(held: &[Holder], majority: usize) -> Option<Self> {
         let like = |one: &Holder| held.iter().filter(|other| other.token == one.token).count();
         let most = held.iter().max_by_key(|holder| like(holder))?;

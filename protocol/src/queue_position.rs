@@ -10,29 +10,29 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How long a waiter that cannot be notified counts as alive. The queue lives twice as long after the last poll.
 pub const WINDOW: Duration = Duration::from_secs(15);
 
-/// How long a waiter tries to leave the queue of a server that does not answer: the polls of others keep its place
-/// alive.
+/// How long a waiter tries to leave the queue of a server that does not answer, because the polls of others keep its
+/// place alive.
 pub const LEAVES_FOR: Duration = Duration::from_secs(600);
 
-/// The extra delay for each waiter ahead: the first one shall notice first that the holder's key has expired.
+/// The extra delay for each waiter ahead, so that the first one notices first that the holder's key has expired.
 const STAGGER: Duration = Duration::from_millis(4);
 const LONGEST_STAGGER: Duration = Duration::from_millis(40);
 
 /// A place in the queue, as the last poll found it.
 #[derive(Debug, Default)]
 pub struct QueuePosition {
-    /// Restores the place after the queue was lost.
+    /// The ticket, which restores the place after the queue was lost.
     pub ticket: Option<u64>,
-    /// How many come before.
+    /// How many waiters are ahead.
     pub ahead: u32,
     /// Whether the server can notify us.
     pub notified: bool,
-    /// For how long the server, which may have forgotten who holds the lock, grants it to nobody.
+    /// For how long the server, which may have forgotten the lock's holder, grants it to no waiter.
     pub recovers_for: Option<Duration>,
 }
 
 impl QueuePosition {
-    /// Whether nobody comes before.
+    /// Whether no waiter is ahead.
     pub fn is_first(&self) -> bool {
         self.ticket.is_some() && self.ahead == 0
     }
@@ -41,7 +41,7 @@ impl QueuePosition {
     pub fn next_poll(&self, look: &Check, leads: bool, grant: Duration, backoff: &mut Backoff) -> Option<Duration> {
         let (remaining, watched) = match (look, self.recovers_for) {
             _ if self.ticket.is_none() => return Some(backoff.after(look)),
-            // Each of those who share it is over at a time that no notification would tell of.
+            // Each share ends at a time of which no notification tells us.
             (Check::Held { holder, tracked, .. }, _) => (holder.remaining(), *tracked || holder.is_shared()),
             // No notification can come before that.
             (Check::Failed(_), Some(left)) => (Some(left.min(HEARTBEAT)), true),
@@ -54,7 +54,7 @@ impl QueuePosition {
             // No notification tells us of a grant: we have to poll while it lasts.
             Some(expiry.min(if self.ahead <= 1 { grant / 3 } else { grant * 2 / 3 }))
         } else if first && !watched {
-            // No notification tells us of a lock that became free otherwise than by a release.
+            // No notification tells us of a lock that became free other than by a release.
             Some(expiry.min(grant / 3))
         } else if leads || first {
             Some(expiry.min(HEARTBEAT))

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! 1. The first try comes at once. The pauses after it double while tries fail, up to `longest`.
-//! 2. They also double while each connection soon ends, but only up to `longest_flap`: it may serve somebody meanwhile.
+//! 2. They also double while connections soon end, but only up to `longest_flap`: each may serve requests meanwhile.
 //! 3. After a connection that lasted, and once the server is known to be back, the next pause is the first one again.
 
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::{doubling::Doubling, time::Time};
 pub struct ReconnectConfig {
     /// The pause before the second try.
     pub first: Duration,
-    /// The longest, where nothing comes up.
+    /// The longest pause while no connection comes up.
     pub longest: Duration,
-    /// The longest, where it comes up and soon ends.
+    /// The longest pause while connections come up and soon end.
     pub longest_flap: Duration,
-    /// The time after which a connection that is up has lasted.
+    /// How long a connection must be up to count as one that has lasted.
     pub steady: Duration,
 }
 
@@ -39,7 +39,7 @@ enum LastTry {
 }
 
 impl Reconnect {
-    /// Before the first try.
+    /// The state before the first try.
     pub fn new(config: ReconnectConfig) -> Self {
         Self { config, pauses: Doubling::from(config.first), last: LastTry::None }
     }
@@ -49,19 +49,19 @@ impl Reconnect {
         self.last = LastTry::Failed;
     }
 
-    /// It is up.
+    /// The connection is up.
     pub fn came_up(&mut self, now: Time) {
         self.last = LastTry::CameUp(now);
     }
 
-    /// The connection that was up has ended by now. If it has lasted, the pauses begin anew.
+    /// The connection that was up has ended by now. If it has lasted, the pauses start over.
     pub fn ended(&mut self, now: Time) {
         if matches!(self.last, LastTry::CameUp(at) if now.since(at) >= self.config.steady) {
             self.reset();
         }
     }
 
-    /// The server is known to be back: what was tried before counts no longer.
+    /// The server is known to be back, so earlier tries no longer count.
     pub fn reset(&mut self) {
         self.pauses = Doubling::from(self.config.first);
     }
@@ -126,7 +126,7 @@ mod tests {
         reconnect.came_up(at(2_000));
         assert_eq!(reconnect.pause(at(3_000)).as_millis(), 10);
         assert_eq!(failures(&mut reconnect, 3_000), [20, 40, 80, 100, 100]);
-        // Told at once, it is known although the next try fails.
+        // `ended` starts them over at once, even though the next try fails.
         reconnect.came_up(at(4_000));
         reconnect.ended(at(5_000));
         assert_eq!(failures(&mut reconnect, 5_000), [10, 20, 40, 80, 100]);

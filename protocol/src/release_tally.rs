@@ -13,22 +13,22 @@ use crate::{
 pub struct ReleaseAnswer {
     /// Whether the key was ours.
     pub owned: Owned,
-    /// Whether no earlier sending went unanswered, which may have done it.
+    /// Whether no earlier sending went unanswered that may have released it.
     pub only_sending: bool,
 }
 
-/// The verdict of one node: it did it, or why it had nothing of ours.
+/// The verdict of one node: it released the lease, or why it had nothing of ours.
 pub type NodeVerdict = Result<(), Loss>;
 
 impl ReleaseAnswer {
     fn verdict(&self, now: Time, valid_until: Time, if_gone: LossReason) -> NodeVerdict {
         match &self.owned {
             Ok(()) => Ok(()),
-            // It was over by then: its key had expired, whoever has it now.
+            // The lease had ended by then: its key had expired, whoever has it now.
             Err(_) if now >= valid_until => Err(LossReason::Expired.into()),
-            // No release of our own leaves that.
+            // Our own release never leaves this answer.
             Err(denial @ Denial::Forced(_)) => Err(denial.into()),
-            // Our own replay: the sending before it did it, while the lease was good.
+            // Our own replay: the sending before it released the lease while that was valid.
             Err(_) if !self.only_sending => Ok(()),
             Err(Denial::Gone) => Err(if_gone.into()),
             Err(denial) => Err(denial.into()),
@@ -39,11 +39,11 @@ impl ReleaseAnswer {
 /// How a release ended.
 #[derive(Debug)]
 pub enum ReleaseEnd {
-    /// A majority did it.
+    /// A majority released it.
     Released,
     /// A majority did not have it, for this reason.
     Lost(Loss),
-    /// No majority either way: the answer of each node.
+    /// No majority either way: the answers of all nodes.
     Unknown(Vec<Result<NodeVerdict, Failure>>),
 }
 
@@ -58,7 +58,7 @@ pub struct ReleaseTally {
 }
 
 impl ReleaseTally {
-    /// The tally for a lease that was valid until this moment. If its key has gone, that is why.
+    /// The tally for a lease that was valid until this moment. `if_gone` is the reason of its loss if its key has gone.
     pub fn new(nodes: usize, valid_until: Time, if_gone: LossReason) -> Self {
         Self { valid_until, if_gone, said: PerNode::new(nodes, None), released: 0, denied: Vec::new() }
     }
@@ -79,7 +79,7 @@ impl ReleaseTally {
             return Some(ReleaseEnd::Released);
         }
         if self.denied.len() >= majority {
-            // A forced release says most, somebody else's key more than a missing one, and each more than our own replay.
+            // A forced release says most, another holder's key more than a missing one, and each more than an expiry.
             let any = |reason: LossReason| self.denied.iter().find(|loss| loss.reason == reason).cloned();
             let said = [LossReason::Forced, LossReason::Taken, self.if_gone].into_iter().find_map(any);
             return Some(ReleaseEnd::Lost(said.unwrap_or_else(|| LossReason::Expired.into())));

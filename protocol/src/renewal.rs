@@ -5,32 +5,31 @@
 //!
 //! 1. The deadline is the majority-th largest send that nodes confirmed, plus TTL, minus drift; it never moves back
 //!    (rule 1).
-//! 2. Every event first asks whether the time is up. From the deadline on the lease is over, whatever the event says,
-//!    and nothing revives it (rule 2).
+//! 2. Every event first checks whether the time is up. From the deadline on the lease has ended, whatever the event
+//!    says, and nothing revives it (rule 2).
 //! 3. Only a definite "not yours" of a majority ends a lease before its deadline. Silence and errors put it at risk
 //!    once no majority is left to confirm a round (rule 7).
 //! 4. A confirmation counts for the round that it answers, however late it comes; rounds go out side by side (rule 7).
-//! 5. After the end, whichever it was, no renewal is ordered (rule 8).
-//! 6. An end by loss orders, once, to undo what may be left on the nodes. Where a majority has denied the lease, the
-//!    acquisition carries that out when the last holder lets go. `MaxHold` orders nothing: the key runs out, and the
-//!    job has the rest of its TTL to stop (rule 8).
+//! 5. After the end, for whatever reason, no renewal is ordered (rule 8).
+//! 6. An end by loss orders, once, an undo of what may be left on the nodes. If a majority has denied the lease, the
+//!    acquisition carries that out when the last holder lets go. `MaxHold` orders nothing: the key expires, and the job
+//!    has the rest of its TTL to stop (rule 8).
 //! 7. An unfinished lease always has a next tick, and never after the deadline. A renewal is never ordered twice for
 //!    the same moment (no hot loop).
 //! 8. Unanswered rounds go out at doubling gaps, up to a third of the TTL: a lease has a handful of requests under way,
-//!    however long the outage. After a refusal the next goes out when a sixth of the TTL has passed, or half of that:
-//!    somebody has to lift the refusal by hand.
-//! 9. A [hint](HeldLease::hint) that the key has changed is no verdict: it orders one renewal outside of the rounds,
-//!    whose answer decides. Hints order at most one renewal in 20 ms, and none is forgotten.
+//!    however long the outage. After a refusal the next round goes out between a twelfth and a sixth of the TTL later,
+//!    because a refusal has to be lifted by hand.
+//! 9. A [hint](HeldLease::hint) that the key has changed is not a verdict: it orders one renewal outside of the rounds,
+//!    whose answer decides. Hints order at most one renewal in 20 ms, and no hint is forgotten.
 //! 10. A node that lost the key while a majority confirmed it is repaired, before the deadline only.
 //!     On one node that never happens.
-//! 11. A lease that is not at risk goes along with the renewal of others in the last tenth before its own round. At one
-//!     moment of eight it goes along whenever its round is, if the others have its TTL and one batch takes all leases.
-//!     A renewal comes earlier for that, never later. How early a round comes by itself depends only on the seed and
-//!     the moment of the round before it. So leases that were renewed together once come due together, and the others
-//!     soon do.
-//! 12. A hint of a node that lacks the key orders a repair of that node, and no renewal on the others. Each renewal
-//!     would wake every waiter. Waiters ask for the node that is free, and that causes the next hint. Such hints order
-//!     at most one repair in 20 ms, and none is forgotten while the lease is not at risk.
+//! 11. A lease that is not at risk joins the renewal of other leases in the last tenth before its own round. At one
+//!     moment in eight it joins whenever its round is, if the others have its TTL and one batch takes all leases. This
+//!     makes a renewal earlier, never later. How early a round comes by itself depends only on the seed and the moment
+//!     of the round before it. So leases that were renewed together once come due together, and the others soon do.
+//! 12. A hint from a node that lacks the key orders a repair of that node, and no renewal on the others. Each renewal
+//!     would wake every waiter. Waiters would then ask the node that is free, and that would cause the next hint. Such
+//!     hints order at most one repair in 20 ms, and none is forgotten while the lease is not at risk.
 
 use std::time::Duration;
 
@@ -43,15 +42,15 @@ use crate::{
     time::Time,
 };
 
-/// The least time between two renewals that hints ask for.
+/// The least time between two renewals that hints order.
 const GRAIN: Duration = Duration::from_millis(20);
 
-/// The round after one moment of this many comes early, by up to a tenth. That spreads a fleet that renews in step
-/// within a few rounds. If each round came early, it would take half as long, and one renewal more of twenty. At these
-/// moments the leases of a process meet.
+/// One moment in this many makes the next round early, by up to a tenth. That spreads a fleet that renews in step
+/// within a few rounds. If every round came early, it would take half as long, and one more renewal in twenty. At these
+/// moments the leases of a process join each other.
 const EARLY_ONES: u64 = 8;
 
-/// A round that stays unanswered for this many times the patience makes the connection suspect.
+/// A round that is unanswered for this many times the patience makes the connection suspect.
 const SUSPECT_AFTER: u32 = 3;
 
 /// The bounds of a lease's life.
@@ -65,7 +64,7 @@ pub struct LeaseConfig {
     pub patience: Duration,
 }
 
-/// Where the lease stands.
+/// The state of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// A majority confirms it.
@@ -76,7 +75,7 @@ pub enum Phase {
     Over {
         /// Why.
         reason: LossReason,
-        /// Since when it is not valid.
+        /// When it stopped being valid.
         since: Time,
     },
 }
@@ -84,13 +83,13 @@ pub enum Phase {
 /// A node's answer to a renewal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RenewalAnswer {
-    /// It is done.
+    /// The node has renewed the key.
     Confirmed,
     /// The key is not ours.
     Denied(Denial),
-    /// No answer, or one that tells nothing about the key.
+    /// There was no answer, or one that says nothing about the key.
     Unclear,
-    /// It will not, say for want of a right. That tells nothing about the key either.
+    /// The node refuses, for example for want of a right. That says nothing about the key either.
     Refused,
 }
 
@@ -114,11 +113,11 @@ impl RenewalAnswer {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use = "orders are there to be carried out"]
 pub struct Orders {
-    /// Send a renewal to every node; its send is the time of this event.
+    /// Send a renewal to every node; it counts as sent at the time of this event.
     pub renew: bool,
-    /// The connections to these look dead: make new ones.
+    /// The connections to these nodes look dead: replace them.
     pub reconnect: Nodes,
-    /// Bring the key back on these; its send is the time of this event.
+    /// Restore the key on these nodes; it counts as sent at the time of this event.
     pub repair: Nodes,
     /// Take the token off every node (token-checked).
     pub undo: bool,
@@ -139,7 +138,7 @@ pub struct HeldLease {
     next_round: Time,
     /// When a hint is to be followed.
     ask_at: Time,
-    /// The nodes that are to be repaired for a hint, and from when on.
+    /// The nodes to repair because of a hint, and from when on.
     to_repair: Nodes,
     repairs_from: Time,
     /// When the last renewal was ordered.
@@ -148,7 +147,7 @@ pub struct HeldLease {
     unanswered: u32,
     suspect_at: Time,
     failures: u32,
-    /// When a replica has taken over that may lack the key; zero if what is confirmed came later.
+    /// When a replica took over that may lack the key; zero if something sent later was confirmed.
     taken_over: Time,
     jitter: Jitter,
 }
@@ -180,12 +179,12 @@ impl HeldLease {
         lease
     }
 
-    /// Where the lease stands.
+    /// The state of the lease.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Why it ended, with what the nodes have said of it; nothing before its end.
+    /// Why the lease ended, with what the nodes have said about it; `None` before its end.
     pub fn loss(&self) -> Option<Loss> {
         let Phase::Over { reason, .. } = self.phase else { return None };
         let denied = self.tally.denied().map(Loss::from).filter(|denied| denied.reason == reason);
@@ -202,13 +201,13 @@ impl HeldLease {
         self.tally.nodes()
     }
 
-    /// The nodes on which there may be anything to release. A release that does not reach the others is not repeated: a
-    /// node that is away for an hour would leave a task for every lease of that hour.
+    /// The nodes that may have something to release. A release that does not reach the others is not repeated, because
+    /// a node that is away for an hour would leave a task for every lease of that hour.
     pub fn may_be_on(&self) -> Nodes {
         self.tally.may_hold()
     }
 
-    /// Until when the holder may believe in the lease; zero once it is over.
+    /// Until when the holder may believe in the lease; zero once it has ended.
     pub fn valid_until(&self) -> Time {
         match self.phase {
             Phase::Over { .. } => Time::ZERO,
@@ -216,12 +215,12 @@ impl HeldLease {
         }
     }
 
-    /// When the holder may not believe in it any more, however well it is renewed.
+    /// From when on the holder may not believe in the lease, however well it is renewed.
     pub fn hold_ends(&self) -> Time {
         self.hold_ends
     }
 
-    /// When to call [`tick`](Self::tick) next; `None` once it is over.
+    /// When to call [`tick`](Self::tick) next; `None` once the lease has ended.
     pub fn next_tick(&self) -> Option<Time> {
         match self.phase {
             Phase::Over { .. } => None,
@@ -232,7 +231,7 @@ impl HeldLease {
         }
     }
 
-    /// Is the time up? (Invariant 2.)
+    /// Ends the lease if its time is up (invariant 2).
     pub fn expire_if_due(&mut self, now: Time) -> Orders {
         let end = self.valid_until();
         if self.is_over() || now < end {
@@ -240,7 +239,7 @@ impl HeldLease {
         }
         let reason = match self.phase {
             _ if self.hold_ends <= self.deadline => LossReason::MaxHold,
-            // If no round was in doubt, it is this process that stood still.
+            // If no round was in doubt, it was this process that stood still.
             Phase::AtRisk if self.tally.nodes() > 1 => LossReason::NoQuorum,
             _ => LossReason::Expired,
         };
@@ -257,7 +256,7 @@ impl HeldLease {
         self.taken_over = now;
     }
 
-    /// The reason why the key has gone, where it has.
+    /// Why the key has gone, if it has.
     pub fn reason_of_absence(&self) -> LossReason {
         if self.taken_over > Time::ZERO { LossReason::FailedOver } else { LossReason::Deleted }
     }
@@ -289,7 +288,7 @@ impl HeldLease {
         }
         if !self.to_repair.is_empty() && now >= self.repairs_from {
             let nodes = std::mem::take(&mut self.to_repair);
-            // While it is at risk, its rounds find out who lacks it.
+            // While it is at risk, its rounds find out which nodes lack it.
             if self.phase == Phase::Held {
                 orders.repair = self.tally.repairs_of(nodes);
                 self.repairs_from = now + self.grain();
@@ -298,15 +297,15 @@ impl HeldLease {
         orders
     }
 
-    /// Other leases are renewed at this moment: decides whether this one goes along (invariant 11). A driver asks in
-    /// the order of the next ticks, and no further than the first that stays. `meets` is the TTL of the lease that is
-    /// due, if one batch takes all leases.
+    /// Other leases are renewed at this moment: decides whether this one joins them (invariant 11). A driver asks
+    /// leases in the order of their next ticks, and stops at the first that does not join. `meets` is the TTL of the
+    /// lease that is due, if one batch takes all leases.
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Orders {
         let mut orders = self.expire_if_due(now);
         if self.phase != Phase::Held || self.unanswered > 0 || self.last_sent + self.grain() > now {
             return orders;
         }
-        // Hints are spread, so as not to come all at once: they go along with their nearest neighbours only.
+        // Hints are spread, so that they do not all come at once: they join their nearest neighbours only.
         if self.ask_at <= now + self.grain() {
             self.ask_at = Time::NEVER;
             orders.renew = true;
@@ -327,7 +326,7 @@ impl HeldLease {
         if self.unanswered == 0 {
             self.suspect_at = now + self.patience * SUSPECT_AFTER;
         } else {
-            // The round before this one has outlasted our patience.
+            // The round before this one was not answered within the patience.
             orders.news |= self.move_to(Phase::AtRisk);
         }
         if now >= self.suspect_at {
@@ -377,7 +376,7 @@ impl HeldLease {
         }
         self.unanswered = 0;
         self.failures = 0;
-        // It may be the late answer to a round after which others went out.
+        // It may be the late answer to a round that was followed by others.
         self.next_round = self.third_after(confirmed).max(self.last_sent + self.patience);
         Orders { news: self.move_to(Phase::Held), ..Orders::default() }
     }
@@ -398,7 +397,7 @@ impl HeldLease {
             };
             return self.end(reason, now);
         }
-        // The round is confirmed, or may still be; or it was hopeless before this answer.
+        // The round is confirmed, or may still be, or was hopeless before this answer.
         if was_hopeless || !self.tally.is_hopeless(sent) {
             return Orders::default();
         }
@@ -433,21 +432,21 @@ impl HeldLease {
         GRAIN.min(self.third() / 8)
     }
 
-    /// A third of the TTL after `sent`, now and then up to a tenth earlier so that a fleet does not beat in step.
+    /// A third of the TTL after `sent`, or sometimes up to a tenth earlier, so that a fleet does not renew in step.
     fn third_after(&self, sent: Time) -> Time {
         let (third, mut jitter) = (self.third(), self.jitter.at(sent));
         let early = if jitter.is_one_of(EARLY_ONES) { jitter.below(third / 10) } else { Duration::ZERO };
         sent + third.saturating_sub(early)
     }
 
-    /// Doubles from a small part of the TTL up to the patience; between half and all of that.
+    /// The backoff doubles from a small part of the TTL up to the patience; the result is between half and all of that.
     fn backoff(&self, sent: Time) -> Duration {
         let first = (self.third() / 64).max(Duration::from_millis(2));
         let doubled = first.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
         self.half_to_all(doubled.min(self.patience), sent)
     }
 
-    /// Between half of `most` and all of it: leases that failed together try again together.
+    /// Between half of `most` and all of it, depending on `sent`: leases that failed together try again together.
     fn half_to_all(&self, most: Duration, sent: Time) -> Duration {
         most / 2 + self.jitter.at(sent).below(most / 2)
     }

@@ -1,16 +1,16 @@
-//! Which of a connection's writes count because replicas have acknowledged them (rule 12): one `WAIT` speaks for all of
-//! them whose answers were heard before it was sent.
+//! Which writes of a connection count because replicas have acknowledged them (rule 12). One `WAIT` confirms all writes
+//! whose answers arrived before it was sent.
 //!
 //! # Invariants
 //!
-//! 1. A `WAIT` confirms only writes whose answers were heard on its link before it was sent. A server counts who has what
-//!    was written on this very link up to then.
-//! 2. A write is confirmed once as many replicas have it as are wanted. Else it waits for the next `WAIT`.
-//! 3. One `WAIT` is under way at a time, for [`SLICE`] at most: nothing else is served on its link meanwhile. It is longer
-//!    only where replicas are seen to acknowledge later than that. After one that was short the link rests as long as it was
-//!    to last.
+//! 1. A `WAIT` confirms only writes whose answers arrived on its link before it was sent. A server counts the replicas
+//!    that have what was written on this very link up to then.
+//! 2. A write is confirmed once the wanted number of replicas has it. Until then it waits for the next `WAIT`.
+//! 3. One `WAIT` is under way at a time, for [`SLICE`] at most, because nothing else is served on its link meanwhile.
+//!    It is longer only where replicas are seen to acknowledge later than that. After a `WAIT` that counted too few,
+//!    the link rests as long as that took, up to its time limit.
 //! 4. A link that has ended, and a `WAIT` that has failed, confirm nothing.
-//! 5. A caller that has given up hears nothing more.
+//! 5. A caller that has given up receives no verdict.
 
 use std::{mem, time::Duration};
 
@@ -19,35 +19,35 @@ use crate::{failure::Failure, time::Time};
 /// The longest that one `WAIT` may last: with the server's own delay it holds up a link for no more than 50 ms.
 pub const SLICE: Duration = Duration::from_millis(40);
 
-/// The longest that one `WAIT` may last where replicas acknowledge later than that. A far one is never heard of
-/// otherwise, for each `WAIT` asks for more than the one before.
+/// The longest that one `WAIT` may last where replicas acknowledge later than that. A distant replica would never be
+/// counted otherwise, because each `WAIT` asks for more than the one before.
 pub const LONGEST: Duration = Duration::from_millis(400);
 
-/// The shortest, for a TTL however short.
+/// The shortest time of a `WAIT`, however short the TTL.
 pub const SHORTEST: Duration = Duration::from_millis(5);
 
-/// The time of a `WAIT` for a key that lives for `ttl`.
+/// The time limit of a `WAIT` for a key that lives for `ttl`.
 pub fn slice_of(ttl: Duration) -> Duration {
     (ttl / 20).clamp(SHORTEST, SLICE)
 }
 
-/// The writes on one connection that wait for replicas. `W` is who is told.
+/// The writes on one connection that wait for replicas. `W` is the caller to notify.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replication<W> {
     /// The number of replicas that must have a write.
     wanted: u8,
     /// The newest link on which a write was answered.
     link: u64,
-    /// For these no `WAIT` was sent yet.
+    /// The writes for which no `WAIT` was sent yet.
     heard: Vec<Entry<W>>,
-    /// For these one is under way.
+    /// The writes for which a `WAIT` is under way.
     asked: Vec<Entry<W>>,
     /// When the last `WAIT` was sent.
     sent: Time,
     rests_until: Time,
     /// How many replicas the last `WAIT` has counted, if they were too few.
     too_few: u32,
-    /// The least time of the next one: it doubles while replicas are too slow for the one before, up to a bound.
+    /// The least time of the next `WAIT`: it doubles while replicas are too slow for the one before, up to a bound.
     least: Duration,
     most: Duration,
     is_driven: bool,
@@ -60,39 +60,39 @@ struct Entry<W> {
     number: u64,
     who: W,
     slice: Duration,
-    /// The most replicas that a `WAIT` has counted, for it or right before it.
+    /// The most replicas that a `WAIT` counted for this write, or right before it.
     seen: u32,
 }
 
 /// The driver's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Send a `WAIT` with this time, on the link with this number.
+    /// Send a `WAIT` with this time limit, on the link with this number.
     Wait {
         /// The number of the link.
         link: u64,
-        /// Its time.
+        /// Its time limit.
         slice: Duration,
     },
     /// Ask again after this pause.
     Rest(Duration),
-    /// Nothing waits: it begins with the next write.
+    /// Nothing waits: the driver begins again with the next write.
     Over,
 }
 
 /// The consequences of a new write.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entered<W> {
-    /// By this it [gives up](Replication::give_up).
+    /// The number by which the caller [gives up](Replication::give_up).
     pub number: u64,
-    /// A driver has to begin.
+    /// Whether a driver has to begin.
     pub begins: bool,
-    /// Their link has ended: nobody knows which replicas have what they wrote.
+    /// The callers whose link has ended: it is unknown which replicas have their writes.
     pub unknown: Vec<W>,
 }
 
 impl<W> Replication<W> {
-    /// With this number of replicas that must have a write.
+    /// The writes of a connection, which this number of replicas must have.
     pub fn new(wanted: u8) -> Self {
         let (heard, asked) = (Vec::new(), Vec::new());
         Self {
@@ -115,7 +115,7 @@ impl<W> Replication<W> {
         self.wanted
     }
 
-    /// A write was answered on this link. A `WAIT` may take so long for it.
+    /// A write was answered on this link. A `WAIT` for it may take `slice`.
     pub fn enter(&mut self, link: u64, slice: Duration, who: W) -> Entered<W> {
         let number = self.entries;
         self.entries += 1;
@@ -151,7 +151,7 @@ impl<W> Replication<W> {
         Next::Wait { link: self.link, slice }
     }
 
-    /// The `WAIT` has said how many replicas have it, or has failed. Returns the callers to tell, with their verdicts.
+    /// The `WAIT` has counted the replicas, or has failed. Returns the callers to notify, with their verdicts.
     pub fn counted(&mut self, now: Time, replicas: Result<u32, Failure>) -> Vec<(W, Result<(), Failure>)> {
         let asked = mem::take(&mut self.asked);
         match replicas {
@@ -162,7 +162,7 @@ impl<W> Replication<W> {
             }
             Ok(replicas) => {
                 self.too_few = replicas;
-                // A server may answer at once that it has too few, and a link may hold its answer back.
+                // A server may answer at once that it has too few, and a link may delay its answer.
                 self.rests_until = now + now.since(self.sent).clamp(SHORTEST, self.least);
                 self.least = (self.least * 2).min(self.most);
                 self.heard.extend(asked.into_iter().map(|entry| Entry { seen: entry.seen.max(replicas), ..entry }));
@@ -172,18 +172,20 @@ impl<W> Replication<W> {
         }
     }
 
-    /// Whether the next `WAIT` is as long as one may be. After one that was too short, it is worth a look at the replicas then.
+    /// Whether the next `WAIT` is as long as one may be. If the last one was too short, it is worth checking the
+    /// replicas then.
     pub fn is_at_its_longest(&self) -> bool {
         self.least >= self.most
     }
 
-    /// Replicas go on acknowledging though the last `WAIT` was too short for them, or they do not.
+    /// Notes whether replicas keep acknowledging although the last `WAIT` was too short for them.
     pub fn are_slow(&mut self, are_slow: bool) {
         self.most = if are_slow { (self.most * 4).min(LONGEST) } else { SLICE };
         self.least = if are_slow { self.most } else { self.least.min(self.most) };
     }
 
-    /// Nobody waits for this one any more. The most replicas that were counted, unless it was told before.
+    /// The caller of this write has given up. Returns the most replicas that were counted, unless it was notified
+    /// before.
     pub fn give_up(&mut self, number: u64) -> Option<u32> {
         let all = [&mut self.heard, &mut self.asked];
         let entry = all.into_iter().find_map(|entries| {
@@ -193,7 +195,7 @@ impl<W> Replication<W> {
         Some(entry.seen)
     }
 
-    /// The driver has ended before its time: nobody asks for these any more.
+    /// The driver has ended early. Returns the callers that still wait.
     pub fn stop(&mut self) -> Vec<W> {
         self.is_driven = false;
         mem::take(&mut self.heard).into_iter().chain(mem::take(&mut self.asked)).map(|entry| entry.who).collect()
@@ -236,7 +238,7 @@ mod tests {
         assert_eq!(replication.next(at(0)), WAIT);
         let second = enter(&mut replication, 1, "second").number;
         assert!(replication.counted(at(50), Ok(1)).is_empty());
-        // As long as it was to last, however late its answer was.
+        // The rest is as long as the `WAIT` was to last, however late its answer was.
         assert_eq!(replication.next(at(60)), Next::Rest(Duration::from_millis(30)));
         assert_eq!(replication.next(at(100)), WAIT);
         assert_eq!((replication.give_up(second), replication.give_up(second)), (Some(0), None));
@@ -308,8 +310,8 @@ mod tests {
     }
 
     proptest! {
-        /// In every order of events: an answer that is confirmed was heard on the link of the `WAIT`, before
-        /// that was sent. Everybody is told once.
+        /// In every order of events, a confirmed answer arrived on the link of the `WAIT`, before that was sent. Each
+        /// caller is notified once.
         #[test]
         fn nobody_is_confirmed_by_a_wait_that_does_not_speak_for_it(events in prop::collection::vec((0_u8..6, 0_u32..3), 1..80)) {
             let mut replication = Replication::new(2);

@@ -2,10 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-/// A span as one reads it: `29.6 s`, `250 ms`, `2 min 5 s`, `1 h 30 min`.
+/// A span as people read it: `29.6 s`, `250 ms`, `2 min 5 s`, `1 h 30 min`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rounded(
-    /// The exact one.
+    /// The exact span.
     pub Duration,
 );
 

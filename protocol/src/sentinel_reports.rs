@@ -1,16 +1,16 @@
-//! The words of the Sentinels of a service: whether the primary that one of them names is to be taken.
+//! The reports of a service's Sentinels: whether the primary that one of them names is taken.
 //!
 //! # Invariants
 //!
-//! 1. A larger epoch than ours is taken. (The driver asks first whether that server says itself that it is a primary.) If
-//!    one Sentinel alone knows of that server, our primary is asked too. If as many name ours, it stays while it says that it
+//! 1. A larger epoch than ours is taken. (The driver first asks that server whether it is a primary.) If only one
+//!    Sentinel knows that server, our primary is asked too. If equally many name ours, it stays while it says that it
 //!    is a primary. If more name ours, it stays until it says that it is a replica.
-//! 2. An epoch that is not larger is mostly that of a Sentinel which is behind the times: for a moment after each failover
-//!    most of them are. Or an operator has had all of them begin anew, with epochs from zero. So it is taken once more
-//!    than half have said it for `BEGUN_ANEW`, and nobody has said ours, or something newer, meanwhile. Half of those
-//!    that there ever were: one that has just been made knows of no other.
-//! 3. The word of a Sentinel counts for `LATELY`, and once, by however many addresses and names it goes.
-//! 4. One Sentinel alone decides nothing against two others and the primary, whatever it says.
+//! 2. An epoch that is not larger mostly comes from a Sentinel that is behind: for a moment after each failover most of
+//!    them are. Or an operator has made all of them begin anew, with epochs from zero. So it is taken once more than
+//!    half have reported it for `BEGUN_ANEW`, and none has reported ours, or something newer, meanwhile. Half is that
+//!    of the most there ever were, because a new Sentinel knows of no other.
+//! 3. A Sentinel's report counts for `LATELY`, and once, however many addresses and names it uses.
+//! 4. One Sentinel alone decides nothing against two others and the primary, whatever it reports.
 
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
@@ -19,54 +19,55 @@ use crate::{place::Place, time::Time};
 /// Sentinels tell each other of a failover every two seconds.
 const BEGUN_ANEW: Duration = Duration::from_secs(10);
 
-/// For how long a Sentinel's word counts.
+/// How long a Sentinel's report counts.
 const LATELY: Duration = Duration::from_secs(3);
 
-/// A Sentinel's word.
+/// A Sentinel's report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// Its own name. One that does not tell it is known by its address.
+    /// The Sentinel's own name, or its address if it does not report one.
     pub name: Box<str>,
     /// The primary that it names.
     pub primary: Place,
-    /// In this epoch of the service.
+    /// The epoch of the service in which it is named.
     pub epoch: u64,
     /// The replicas that it knows.
     pub replicas: Vec<Place>,
-    /// How many Sentinels it says there are.
+    /// How many Sentinels it reports.
     pub sentinels: usize,
 }
 
-/// All of them.
+/// The reports of all Sentinels.
 #[derive(Debug, Default)]
 pub struct Reports {
-    /// By the address that was asked.
+    /// The reports, by the address that was asked.
     said: BTreeMap<Box<str>, (Time, Report)>,
-    /// The word of most since then, against ours.
+    /// The majority's report against ours, and since when.
     against: Option<(Place, u64, Time)>,
     /// The most Sentinels that there ever were.
     most: usize,
 }
 
-/// The consequence of a Sentinel's word.
+/// The consequence of a Sentinel's report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is taken.
+    /// The primary that it names is taken.
     Taken,
     /// It is taken, and epochs count from there.
     BegunAnew,
-    /// It is behind the times.
+    /// The report is out of date.
     Stale,
-    /// Most say it: it may be taken in a moment, or at once if our primary says that it is a replica.
+    /// A majority reports it: it may be taken in a moment, or at once if our primary says that it is a replica.
     Perhaps,
-    /// One alone knows of that server, and another contradicts: it is taken unless our primary says that it is one.
+    /// Only one Sentinel knows that server, and another contradicts: it is taken unless our primary says that it is a
+    /// primary.
     Contested,
-    /// One alone knows of that server, and more contradict: it is taken if our primary says that it is a replica.
+    /// Only one Sentinel knows that server, and more contradict: it is taken if our primary says that it is a replica.
     Outvoted,
 }
 
 impl Verdict {
-    /// Whether our primary's own word decides.
+    /// Whether our primary's own answer decides.
     pub fn is_open(self) -> bool {
         matches!(self, Self::Perhaps | Self::Contested | Self::Outvoted)
     }
@@ -79,7 +80,7 @@ impl Report {
 }
 
 impl Reports {
-    /// The Sentinel at this address has said this. `ours` is the primary that we know, and its epoch.
+    /// The Sentinel at this address has sent this report. `ours` is the primary that we know, and its epoch.
     pub fn heard(&mut self, now: Time, at: &str, report: Report, ours: Option<(&Place, u64)>) -> Verdict {
         let Report { name, primary, epoch, .. } = report.clone();
         self.note(now, at, report);
@@ -90,7 +91,7 @@ impl Reports {
         };
         let is_ours = primary == *place;
         if is_ours && epoch == own {
-            // It may be alone with its epoch.
+            // This Sentinel may be the only one with its epoch.
             self.against.take_if(|(of, ..)| of != place);
             return Verdict::Taken;
         }
@@ -103,7 +104,8 @@ impl Reports {
             self.against = None;
             return Verdict::Taken;
         }
-        // Going back to a replaced server would be worse than staying. A server that one Sentinel alone knows is not held to.
+        // Going back to a replaced server would be worse than staying. A server that only one Sentinel knows is not
+        // kept.
         let is_held_to = !is_ours
             && self.all().any(|report| {
                 let says_ours = report.epoch > own || report.epoch == own && report.primary == *place;
@@ -112,7 +114,7 @@ impl Reports {
         if is_held_to {
             self.against = None;
         }
-        // A third word of a few is against nobody's.
+        // A third report, by a minority, holds up neither side.
         if is_held_to || self.votes(|other| other.primary == primary && other.epoch == epoch) * 2 <= self.most {
             return Verdict::Stale;
         }
@@ -131,8 +133,8 @@ impl Reports {
         }
     }
 
-    /// Sorts the first words of some Sentinels: that of most comes first; of two alike that of a server which others know
-    /// too, then the one with the larger epoch.
+    /// Sorts the first reports of some Sentinels. The one with the most votes comes first; among equals, the one whose
+    /// server others know too, then the one with the larger epoch.
     pub fn sort<T>(&mut self, now: Time, mut words: Vec<T>, read: impl Fn(&T) -> (&str, &Report)) -> Vec<T> {
         for (at, report) in words.iter().map(&read) {
             self.note(now, at, report.clone());
@@ -148,7 +150,7 @@ impl Reports {
     fn note(&mut self, now: Time, at: &str, report: Report) {
         self.said.insert(at.into(), (now, report));
         self.said.retain(|_, (at, _)| now.since(*at) < LATELY);
-        // One that counts more of them than all others is not believed.
+        // A Sentinel that counts more of them than all others do is not believed.
         let mut counts: Vec<usize> = self.all().map(|report| report.sentinels).collect();
         counts.sort_unstable_by_key(|count| Reverse(*count));
         let agreed = counts.get(1).or(counts.first()).copied().unwrap_or_default();
@@ -159,7 +161,7 @@ impl Reports {
         self.said.values().map(|(_, report)| report)
     }
 
-    /// How many say this.
+    /// How many Sentinels report this.
     fn votes(&self, says: impl Fn(&Report) -> bool) -> usize {
         let mut names: Vec<&str> = self.all().filter(|report| says(report)).map(|report| &*report.name).collect();
         names.sort_unstable();
@@ -167,7 +169,7 @@ impl Reports {
         names.len()
     }
 
-    /// Whether another than the Sentinel of this name knows the server, or there is no other.
+    /// Whether a Sentinel other than `name` knows the server, or there is no other Sentinel.
     fn is_backed(&self, place: &Place, name: &str) -> bool {
         let mut others = self.all().filter(|other| *other.name != *name).peekable();
         others.peek().is_none() || others.any(|other| other.knows(place))
@@ -193,7 +195,7 @@ mod tests {
         Report { name: name.into(), primary: place(port), epoch, replicas, sentinels: 3 }
     }
 
-    /// Three Sentinels, and what we know: this port, in this epoch. All know the servers 1 to 3.
+    /// Three Sentinels, and the port and the epoch that we know. All know the servers 1 to 3.
     struct Scene(Reports, (u16, u64));
 
     impl Scene {
@@ -215,8 +217,8 @@ mod tests {
         assert_eq!(scene.hears(1, "a", 2, 4), Verdict::Taken);
     }
 
-    /// Only the one that led the failover knows of it: the others say the old epoch until they hear of it. That may be for
-    /// as long as they are cut off from each other.
+    /// Only the Sentinel that led the failover knows of it. The others report the old epoch until they hear of it,
+    /// which may take as long as they are cut off from each other.
     #[test]
     fn most_that_lag_behind_a_failover_take_nothing_back() {
         let mut scene = Scene(Reports::default(), (1, 3));
@@ -230,7 +232,7 @@ mod tests {
         assert_eq!(scene.1, (2, 4));
     }
 
-    /// In each case nobody says ours any more.
+    /// In each case no Sentinel reports ours any more.
     #[test]
     fn sentinels_that_begin_anew_are_followed_after_a_while() {
         for (port, epoch) in [(1, 0), (2, 0), (2, 3)] {
@@ -251,7 +253,7 @@ mod tests {
         }
     }
 
-    /// It names the same server otherwise, or is cut off from the others.
+    /// The third Sentinel knows the same server by another name, or is cut off from the others.
     #[test]
     fn a_third_word_of_a_few_holds_up_nobody() {
         for (port, epoch) in [(9, 0), (1, 1)] {
@@ -289,7 +291,7 @@ mod tests {
         }
     }
 
-    /// It names a server that no other knows, or ours in an epoch that no other has heard of.
+    /// The lone Sentinel names a server that no other knows, or ours in an epoch that no other has heard of.
     #[test]
     fn one_alone_with_a_larger_epoch_is_not_taken_while_ours_is_the_primary() {
         for (port, epoch) in [(9, 4), (9, 1 << 60), (1, 1 << 60)] {
@@ -346,7 +348,7 @@ mod tests {
         assert_eq!(first(&[("a", 1, 3), ("b", 2, 4)]), "b", "it is newer");
     }
 
-    /// A server's own words.
+    /// The role that a server reports.
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Role {
         Primary,
@@ -354,8 +356,8 @@ mod tests {
         Gone,
     }
 
-    /// A world of three Sentinels, one of which lies. Servers tell the truth: 1 to 3 are ours, 9 is a primary of its own, and
-    /// nobody is at 8.
+    /// A world of three Sentinels, one of which lies. Servers tell the truth: 1 to 3 are ours, 9 is a primary of its
+    /// own, and there is no server at 8.
     struct World {
         all: Reports,
         roles: Vec<(u16, Role)>,
@@ -367,7 +369,7 @@ mod tests {
             self.roles.iter().find(|(port, _)| *port == of.port).map_or(Role::Gone, |(_, role)| *role)
         }
 
-        /// As the driver goes on from a word.
+        /// Acts on a report as the driver does.
         fn hears(&mut self, now: u64, word: &Report) {
             let ours = self.ours.clone();
             let ours = ours.as_ref().map(|(place, epoch)| (place, *epoch));
@@ -397,8 +399,8 @@ mod tests {
     }
 
     proptest! {
-        /// A program begins, then the primary fails over. It is with the right one from its start, and while that lives;
-        /// and with the next one a moment after the others know of it.
+        /// A program starts, then the primary fails over. The program has the right primary from its start, and while
+        /// that lives; and the next one a moment after the others know of it.
         #[test]
         fn one_of_three_that_lies_at_will_decides_nothing(
             lies in prop::collection::vec(a_lie(), 100..400),

@@ -1,5 +1,5 @@
-//! The hash slots of a cluster: in which one a key is, and sets of them. The rules are the Redis cluster
-//! specification's ("Key distribution model", "Hash tags").
+//! The hash slots of a cluster: the slot of a key, and sets of slots. The rules are those of the Redis cluster
+//! specification ("Key distribution model", "Hash tags").
 
 use std::fmt;
 
@@ -41,36 +41,36 @@ impl Default for SlotSet {
 }
 
 impl SlotSet {
-    /// Puts one in. A number that no slot has changes nothing.
+    /// Inserts a slot. A number that is not a slot changes nothing.
     pub fn insert(&mut self, slot: u16) {
         if let Some(word) = self.0.get_mut(usize::from(slot / 64)) {
             *word |= 1 << (slot % 64);
         }
     }
 
-    /// Whether it is in.
+    /// Whether the slot is in the set.
     pub fn contains(&self, slot: u16) -> bool {
         self.0.get(usize::from(slot / 64)).is_some_and(|word| word & (1 << (slot % 64)) != 0)
     }
 
-    /// Puts all in that are in the other one.
+    /// Inserts all slots of the other set.
     pub fn extend(&mut self, other: &Self) {
         for (word, more) in self.0.iter_mut().zip(&*other.0) {
             *word |= more;
         }
     }
 
-    /// Whether all that are in the other one are in.
+    /// Whether all slots of the other set are in this one.
     pub fn has_all(&self, other: &Self) -> bool {
         self.0.iter().zip(&*other.0).all(|(word, others)| others & !word == 0)
     }
 
-    /// How many are in.
+    /// The number of slots in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether none is in.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
@@ -93,14 +93,14 @@ impl fmt::Debug for SlotSet {
 /// Some of a node's keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Keys {
-    /// Every one.
+    /// Every key.
     All,
-    /// Those in these slots.
+    /// The keys in these slots.
     Of(SlotSet),
 }
 
 impl Keys {
-    /// Whether this one is among them.
+    /// Whether the key is among them.
     pub fn has(&self, key: &str) -> bool {
         match self {
             Self::All => true,
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::key::Key;
 
-    /// The first is the specification's own, the others are answers of a server to `CLUSTER KEYSLOT`.
+    /// The first is the specification's own example, the others are a server's answers to `CLUSTER KEYSLOT`.
     #[test]
     fn slots_are_those_of_a_server() {
         assert_eq!(crc16(b"123456789"), 0x31c3);

@@ -1,16 +1,16 @@
-//! An acquire while its slot is being moved, in steps that need one key each. To a step of two keys a server answers
-//! `TRYAGAIN` then: one of them may have gone already.
+//! An acquire while its slot is being moved, in steps that need one key each. A server answers `TRYAGAIN` to a step of
+//! two keys then, because one of them may have moved already.
 //!
-//! First the free lock is taken, without a fence. Then the fence is issued, wherever the floor is. Then the lock gets it,
-//! if it is the token's still.
+//! First the free lock is taken, without a fence. Then the fence is issued, on the server that has the floor. Then the
+//! lock gets it, if it is still the token's.
 //!
 //! # Invariants
 //!
 //! 1. The lease is what the third step confirms, and counts from before the first (rule 1). The caller undoes any other
 //!    outcome.
-//! 2. Fences grow: an earlier holder's floor was stored while it held, so before the first step, and is read by the
-//!    second. A later holder takes the lock after the third.
-//! 3. Each step may be sent twice. No step but the second leaves another trace then; that one leaves a larger floor.
+//! 2. Fences grow: an earlier holder's floor was stored while it held the lock, so before the first step, and is read
+//!    by the second. A later holder takes the lock after the third.
+//! 3. Each step may be sent twice. Only the second step leaves another trace then: a larger floor.
 
 use crate::{
     failure::Failure,
@@ -22,41 +22,42 @@ use crate::{
 /// A request that needs one key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Single {
-    /// Take the lock if it is free, without a fence: [`SingleReply::Taken`] or [`SingleReply::Busy`]. Again it is the same.
+    /// Take the lock if it is free, without a fence: [`SingleReply::Taken`] or [`SingleReply::Busy`]. A replay replies
+    /// the same.
     Take(Claim),
     /// Issue the next fence of the lock: [`SingleReply::Issued`].
     Issue(Claim),
     /// Give the lock its fence and its full life, if it is the token's: [`SingleReply::Owned`].
     Confirm(Claim),
-    /// Delete the lock if it is the token's, whoever waits: [`SingleReply::Owned`].
+    /// Delete the lock if it is the token's, even if there are waiters: [`SingleReply::Owned`].
     Release(Claim),
-    /// Have the lock's key outlive who shares it, if it is that of the claim's phase: [`SingleReply::Owned`].
+    /// Make the lock's key outlive its sharer, if it is the key of the claim's phase: [`SingleReply::Owned`].
     ExtendPhase(Claim),
-    /// Extend a share, if it is not over, after that was confirmed: [`SingleReply::Owned`].
+    /// Extend a share that has not expired, once its phase is confirmed: [`SingleReply::Owned`].
     ExtendShare(Claim),
-    /// Give a share up, whoever waits: [`SingleReply::Owned`].
+    /// Give up a share, even if there are waiters: [`SingleReply::Owned`].
     Part(Claim),
 }
 
-/// The answer to it.
+/// The answer to a [`Single`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SingleReply {
-    /// The lock is the token's.
+    /// The token has the lock.
     Taken,
-    /// Somebody else has it.
+    /// Another token has the lock.
     Busy(Holder),
-    /// The fence.
+    /// The issued fence.
     Issued(Fence),
-    /// Whether it was the token's.
+    /// Whether the lock or the share was the token's.
     Owned(Owned),
 }
 
 /// The next step, or the outcome.
 #[derive(Debug)]
 pub enum Next {
-    /// Ask this.
+    /// Send this request.
     Ask(Single),
-    /// It is over.
+    /// The acquire has ended.
     Over(Result<Acquired, Failure>),
 }
 
@@ -68,7 +69,7 @@ pub struct Stepwise {
 }
 
 impl Stepwise {
-    /// Of this lock.
+    /// An acquire of this lock.
     pub fn new(claim: Claim) -> Self {
         Self { asked: Single::Take(claim) }
     }
@@ -78,7 +79,7 @@ impl Stepwise {
         self.asked.clone()
     }
 
-    /// The last step has this answer.
+    /// Takes the answer to the last step.
     pub fn heard(&mut self, answer: Result<SingleReply, Failure>) -> Next {
         let next = match (&self.asked, answer) {
             (Single::Take(_), Err(failure)) => return Next::Over(Err(failure)),

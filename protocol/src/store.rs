@@ -45,11 +45,11 @@ pub struct Store {
     locks: HashMap<Key, Held>,
     floors: Floors,
     queues: HashMap<Key, WaitQueue>,
-    /// Forced releases, for as long as their holders may ask.
+    /// Forced releases, kept for as long as their holders may ask.
     forced: HashMap<Key, Forced>,
     /// How many floors there may be before a sweep removes the expired ones.
     crowded: usize,
-    /// The start of the server: it has forgotten nothing since.
+    /// When the server started: it has forgotten nothing since.
     up_since: Micros,
 }
 
@@ -61,7 +61,7 @@ struct StoredLock {
     until: Micros,
 }
 
-/// The lock of a holder from whom it was taken by force, or of all who shared it.
+/// A lock that was taken by force, from its holder or from all its sharers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Forced {
     from: Token,
@@ -74,9 +74,9 @@ struct Forced {
 #[derive(Debug)]
 #[must_use = "somebody waits for the reply, and others to be notified"]
 pub struct Applied<'a> {
-    /// The reply to it.
+    /// The reply to the request.
     pub reply: Result<Reply, Failure>,
-    /// The lock that may have changed hands, or expires at another time.
+    /// The lock that may have changed hands, or whose expiry may have changed.
     pub changed: Option<&'a Key>,
     /// The notifications about this lock.
     pub told: Vec<Notified>,
@@ -88,12 +88,12 @@ impl Store {
         Self { up_since: now, ..Self::default() }
     }
 
-    /// A restart that finds everything on its disk.
+    /// Restarts the server, which finds everything on its disk.
     pub fn restarted(&mut self, now: Micros) {
         self.up_since = now;
     }
 
-    /// Executes a request from this process. `reached` tells whether somebody listens on a channel.
+    /// Executes a request from this process. `reached` reports whether a channel has a listener.
     pub fn apply<'a>(
         &mut self,
         now: Micros,
@@ -146,7 +146,7 @@ impl Store {
         Applied { reply, changed: None, told: Vec::new() }
     }
 
-    /// Gives the lock to a token, if nobody else has it.
+    /// Grants the lock to a token, unless another token has it.
     fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> VoteReply {
         let identity = request.voting.map(|_| identity(now));
         let delay = request.voting.map(|voting| voting.restart_delay).filter(|_| request.heir_of.is_none());
@@ -172,7 +172,7 @@ impl Store {
                     .as_ref()
                     .is_some_and(|tokens| tokens.iter().any(|token| token.owns(lock.token.as_str()))) =>
             {
-                // Its floor may be forgotten, and the clock behind: the giver's own fence is a floor too.
+                // The floor may be forgotten, and the clock behind, so the giver's own fence is a floor too.
                 let (floor, until) = (u64::from(lock.fence) + 1, lock.until.max(now + micros(*life)));
                 let least = proposal.map_or(now, |proposal| now.max(proposal.into())).max(floor);
                 let fence = self.issue(now, key, least, *fence_memory);
@@ -191,7 +191,7 @@ impl Store {
         Ok(())
     }
 
-    /// Brings a lost key back.
+    /// Restores a lost key.
     fn repair(&mut self, now: Micros, claim: &Claim, fence: Fence, restart_delay: Duration) -> Repaired {
         if let Some(left) = self.recovers_for(now, restart_delay) {
             return Repaired::Recovering(left);
@@ -210,19 +210,19 @@ impl Store {
         Repaired::Done
     }
 
-    /// Servers count in whole seconds.
+    /// The uptime, in whole seconds as servers count.
     fn up(&self, now: Micros) -> Duration {
         Duration::from_secs(now.saturating_sub(self.up_since) / 1_000_000)
     }
 
-    /// How long it has still to be up before it may vote.
+    /// How long the server still has to be up before it may vote.
     fn recovers_for(&self, now: Micros, restart_delay: Duration) -> Option<Duration> {
         let up = self.up(now).as_secs();
         let delay = u64::try_from(restart_delay.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX);
         (up < delay).then(|| Duration::from_secs(delay - up))
     }
 
-    /// Gives a lock that is still the token's its full life, unless it was granted to the token once more.
+    /// Gives a lock that is still the token's its full life, unless it was granted to the token again.
     fn renew(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
         let lock = self.held_by(now, key, token)?;
         if fence.is_some_and(|fence| fence != lock.fence) {
@@ -232,7 +232,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a lock that is still the token's from it.
+    /// Releases a lock that is still the token's.
     fn release(
         &mut self,
         now: Micros,
@@ -252,7 +252,7 @@ impl Store {
                         queue.leave(now, token, process.name, WINDOW);
                     }
                 }
-                // A lock that it finds free is passed on too.
+                // A leave also passes on a lock that it finds free.
                 match self.lock(now, key) {
                     None => return (Err(Denial::Gone), self.pass_on(now, key, 0, reached)),
                     Some(Held::Shared(_)) => return self.part(now, claim, mode, reached),
@@ -266,17 +266,17 @@ impl Store {
         }
         let others = if let ReleaseMode::Leave(others) = mode { &**others } else { &[] };
         let is_ours = |held: &Token| held == token || others.contains(held);
-        // Looked up once, where it is ours.
+        // A single lookup, if the lock is ours.
         if matches!(self.locks.get(key), Some(Held::Alone(lock)) if lock.until > now && is_ours(&lock.token)) {
             return (Ok(()), self.pass_on(now, key, 0, reached));
         }
-        // A waiter that leaves has no holder to tell.
+        // A waiter that leaves has no holder to notify of a forced release.
         let leaves = matches!(mode, ReleaseMode::Leave(_));
         let denied = if leaves { self.owned(now, key, token) } else { self.held_by(now, key, token) };
         (denied.map(|_| ()), Vec::new())
     }
 
-    /// Replaces the token by another one that stays for a time.
+    /// Replaces the token by another one, which stays for a time.
     fn retain(&mut self, now: Micros, key: &Key, token: &Token, keep: Duration, stays: &Token) -> Owned {
         if self.owned(now, key, stays).is_err() {
             let lock = self.held_by(now, key, token)?;
@@ -285,7 +285,7 @@ impl Store {
         Ok(())
     }
 
-    /// Parts with a share. A leave lets those in who fit even if its token has none: it may have been in their way.
+    /// Gives up a share. A leave admits waiters that fit even if its token has no share: it may have been in their way.
     fn part(
         &mut self,
         now: Micros,
@@ -312,7 +312,7 @@ impl Store {
         (owned, told)
     }
 
-    /// Takes the lock, or a share of it, when it is the token's turn, and enters the queue, if it shall, when it is not.
+    /// Takes the lock, or a share of it, if it is the token's turn. Else enters the queue, if the poll asks for that.
     fn poll(
         &mut self,
         now: Micros,
@@ -341,7 +341,7 @@ impl Store {
             }
             Held::Shared(phase) => Err(Some(phase.sharers(now))),
         };
-        // How many share it; `None`: it is somebody's alone.
+        // The number of sharers; `None` if the lock is held alone.
         let count = match self.lock(now, key).map(confirmed) {
             Some(Ok(fence)) => {
                 self.leave_queue(now, poll, process.name);
@@ -362,7 +362,7 @@ impl Store {
                 let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit };
                 let fence = self.let_in(now, key, me, count);
                 if limit > 0 {
-                    // Those behind may fit as well.
+                    // The waiters behind may fit as well.
                     self.promote(now, key, None, count.unwrap_or(0) + 1, reached, &mut told);
                 }
                 return (Polled::Granted(fence), told);
@@ -376,8 +376,8 @@ impl Store {
         (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, notified: true }, told)
     }
 
-    /// Lets those of the queue in who fit beside `count` sharers. Whether somebody comes before `me` still, and how
-    /// many share the lock then; `None`: it is somebody's alone.
+    /// Admits the waiters that fit beside `count` sharers. Returns whether a waiter is still ahead of `me`, and how
+    /// many share the lock then; `None` if it is held alone.
     fn promote(
         &mut self,
         now: Micros,
@@ -401,7 +401,7 @@ impl Store {
         (is_ahead, Some(count))
     }
 
-    /// A lock that a token has alone becomes one that another token shares.
+    /// Turns a lock that one token holds alone into one that another token shares.
     fn downgrade(
         &mut self,
         now: Micros,
@@ -423,7 +423,7 @@ impl Store {
             Ok(lock) => lock.fence,
             Err(denial) => return (Err(denial), told),
         };
-        // Its floor may be forgotten, and the clock behind: its own fence is a floor too.
+        // The floor may be forgotten, and the clock behind, so the lock's own fence is a floor too.
         self.floors.raise(now, key, own, *fence_memory);
         let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit: mode::limit(*mode) };
         let fence = self.let_in(now, key, me, Some(0));
@@ -431,13 +431,13 @@ impl Store {
         (Ok(fence), told)
     }
 
-    /// How many wait, and the first of them with their tickets.
+    /// The number of waiters, and the first of them with their tickets.
     pub fn queue(&mut self, now: Micros, key: &Key, limit: usize) -> (usize, Vec<(Token, u64)>) {
         let Some(queue) = self.live_queue(now, key) else { return (0, Vec::new()) };
         (queue.len(), queue.line().take(limit).map(|(token, ticket)| (token.clone(), ticket)).collect())
     }
 
-    /// The first waiters, how long each has waited, and for what.
+    /// The first waiters, how long each has waited, and in which mode.
     fn waiters(&mut self, now: Micros, key: &Key, most: usize) -> Waiters {
         let Some(queue) = self.live_queue(now, key) else { return Waiters::new() };
         let waited = |ticket| Duration::from_micros(now.saturating_sub(ticket));
@@ -450,12 +450,12 @@ impl Store {
         let held = self.lock(now, key)?;
         let ((token, fence), until) = (held.token_and_fence(), held.until());
         let remaining = Duration::from_micros(until.saturating_sub(now));
-        // Zero: it is acquired in steps, and has none yet.
+        // Zero: the lock is acquired in steps, and has no fence yet.
         Some(Holder::of(Some(token), Some(remaining), Some(fence).filter(|fence| *fence > fence::ZERO)))
     }
 
-    /// The lock's holder for a token that wants it with this limit: sharers are in its way for another time than the
-    /// key lives.
+    /// The lock's holder for a token that wants the lock with this limit: sharers are in its way for another time than
+    /// the life of the key.
     fn holder_for(&mut self, now: Micros, key: &Key, limit: u32) -> Option<Holder> {
         let holder = self.holder(now, key)?;
         let Ok(phase) = self.shared(now, key) else { return Some(holder) };
@@ -469,7 +469,7 @@ impl Store {
         held.filter(|lock| glob::matches(pattern, lock)).map(ToOwned::to_owned).collect()
     }
 
-    /// Takes a lock from whoever has it.
+    /// Takes a lock from its holder or sharers.
     fn force_release(
         &mut self,
         now: Micros,
@@ -489,17 +489,17 @@ impl Store {
         self.take(now, &AcquireRequest { claim, voting: None, heir_of: None });
     }
 
-    /// Its key is gone, whoever had it: for tests.
+    /// Deletes the key, whoever has it: for tests.
     pub fn delete(&mut self, key: &Key) {
         self.locks.remove(key);
     }
 
-    /// Its queue is gone: for tests.
+    /// Deletes the queue: for tests.
     pub fn lose_queue(&mut self, key: &Key) {
         self.queues.remove(key);
     }
 
-    /// The lock as the key shows it now: what has expired is gone.
+    /// The lock as its key shows it now: an expired lock is removed.
     fn lock(&mut self, now: Micros, key: &Key) -> Option<&mut Held> {
         if self.locks.get(key).is_some_and(|held| held.until() <= now) {
             self.locks.remove(key);
@@ -507,7 +507,7 @@ impl Store {
         self.locks.get_mut(key)
     }
 
-    /// The queue as its keys would show it now: what has expired is gone.
+    /// The queue as its keys would show it now: an expired queue is removed.
     fn live_queue(&mut self, now: Micros, key: &Key) -> Option<&mut WaitQueue> {
         if self.queues.get(key).is_some_and(|queue| queue.is_over(now)) {
             self.queues.remove(key);
@@ -521,8 +521,8 @@ impl Store {
         }
     }
 
-    /// Goes on after somebody has parted with a lock that `count` sharers have still: lets those of its queue in who
-    /// fit and can be reached. It becomes free if nobody has it then, or if it is too early to grant anything.
+    /// Passes on a lock that was given up, and that `count` sharers still have: admits the waiters that fit and can be
+    /// reached. The lock becomes free if it has no holder then, or if it is too early to grant anything.
     fn pass_on(&mut self, now: Micros, key: &Key, count: u32, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
         let mut told = Vec::new();
         let (_, count) = self.promote(now, key, None, count, reached, &mut told);
@@ -553,7 +553,7 @@ impl Store {
     fn issue(&mut self, now: Micros, key: &Key, least: Micros, memory: Duration) -> Fence {
         let floor = self.floors.get(now, key);
         let issued = floor.map_or(least, |floor| least.max(u64::from(floor) + 1));
-        // Only a clock beyond the year 294,000 could not give a fence.
+        // Only a clock beyond the year 294,000 would yield no fence.
         let fence = Fence::try_from(issued).unwrap_or_else(|_| floor.unwrap_or(fence::ZERO));
         self.floors.keep(now, key, fence, memory);
         self.sweep(now);
@@ -565,9 +565,9 @@ impl Store {
         held.alone().filter(|lock| lock.token == *token).ok_or(Denial::Taken)
     }
 
-    /// The lock that this token holds; or why it does not, and whether it was taken by force.
+    /// The lock, if this token holds it; else why it does not, and whether it was taken by force.
     fn held_by(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
-        // Mostly there is none, and nothing is looked up.
+        // Mostly there are no forced releases, and nothing is looked up.
         if self.forced.is_empty() {
             return self.owned(now, key, token);
         }
@@ -576,7 +576,7 @@ impl Store {
         self.owned(now, key, token).map_err(|denial| by.map_or(denial, Denial::Forced))
     }
 
-    /// Names that nobody asks for again must not stay for ever. Doubling keeps the cost per acquire constant.
+    /// Names that are never requested again must not stay for ever. Doubling keeps the cost per acquire constant.
     fn sweep(&mut self, now: Micros) {
         if self.floors.len() > self.crowded {
             self.floors.sweep(now);
@@ -604,12 +604,12 @@ fn hash_sorted<K: Hash + Borrow<str>, V: Hash>(map: &HashMap<K, V>, state: &mut 
     entries.hash(state);
 }
 
-/// The identity of the server. There is no other run of it.
+/// The identity of the server, which has no other run.
 fn identity(now: Micros) -> ServerIdentity {
     ServerIdentity { time: Some(now), run_id: None, is_alone: true }
 }
 
-/// Every key is tracked for everybody.
+/// The lock is held. Every key is tracked for every client.
 fn busy(holder: Holder) -> Acquired {
     Acquired::Busy { holder, tracked: true }
 }

@@ -38,32 +38,32 @@ impl Nodes {
     /// No node.
     pub const NONE: Self = Self(0);
 
-    /// The first `count`.
+    /// The first `count` nodes.
     pub fn all(count: usize) -> Self {
         (0..count).collect()
     }
 
-    /// One more; a number that is too large is left out.
+    /// Adds a node; a number that is too large is left out.
     pub fn insert(&mut self, node: usize) {
         self.0 |= 1_u16.checked_shl(u32::try_from(node).unwrap_or(u32::MAX)).unwrap_or_default();
     }
 
-    /// One less.
+    /// Removes a node.
     pub fn remove(&mut self, node: usize) {
         self.0 &= !Self::one(node).0;
     }
 
-    /// This one.
+    /// This node only.
     pub fn one(node: usize) -> Self {
         [node].into_iter().collect()
     }
 
-    /// Whether this one is among them.
+    /// Whether this node is among them.
     pub fn contains(self, node: usize) -> bool {
         self.in_common(Self::one(node)) > 0
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -72,7 +72,7 @@ impl Nodes {
         (self.0 & other.0).count_ones()
     }
 
-    /// Their numbers, in order.
+    /// The nodes' numbers, in order.
     pub fn iter(self) -> impl Iterator<Item = usize> + use<> {
         (0..16).filter(move |node| self.0 & (1 << node) != 0)
     }
@@ -86,39 +86,39 @@ impl FromIterator<usize> for Nodes {
     }
 }
 
-/// How many nodes have to change, and of which, before another check is worthwhile.
+/// How many nodes have to change, and which, before another check is worthwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WakeCondition {
-    /// This many.
+    /// This many nodes.
     pub count: usize,
-    /// Of these.
+    /// Of these nodes.
     pub of: Nodes,
 }
 
 impl WakeCondition {
-    /// Any one.
+    /// A change of any node.
     pub const ANY: Self = Self { count: 1, of: Nodes(u16::MAX) };
-    /// No change is of interest.
+    /// No change: none is of interest.
     pub const NEVER: Self = Self { count: 1, of: Nodes::NONE };
 
-    /// Whether a check is worthwhile, now that these have changed.
+    /// Whether a check is worthwhile, now that these nodes have changed.
     pub fn are_met_by(self, changed: Nodes) -> bool {
         usize::try_from(changed.in_common(self.of)).is_ok_and(|changed| changed >= self.count)
     }
 }
 
-/// A node's definite "not yours"; what says more is the greater one.
+/// A node's definite "not yours"; the one that says more is the greater one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
     /// The key is gone.
     Gone,
     /// The key holds something else.
     Taken,
-    /// Either, and the node knows who has taken the lock from this token by force.
+    /// Either of these, and the node knows who has taken the lock from this token by force.
     Forced(Arc<ForcedRelease>),
 }
 
-/// How many of `nodes` decide.
+/// How many of `nodes` make a majority.
 pub fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
@@ -129,7 +129,7 @@ pub struct Tally {
     words: PerNode<LastWord>,
 }
 
-/// Something of each node. The only node's is kept in place: most leases have one node, and there are many leases.
+/// A value for each node. That of an only node is kept in place: most leases have one node, and there are many leases.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum PerNode<T> {
     One(T),
@@ -137,14 +137,14 @@ pub(crate) enum PerNode<T> {
 }
 
 impl<T: Clone> PerNode<T> {
-    /// This value for each of this number of nodes.
+    /// This value for each of `nodes` nodes.
     pub(crate) fn new(nodes: usize, each: T) -> Self {
         if nodes == 1 { Self::One(each) } else { Self::Several(vec![each; nodes].into()) }
     }
 }
 
 impl<T> PerNode<T> {
-    /// The nodes of which it is such.
+    /// The nodes for whose value `is_such` holds.
     pub(crate) fn nodes(&self, is_such: impl Fn(&T) -> bool) -> Nodes {
         self.iter().enumerate().filter(|(_, each)| is_such(each)).map(|(node, _)| node).collect()
     }
@@ -174,13 +174,13 @@ impl<T> DerefMut for PerNode<T> {
 struct LastWord {
     /// When the newest request that this node confirmed was sent.
     sent: Time,
-    /// When the newest request was sent to which its answer was unclear.
+    /// When the newest request with an unclear answer was sent.
     unclear: Time,
     /// Its denial, and when the denied request was sent.
     denial: Option<(Time, Denial)>,
-    /// When the request was sent that brought a lost key back.
+    /// When the request that restored a lost key was sent.
     repaired: Time,
-    /// The denial that a repair was ordered for.
+    /// The denial for which a repair was ordered.
     repair_ordered: Time,
     /// Whether anything was sent to it that may have left the token there.
     may_hold: bool,
@@ -192,17 +192,17 @@ impl Tally {
         Self { words: PerNode::new(nodes, LastWord::default()) }
     }
 
-    /// How many there are.
+    /// The number of nodes.
     pub fn nodes(&self) -> usize {
         self.words.len()
     }
 
-    /// How many decide.
+    /// How many nodes make a majority.
     pub fn majority(&self) -> usize {
         majority(self.words.len())
     }
 
-    /// `node` did what a request asked that was sent at `sent`. An old confirmation takes nothing back.
+    /// `node` did what a request asked that was sent at `sent`. An older confirmation takes nothing back.
     pub fn confirm(&mut self, node: usize, sent: Time) {
         let Some(word) = self.words.get_mut(node) else { return };
         word.sent = word.sent.max(sent);
@@ -229,12 +229,12 @@ impl Tally {
         }
     }
 
-    /// The nodes that may have the token: a renewal brings it nowhere.
+    /// The nodes that may have the token. A renewal adds none.
     pub fn may_hold(&self) -> Nodes {
         self.words.nodes(|word| word.may_hold)
     }
 
-    /// `node` gave no answer, or one that tells nothing, to a request that was sent at `sent`.
+    /// `node` gave no answer, or one that says nothing, to a request that was sent at `sent`.
     pub fn note_unclear(&mut self, node: usize, sent: Time) {
         if let Some(word) = self.words.get_mut(node) {
             word.unclear = word.unclear.max(sent);
@@ -253,7 +253,7 @@ impl Tally {
         self.words.iter().filter(against).count() > self.words.len() - self.majority()
     }
 
-    /// The denial of a majority, if there is one: the one that says most.
+    /// The denial of a majority, if there is one; of several, the one that says most.
     pub fn denied(&self) -> Option<&Denial> {
         let denials = || self.words.iter().filter_map(|word| word.denial.as_ref());
         if denials().count() < self.majority() { None } else { denials().map(|(_, denial)| denial).max() }
@@ -281,7 +281,7 @@ impl Tally {
         self.words.get(node).is_some_and(|word| word.denial.is_some() || word.sent == Time::ZERO)
     }
 
-    /// The nodes of these that still lack the token, and may have it back now: not what was taken by force.
+    /// Those of `nodes` that still lack the token, and may have it back now: not if it was taken by force.
     pub fn repairs_of(&mut self, nodes: Nodes) -> Nodes {
         let forced = self.words.nodes(|word| matches!(word.denial, Some((_, Denial::Forced(_)))));
         let lacking: Nodes = nodes.iter().filter(|&node| self.lacks(node) && !forced.contains(node)).collect();

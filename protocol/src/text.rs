@@ -1,11 +1,11 @@
-//! Text that is put together on the way of every request: without `format!`, and without a copy of a copy.
+//! Text that is built for every request: without `format!`, and without a copy of a copy.
 
 use std::sync::Arc;
 
-/// A text no longer than this is put together on the stack.
+/// A text no longer than this is built on the stack.
 const ON_STACK: usize = 192;
 
-/// All parts in a row, as one text to be shared: one allocation, unless it is a long one.
+/// All parts joined to one shared text: with one allocation, unless it is long.
 pub(crate) fn joined(parts: &[&str]) -> Arc<str> {
     let mut buffer = [0_u8; ON_STACK];
     let mut left = &mut buffer[..];

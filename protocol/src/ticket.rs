@@ -1,7 +1,7 @@
 //! The ticket that a lease leaves for its heir when it is handed over (rule 13).
 //!
-//! The text is `lh-ticket:1?lock=…&token=…&fence=…&rest=…&sum=…`, of which the lock's key is percent-encoded. The sum is
-//! for tickets that were cut short or mistyped: it keeps nobody from making one.
+//! The text is `lh-ticket:1?lock=…&token=…&fence=…&rest=…&sum=…`, in which the lock's key is percent-encoded. The sum
+//! detects tickets that were cut short or mistyped; it does not prevent forgery.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -9,21 +9,21 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use crate::{fence::Fence, token::Token};
 
-/// With the version of the form.
+/// The beginning of a ticket, with the version of its format.
 const BEGIN: &str = "lh-ticket:1?lock=";
 
-/// Escapes all that could end a field, or a word of a shell, and leaves names readable.
+/// Escapes all that could end a field or a shell word, and leaves names readable.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b':').remove(b'.').remove(b'-').remove(b'_').remove(b'/');
 
-/// More than any ticket has, in bytes: a name has at most 1024, and a prefix 256.
+/// More bytes than any ticket has: a name has at most 1024, and a prefix 256.
 const LONGEST: usize = 8 * 1024;
 
 /// A lease that can be adopted: [`Lease::into_ticket`] or [`Lease::ticket`] made it, and [`Lock::adopt`] takes it.
 ///
 /// **It is a secret.** With it anybody can take the lock from its holder. `Debug` shows the lock and the fence only;
-/// [`expose`](Self::expose) gives all of it as a text, for the environment of a successor, or a pipe to it.
+/// [`expose`](Self::expose) returns all of it as text, for a successor's environment, or a pipe to it.
 ///
-/// It is no proof that anybody holds the lock: the key runs out by itself, and somebody else may have the lock by then.
+/// It does not prove that the lock is held: the key expires by itself, and another holder may have the lock by then.
 ///
 /// [`Lease::into_ticket`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.into_ticket
 /// [`Lease::ticket`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.ticket
@@ -37,7 +37,7 @@ pub struct Ticket {
     rest: u64,
 }
 
-/// The text is no ticket.
+/// The text is not a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is no ticket of a lease: {0}")]
 pub struct ParseTicketError(&'static str);
@@ -49,26 +49,26 @@ impl Ticket {
         &self.lock
     }
 
-    /// The fence of the lease that it was made from. The heir's will be larger.
+    /// The fence of the lease that the ticket was made from. The heir's will be larger.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// The token that has the lock, without its label.
+    /// The token that holds the lock, without its label.
     #[doc(hidden)]
     pub fn token(&self) -> &Token {
         &self.token
     }
 
-    /// The rest, when it was made, of the interval in which the lock is acquired once.
+    /// The rest of the interval in which the lock is acquired once, as of when the ticket was made.
     #[doc(hidden)]
     pub fn rest(&self) -> Duration {
         Duration::from_millis(self.rest)
     }
 
-    /// All of it as a text, which [`parse`](str::parse) reads: the secret too. It has no blank, no quote and no
-    /// character that a shell would take for its own but `?` and `&`.
+    /// The whole ticket as text, including the secret; [`parse`](str::parse) reads it. It has no blank, no quote, and
+    /// no character with a meaning in a shell except `?` and `&`.
     #[must_use]
     pub fn expose(&self) -> String {
         let (lock, token) = (utf8_percent_encode(&self.lock, ESCAPED), self.token.identity());
@@ -77,8 +77,8 @@ impl Ticket {
     }
 }
 
-/// The ticket of a lock with this key, which the token holds with this fence. `rest` is the rest of the interval in which the
-/// lock is acquired once; part of a millisecond counts as a whole one.
+/// A ticket for the lock with this key, which the token holds with this fence. `rest` is the rest of the interval in
+/// which the lock is acquired once; part of a millisecond counts as a whole one.
 pub fn of(lock: &str, token: &Token, fence: Fence, rest: Duration) -> Ticket {
     let token = Token::of_identity(token.identity()).unwrap_or_else(|| token.clone());
     let rest = u64::try_from(rest.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
@@ -120,7 +120,7 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// A sum in which each byte counts: FNV-1a of 32 bits. One byte that differs always makes another sum.
+/// A checksum in which each byte counts: FNV-1a of 32 bits. One byte that differs always makes another sum.
 fn sum(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

@@ -7,7 +7,7 @@ use std::{fmt, ops::Add, time::Duration};
 pub struct Time(u64);
 
 impl Time {
-    /// When that clock began.
+    /// When the driver's clock began.
     pub const ZERO: Self = Self(0);
     /// After every other moment.
     pub const NEVER: Self = Self(u64::MAX);
@@ -22,7 +22,7 @@ impl Time {
         self.0
     }
 
-    /// How long ago `earlier` was; zero if it is still to come.
+    /// How long ago `earlier` was; zero if it is in the future.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -1,4 +1,4 @@
-//! The token that proves ownership, and the value that a lock's key has.
+//! The token that proves ownership, and the value of a lock's key.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
@@ -6,37 +6,38 @@ use uuid::Uuid;
 
 use crate::{fence::Fence, text::joined};
 
-/// Tells our values from other libraries' on the same key; the digit is the format's version.
+/// Distinguishes our values from other libraries' on the same key; the digit is the format's version.
 const MARK: &str = "lh1:";
 
-/// A value has fewer bytes than this, even with the longest label that a builder takes. Scripts answer with at most
-/// this many bytes of any value. A value that fills them is another program's.
+/// Each value of ours has fewer bytes than this, even with the longest label that a builder takes. Scripts answer with
+/// at most this many bytes of any value, so a value that fills them is another program's.
 pub const TOO_LONG: usize = 256;
 
-/// The identity in the value of a lock that is shared.
+/// The identity in the value of a shared lock.
 const OF_A_PHASE: &str = "lh1:00000000-0000-0000-0000-000000000000";
 
-/// How long the identity is, in bytes: the mark and a UUID.
+/// The length of an identity in bytes: the mark and a UUID.
 const IDENTITY: usize = MARK.len() + 36;
 
 /// One acquisition: `lh1:<uuid>@<label>`. Its first 40 bytes are its identity, which nobody can guess.
 ///
 /// While it owns a lock, the lock's key has the token's [value](Self::value), `lh1:<uuid>:<fence>@<label>`. The
-/// identity in a value, at its fixed place, decides whose it is: no label looks like another identity, or like a fence.
+/// identity in a value decides who owns it. It is at a fixed place, so no label looks like another identity, or like a
+/// fence.
 ///
-/// Neither `Debug` nor anything else prints it: anybody who knows it can release the lock.
+/// It is never printed, by `Debug` or otherwise: anybody who knows it can release the lock.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Arc<str>);
 
 impl Token {
-    /// The token of this UUID, which has to be a random one that nobody can guess.
+    /// The token of this UUID, which has to be random and unguessable.
     pub fn new(uuid: Uuid, label: &str) -> Self {
         let mut buffer = Uuid::encode_buffer();
         Self(joined(&[MARK, uuid.as_hyphenated().encode_lower(&mut buffer), "@", label]))
     }
 
-    /// The token of an identity, without a label: to compare with others, not to hold anything. `None` for a text that is
-    /// none.
+    /// The token of an identity, without a label: to compare with others, not to hold a lock. `None` for a text that is
+    /// not an identity.
     pub(crate) fn of_identity(identity: &str) -> Option<Self> {
         let (identity, rest) = split(identity)?;
         rest.is_empty().then(|| Self(joined(&[identity, "@"])))
@@ -50,7 +51,7 @@ impl Token {
         Self::new(Uuid::from_u64_pair(0, DRAWN.fetch_add(1, Ordering::Relaxed)), label)
     }
 
-    /// Reads a token from a queue; `None` for a text that is no token of ours.
+    /// Reads a token from a queue; `None` for a text that is not a token of ours.
     pub fn parse(text: &str) -> Option<Self> {
         (text.len() < TOO_LONG && split(text)?.1.starts_with('@')).then(|| Self(text.into()))
     }
@@ -77,7 +78,7 @@ impl Token {
         [self.identity(), ":", fence, self.0.get(IDENTITY..).unwrap_or_default()]
     }
 
-    /// Whether a lock's value, or part of one, is of this acquisition.
+    /// Whether a lock's value, or part of one, belongs to this acquisition.
     pub fn owns(&self, value: &str) -> bool {
         value.starts_with(self.identity())
     }
@@ -87,12 +88,12 @@ impl Token {
         self.0.get(..IDENTITY).unwrap_or(&self.0)
     }
 
-    /// Whether it is that of a phase, which stands for all who share a lock.
+    /// Whether it is the token of a phase, which stands for all sharers of a lock.
     pub fn is_of_a_phase(&self) -> bool {
         self.identity() == OF_A_PHASE
     }
 
-    /// All of it.
+    /// The whole token.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -107,12 +108,12 @@ impl Token {
 fn split(text: &str) -> Option<(&str, &str)> {
     let (identity, rest) = text.split_at_checked(IDENTITY)?;
     let uuid = identity.strip_prefix(MARK)?;
-    // One UUID has several spellings; an identity has this one.
+    // One UUID has several spellings; an identity uses this one only.
     let is_spelt = Uuid::try_parse(uuid).ok()?.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()) == uuid;
     is_spelt.then_some((identity, rest))
 }
 
-/// So that a table of tokens can be searched with a text from a server.
+/// Lets a table of tokens be searched with a text from a server.
 impl Borrow<str> for Token {
     fn borrow(&self) -> &str {
         &self.0

@@ -1,17 +1,18 @@
-//! Which server of a cluster has which slot, by the newest of what its servers say.
+//! Which server of a cluster has which slot, by the newest of what its servers report.
 //!
-//! Views and redirections come in, in any order. Owners come out.
+//! Views and redirections go in, in any order. Owners come out.
 //!
 //! # Invariants
 //!
-//! 1. A slot never goes back to a server that has lost it by a failover: of two claims to it the one with the larger
-//!    config epoch wins, however late it is heard (Redis cluster specification, "configuration handling, propagation,
-//!    and failovers"). Nor in a view that has heard one half of the failover; nor does it become nobody's in that.
-//! 2. `MOVED` counts from the slot's owner only. Its target has at least the owner's epoch until a view says more, so no
-//!    older view takes the slot back.
-//! 3. A view that knows none of our servers is of another cluster. It counts for nothing before all views are such for
+//! 1. A slot never goes back to a server that lost it in a failover. Of two claims to a slot, the one with the larger
+//!    config epoch wins, however late it arrives (Redis cluster specification, "configuration handling, propagation,
+//!    and failovers"). A view that has heard only half of the failover neither gives the slot back nor leaves it
+//!    without an owner.
+//! 2. `MOVED` counts only from the slot's owner. Its target has at least the owner's epoch until a view reports more,
+//!    so no older view takes the slot back.
+//! 3. A view that knows none of our servers is of another cluster. It is ignored until all views have been such for
 //!    `FOREIGN`.
-//! 4. The number of a server that has no slot any more is given to no other.
+//! 4. The number of a server that has no slot any more is never reused.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -32,9 +33,9 @@ mod tests;
 /// A primary, as one server sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Primary {
-    /// Its name in its cluster, for as long as it lives.
+    /// Its name in its cluster, which it keeps for life.
     pub id: Box<str>,
-    /// Nothing if the server keeps that to itself.
+    /// Where it is; `None` if the server does not report that.
     pub place: Option<Place>,
     /// Its config epoch: larger after each failover.
     pub epoch: u64,
@@ -47,7 +48,7 @@ pub struct Primary {
 /// A replica of a primary, as one server sees it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Replica {
-    /// Its name in its cluster: that which it has as a primary too.
+    /// Its name in its cluster, which it keeps as a primary.
     pub id: Box<str>,
     /// Where it is.
     pub place: Place,
@@ -58,13 +59,13 @@ pub struct Replica {
 /// A cluster, as one server sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct View {
-    /// The name of the server whose view it is, if it tells.
+    /// The name of the server whose view it is, if it reports that.
     pub by: Option<Box<str>>,
-    /// All primaries; those too that claim nothing.
+    /// All primaries, including those that claim no slot.
     pub primaries: Vec<Primary>,
     /// The names of all servers that it knows, in whatever state.
     pub known: BTreeSet<Box<str>>,
-    /// Config epochs count from here, if this server still has the first slot, in this epoch.
+    /// Config epochs start over from here, if this server still has the first slot, in this epoch.
     pub begins_anew: Option<(Place, u64)>,
 }
 
@@ -74,7 +75,7 @@ pub struct Topology {
     owners: Box<[Option<Shard>]>,
     servers: BTreeMap<Shard, Server>,
     last: Shard,
-    /// The servers that have said that their cluster is down.
+    /// The servers that have reported that their cluster is down.
     down: BTreeSet<Shard>,
     /// Since when every view has been foreign.
     foreign_since: Option<Time>,
@@ -83,13 +84,13 @@ pub struct Topology {
 /// A server that has slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Server {
-    /// Unknown if only a redirection has named it.
+    /// The server's name; unknown if only a redirection has named it.
     id: Option<Box<str>>,
     place: Place,
-    /// Unknown once epochs begin anew.
+    /// Its config epoch; unknown once epochs start over.
     epoch: Option<u64>,
     replicas: Vec<Replica>,
-    /// The names of those whose slots it has taken over.
+    /// The names of the servers whose slots it has taken over.
     replaced: Vec<Box<str>>,
 }
 
@@ -101,30 +102,30 @@ pub struct Changes {
     pub slots: SlotSet,
     /// The servers that have no slot any more.
     pub retired: Vec<Shard>,
-    /// The servers that are elsewhere now.
+    /// The servers that have another address now.
     pub elsewhere: Vec<Shard>,
     /// The replicas that have taken over.
     pub taken_over: Vec<TakenOver>,
-    /// Whether all of it is of another cluster than before.
+    /// Whether this is another cluster than before.
     pub is_another: bool,
 }
 
-/// A replica has taken slots over from its primary. It may lack what that has written last.
+/// A replica has taken over slots from its primary. It may lack the primary's last writes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TakenOver {
     /// Where the primary was.
     pub before: Place,
-    /// Where the new one is.
+    /// Where the new primary is.
     pub now: Place,
     /// Its config epoch.
     pub epoch: u64,
-    /// These slots.
+    /// The slots that were taken over.
     pub slots: SlotSet,
-    /// Whether nothing was heard of it before: a view, or a redirection, may tell of a part of the slots.
+    /// Whether this takeover was not known before: a view, or a redirection, may report a part of the slots only.
     pub is_new: bool,
 }
 
-/// A change that a view would make to a primary that we know, or to the slots that nobody has.
+/// A change that a view would make to a primary that we know, or to the slots without an owner.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// The slots that change hands, by the name, epoch and place of the new owner.
@@ -136,7 +137,7 @@ pub struct Claim {
 type Owner = (Option<Box<str>>, Option<u64>, Place);
 
 impl Claim {
-    /// Whether all that the other one would change is in this one too.
+    /// Whether all that the other claim would change is in this one too.
     pub fn has(&self, other: &Self) -> bool {
         let is_in =
             |(owner, slots): (&Option<Owner>, &SlotSet)| self.slots.get(owner).is_some_and(|ours| ours.has_all(slots));
@@ -145,54 +146,54 @@ impl Claim {
             && (other.epoch.is_none() || other.epoch == self.epoch)
     }
 
-    /// Whether those that would have the slots are known.
+    /// Whether the servers that would gain the slots are known.
     pub fn is_among(&self, topology: &Topology) -> bool {
         let is_known = |(id, ..): &Owner| id.is_some() && topology.servers.values().any(|server| server.id == *id);
         self.slots.keys().flatten().all(is_known)
     }
 
-    /// Where those are that would have the slots.
+    /// The places of the servers that would gain the slots.
     pub fn gainers(&self) -> impl Iterator<Item = &Place> {
         self.slots.keys().flatten().map(|(_, _, place)| place)
     }
 }
 
-/// For how long every view has to be foreign before the cluster counts as another one.
+/// How long every view has to be foreign before the cluster counts as another one.
 const FOREIGN: Duration = Duration::from_secs(5);
 
 impl Default for Topology {
     fn default() -> Self {
         let owners = (0..SLOTS).map(|_| None).collect();
-        // The first number is that of a node that is no cluster.
+        // The first number is that of a node that is not a cluster.
         let (servers, down) = (BTreeMap::new(), BTreeSet::new());
         Self { owners, servers, last: Shard::FIRST, down, foreign_since: None }
     }
 }
 
-/// Whether the owner has taken over the slots of another. A server may hear of that bit by bit. It knows the new one as a
-/// primary before it knows of its slots, and may take its epoch for that of the old one.
+/// Whether the owner has taken over the slots of the other server. A server may hear of that bit by bit. It knows the
+/// new one as a primary before it knows of its slots, and may attribute its epoch to the old one.
 fn is_replaced(servers: &BTreeMap<Shard, Server>, owner: Option<Shard>, other: Shard) -> bool {
     let owner = owner.filter(|owner| *owner != other).and_then(|owner| servers.get(&owner));
     let id = servers.get(&other).and_then(|server| server.id.as_ref());
     owner.zip(id).is_some_and(|(owner, id)| owner.replaced.contains(id))
 }
 
-/// Whether this server was known as a replica of the owner. With the owner's epoch it has taken over: a view before took that
-/// for the old one's, and two primaries never have the same.
+/// Whether this server was known as a replica of the owner. If it has the owner's epoch, it has taken over: an earlier
+/// view attributed that epoch to the old primary, and two primaries never have the same.
 fn is_replica(servers: &BTreeMap<Shard, Server>, shard: Shard, owner: Option<Shard>) -> bool {
     let owner = owner.and_then(|owner| servers.get(&owner));
     servers.get(&shard).zip(owner).is_some_and(|(server, owner)| server.is_among(&owner.replicas))
 }
 
 impl Server {
-    /// A redirection tells the place only.
+    /// Whether it is one of these replicas. A redirection reports only the place.
     fn is_among(&self, replicas: &[Replica]) -> bool {
         replicas.iter().any(|replica| Some(&replica.id) == self.id.as_ref() || replica.place == self.place)
     }
 }
 
 impl Topology {
-    /// Takes in a view that was asked for at this time.
+    /// Merges a view that was requested at this time.
     pub fn merge(&mut self, View { primaries, known, begins_anew, .. }: &View, now: Time) -> Changes {
         let (before, mut is_another) = (self.owners.clone(), false);
         let is_ours = |server: &Server| server.id.as_ref().is_some_and(|id| known.contains(id));
@@ -201,7 +202,7 @@ impl Topology {
         } else if now.since(*self.foreign_since.get_or_insert(now)) < FOREIGN {
             return Changes::default();
         } else if primaries.iter().any(|primary| !primary.slots.is_empty()) {
-            // The cluster was made again.
+            // The cluster was created anew.
             (self.owners, self.foreign_since, is_another) = (Self::default().owners, None, true);
             self.servers.clear();
         }
@@ -219,7 +220,7 @@ impl Topology {
             let ours = servers.get(&shard).and_then(|server| server.epoch);
             named.get(&shard).is_some_and(|primary| Some(primary.epoch) >= ours)
         };
-        // A server that has taken slots over and seems to have none: the view has not heard of them yet.
+        // A server that has taken over slots and seems to have none: the view has not heard of them yet.
         let is_halfway = |servers: &BTreeMap<Shard, Server>, shard| {
             let has_taken_over = servers.get(&shard).is_some_and(|server| !server.replaced.is_empty());
             has_taken_over && named.get(&shard).is_some_and(|primary| primary.slots.is_empty())
@@ -235,7 +236,7 @@ impl Topology {
         }
         for (owner, claim) in self.owners.iter_mut().zip(claims) {
             let epoch = owner.and_then(|owner| self.servers.get(&owner)).and_then(|server| server.epoch);
-            // If it does not claim the slot there, it has given it away.
+            // If the owner does not claim the slot there, it has given it away.
             let is_told_anew = owner.is_some_and(|owner| is_newer(&self.servers, owner));
             let is_primary = owner.is_some_and(|owner| named.contains_key(&owner));
             *owner = match claim {
@@ -255,7 +256,7 @@ impl Topology {
             if let Some(server) = self.servers.get_mut(&shard).filter(|server| Some(primary.epoch) >= server.epoch) {
                 server.epoch = Some(primary.epoch);
                 if !primary.slots.is_empty() {
-                    // One that is a primary in this view may be about to take over.
+                    // A replica that is a primary in this view may be about to take over.
                     server.replicas.retain(|replica| primaries.iter().any(|other| other.id == replica.id));
                     server.replicas.extend(primary.replicas.iter().cloned());
                 }
@@ -270,7 +271,7 @@ impl Topology {
         Changes { elsewhere, is_another, ..changes }
     }
 
-    /// The changes that a view would make: to each primary that we know, and to the slots that nobody has.
+    /// The changes that a view would make: to each primary that we know, and to the slots without an owner.
     pub fn claims(&self, view: &View, now: Time) -> BTreeMap<Option<Shard>, Claim> {
         let mut after = self.clone();
         let changes = after.merge(view, now);
@@ -297,7 +298,7 @@ impl Topology {
         self.foreign_since.is_some()
     }
 
-    /// A server has answered `MOVED`: this slot is there now, or nowhere.
+    /// A server has answered `MOVED`: the slot is at `to` now, or nowhere.
     pub fn moved(&mut self, from: Shard, slot: u16, to: Option<Place>) -> Changes {
         if self.owner(slot) != Some(from) {
             return Changes::default();
@@ -324,29 +325,29 @@ impl Topology {
         *self.owners.get(usize::from(slot))?
     }
 
-    /// Whether what a server says of a slot counts.
+    /// Whether an answer of this server about a slot counts.
     pub fn counts(&self, slot: u16, server: Shard) -> bool {
         self.owner(slot) == Some(server)
     }
 
-    /// A server has said that its cluster is down.
+    /// A server has reported that its cluster is down.
     pub fn is_down_now(&mut self, server: Shard) {
         if self.servers.contains_key(&server) {
             self.down.insert(server);
         }
     }
 
-    /// It serves again. Whether it had said otherwise.
+    /// The server serves again. Returns whether it had reported otherwise.
     pub fn serves_again(&mut self, server: Shard) -> bool {
         self.down.remove(&server)
     }
 
-    /// Whether a server has said that its cluster is down.
+    /// Whether a server has reported that its cluster is down.
     pub fn is_down(&self, server: Shard) -> bool {
         self.down.contains(&server)
     }
 
-    /// All that have.
+    /// All servers that have reported that their cluster is down.
     pub fn down(&self) -> Vec<Shard> {
         self.down.iter().copied().collect()
     }
@@ -366,13 +367,13 @@ impl Topology {
         self.servers.get(&server).map(|server| &server.place)
     }
 
-    /// Where its replicas are, but for those that seem to be dead.
+    /// Where a server's replicas are, except those that seem to be dead.
     pub fn replicas(&self, server: Shard) -> impl Iterator<Item = &Place> {
         let all = self.servers.get(&server).into_iter().flat_map(|server| &server.replicas);
         all.filter(|replica| !replica.is_failing).map(|replica| &replica.place)
     }
 
-    /// All servers that have slots, in the order of the lowest of these.
+    /// All servers that have slots, in the order of their lowest slots.
     pub fn servers(&self) -> Vec<Shard> {
         let mut seen = BTreeSet::new();
         self.owners.iter().flatten().copied().filter(|owner| seen.insert(*owner)).collect()
@@ -383,7 +384,7 @@ impl Topology {
         (0..SLOTS).filter(|&slot| self.counts(slot, server)).collect()
     }
 
-    /// Our number for a server of a view, if it has one or claims something.
+    /// Our number for a server of a view, if it has one or claims a slot.
     fn enter(&mut self, primary: &Primary) -> Option<Shard> {
         let known = self.servers.iter_mut().find(|(_, server)| match &server.id {
             Some(id) => *id == primary.id,
@@ -434,7 +435,8 @@ impl Topology {
         Changes { slots, retired, taken_over, ..Changes::default() }
     }
 
-    /// Slots have gone from one server to another: whether that was its replica.
+    /// Slots have moved from one server to another. Returns the takeover, if the new owner was a replica of the old
+    /// one.
     fn taken_over(&self, (before, now): (Shard, Shard), slots: SlotSet) -> Option<TakenOver> {
         let (before, now) = (self.servers.get(&before)?, self.servers.get(&now)?);
         now.is_among(&before.replicas).then(|| TakenOver {

@@ -1,13 +1,13 @@
 //! Which keys a server can track for us, so that it notifies us when they change: pure.
 
-/// How many keys a server tracks when it does not tell.
+/// How many keys a server tracks if it does not report that.
 const USUAL_TABLE: usize = 1_000_000;
 
-/// How many keys we may have a server track: half of its table, or none if that is as good as full. The table takes
-/// `table` keys (0 for any number, `None` if the server does not tell), and has `tracked` for all clients.
+/// How many keys we may have a server track: half of its table, or none if the table is nearly full. The table takes
+/// `table` keys (0 for any number, `None` if the server does not report it), and has `tracked` for all clients.
 ///
-/// From a full table a server evicts some key for each that it takes in. It does not tell the connection whose command
-/// did that: `NOLOOP` holds for evictions too.
+/// A server with a full table evicts a key for each new one. It does not notify the connection whose command caused
+/// that, because `NOLOOP` holds for evictions too.
 pub const fn capacity(table: Option<usize>, tracked: usize) -> usize {
     let table = match table {
         Some(0) => return usize::MAX,
@@ -17,7 +17,7 @@ pub const fn capacity(table: Option<usize>, tracked: usize) -> usize {
     if table.saturating_sub(tracked) > table / 16 { table / 2 } else { 0 }
 }
 
-/// The keys that want to be tracked.
+/// The keys to track.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
     /// Leases.
@@ -31,8 +31,8 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Whether all of them fit into this capacity. Either all are tracked, or none: a full table would evict keys. Each
-    /// eviction would be a hint, and each hint a renewal.
+    /// Whether all of these keys fit into this capacity. Either all are tracked, or none: a full table would evict
+    /// keys. Each eviction would be a hint, and each hint a renewal.
     pub fn fits(self, capacity: usize) -> bool {
         // A waiter's check reads the lock and its fence, a fair waiter's the queue as well.
         self.held + 2 * self.awaited + 4 * self.queued + self.observed <= capacity

@@ -2,15 +2,15 @@
 //!
 //! # Invariants
 //!
-//! 1. It is sent again only after an answer that says that nothing was executed. The caller deals with what may have
+//! 1. The request is sent again only after an answer that nothing was executed. The caller deals with what may have
 //!    happened (rule 6).
-//! 2. It is sent `MOST` times at most; from the third redirection on after a pause, which doubles.
-//! 3. An answer counts only if its server has the key's slot when the answer is heard, or the one that sent the request
-//!    on to it (rule 11). It may be that of a primary which another has replaced.
-//! 4. A server that sends one request on (`ASK`) has the slot still. That holds for one sending.
-//! 5. Nothing is sent to a server that has said that its cluster is down.
-//! 6. Only the slot's owner, as we know it, is believed when it says where the slot is, or that its cluster is down. The word
-//!    of another server on that counts in a view only.
+//! 2. It is sent at most `MOST` times; from the third redirection on, after a pause that doubles.
+//! 3. An answer counts only if, when it arrives, its server has the key's slot, or the server that sent the request on
+//!    to it has (rule 11). Otherwise it may come from a primary that was replaced.
+//! 4. A server that sends one request on (`ASK`) still has the slot. The redirection is for one sending.
+//! 5. Nothing is sent to a server that has reported that its cluster is down.
+//! 6. Only the slot's owner, as we know it, is believed when it reports where the slot is, or that its cluster is down.
+//!    Another server's report about that counts only in a view.
 
 use std::time::Duration;
 
@@ -31,29 +31,29 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 pub struct Trip {
     slot: u16,
     sendings: u32,
-    /// Where it was sent on to.
+    /// The server to which it was sent on.
     on_to: Option<Place>,
 }
 
-/// The next step of it.
+/// The next step of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Send it to this server.
     Send(Shard),
-    /// Send it there, and say that this server, which has the slot, has sent it on (`ASKING`).
+    /// Send it there with `ASKING`, which says that this server, the slot's owner, has sent it on.
     Ask(Shard, Place),
-    /// The slot has no owner that serves it: wait until the topology is another.
+    /// The slot has no owner that serves it: wait until the topology changes.
     Await,
-    /// It was sent often enough.
+    /// It was sent as often as it may be.
     Enough,
 }
 
 /// The outcome of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It is the answer.
+    /// The answer counts.
     Counts,
-    /// Another server has the slot by now: nobody knows whether it happened there.
+    /// Another server has the slot by now: it is unknown whether the request was executed there.
     Void,
     /// Nothing was executed: [`next`](Trip::next) after this pause.
     Again(Duration),
@@ -65,31 +65,31 @@ pub enum Heard {
 pub struct TripOrders {
     /// The outcome for the request, once the rest is done.
     pub outcome: Heard,
-    /// The owner has sent the request there, or nowhere: tell the topology, by [`moved`](Topology::moved).
+    /// The owner has sent the request there, or nowhere: report it to the topology with [`moved`](Topology::moved).
     pub moved: Option<Option<Place>>,
-    /// The owner's cluster is down: tell the topology, by [`is_down_now`](Topology::is_down_now).
+    /// The owner's cluster is down: report it to the topology with [`is_down_now`](Topology::is_down_now).
     pub is_down: bool,
-    /// Ask for views: the topology may be another by now.
+    /// Request views: the topology may have changed.
     pub doubt: bool,
-    /// The server that was asked has said something.
+    /// The server that was asked has answered.
     pub is_heard: bool,
-    /// The owner has answered as such: another server is asked about that (rule 11).
+    /// The owner has answered as such, so another server is asked about that (rule 11).
     pub is_counted: bool,
 }
 
 impl Trip {
-    /// Of a request for a key in this slot.
+    /// A request for a key in this slot.
     pub fn new(slot: u16) -> Self {
         Self { slot, sendings: 0, on_to: None }
     }
 
-    /// Where it goes now.
+    /// Where the request goes now.
     pub fn next(&mut self, topology: &Topology) -> Step {
         match topology.owner(self.slot) {
             _ if self.sendings >= MOST => Step::Enough,
             Some(owner) if !topology.is_down(owner) => {
                 self.sendings += 1;
-                // The slot may be there by now.
+                // The slot may have moved there by now.
                 self.on_to.take_if(|place| topology.place(owner) == Some(place));
                 self.on_to.clone().map_or(Step::Send(owner), |place| Step::Ask(owner, place))
             }
@@ -102,7 +102,7 @@ impl Trip {
         self.sendings > 1
     }
 
-    /// A server has answered, or failed to; or the one that it has sent the request on to.
+    /// A server, or the one to which it sent the request on, has answered or failed to.
     pub fn heard(&mut self, from: Shard, failure: Option<&Failure>, topology: &Topology) -> TripOrders {
         let redirection = failure.and_then(Failure::redirection);
         let is_moving = matches!(redirection, Some(Redirection::Moving { .. }));
@@ -119,7 +119,7 @@ impl Trip {
             Some(Redirection::Moved { to, .. }) if is_of_owner => Some(to.clone()),
             _ => None,
         };
-        // A refusal would be that of another server too. A slot that is being moved is no reason for a doubt.
+        // Another server would refuse as well. A slot that is being moved is no reason for a doubt.
         let is_telling = failure.is_some_and(|failure| !failure.is_refusal() || redirection.is_some());
         TripOrders {
             outcome,
@@ -131,7 +131,7 @@ impl Trip {
         }
     }
 
-    /// The outcome of an answer of this server; or of the one that it was `asked` of instead, where that sent it on.
+    /// The outcome of an answer of `from`; or of `asked`, the server to which it sent the request on.
     fn outcome(&mut self, from: Shard, failure: Option<&Failure>, asked: Option<&Place>, topology: &Topology) -> Heard {
         let owner = topology.owner(self.slot);
         let is_there_now = asked.is_some() && owner.and_then(|owner| topology.place(owner)) == asked;
@@ -230,7 +230,7 @@ mod tests {
         Failure::refused("ASK").redirected(Some(Redirection::Moving { to: Some(place(port)) }))
     }
 
-    /// A request for slot 7 that its owner is asked for, or the server that the owner sends it on to.
+    /// A request for slot 7 that was sent to its owner, or to the server to which the owner sends it on.
     fn asked(of_the_owner: bool) -> (Trip, Shard, Topology) {
         let mut topology = Topology::default();
         let _changes = topology.merge(&view(1, 1), Time::ZERO);
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
         assert_eq!(trip.heard(owner, Some(&moved(Some(place(1)))), &topology).outcome, Heard::Again(Duration::ZERO));
         assert_eq!(trip.next(&topology), Step::Send(owner));
-        // It was replaced when it sent the request on: nothing of that counts.
+        // The owner was replaced when it sent the request on, so none of that counts.
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
         let Heard::Again(_) = trip.heard(owner, Some(&sent_on(3)), &topology).outcome else {
             panic!("nothing was executed")

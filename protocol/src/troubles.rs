@@ -1,13 +1,13 @@
 //! Decides which troubles are reported, and how often: pure. Thousands of waiters meet the same outage, and one line
-//! says it.
+//! reports it.
 //!
 //! # Invariants
 //!
 //! 1. A cause is reported when it is first met. Met again, it is reported again once [`PERIOD`] has passed since its
 //!    last report, however often it was met or ended in between.
-//! 2. A report says how often its cause was met since its last report. Of several causes at once it is the most.
+//! 2. A report says how often its cause was met since its last report; for several causes at once, the largest count.
 //! 3. An end is reported once, and only if a cause was reported since the last end.
-//! 4. At most [`MOST_CAUSES`] are kept. A cause gives its place up only a period after its report, so no more than that
+//! 4. At most [`MOST_CAUSES`] are kept. A cause gives up its place only a period after its report, so no more than that
 //!    many are reported in a period.
 
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub const MOST_CAUSES: usize = 16;
 #[derive(Debug, Default)]
 pub struct TroubleLog {
     causes: Vec<Cause>,
-    /// How often a cause was met that has no place here.
+    /// How often a cause without a place here was met.
     others: u64,
     /// Whether a cause was reported since the last end.
     was_told: bool,
@@ -38,7 +38,7 @@ pub struct TroubleLog {
 struct Cause {
     name: String,
     told: Time,
-    /// How often it was met since then.
+    /// How often it was met since that report.
     untold: u64,
 }
 
@@ -49,13 +49,13 @@ impl Cause {
 }
 
 impl TroubleLog {
-    /// None so far.
+    /// A log without causes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Somebody has met these causes at once. If one of them is to be reported: how often it was met since its last
-    /// report.
+    /// A caller has met these causes at once. If one of them is to be reported, returns how often it was met since its
+    /// last report.
     pub fn meet(&mut self, now: Time, causes: impl IntoIterator<Item = String>) -> Option<u64> {
         let (mut is_due, mut met) = (false, Vec::new());
         for name in causes {
@@ -66,7 +66,7 @@ impl TroubleLog {
             };
             if let Some(cause) = self.causes.get_mut(at) {
                 cause.untold += 1;
-                // A place that has just been given to it.
+                // A cause that was just given its place is due.
                 is_due |= known.is_none() || cause.is_due(now);
                 met.push(at);
             }
@@ -86,7 +86,7 @@ impl TroubleLog {
         Some(count + std::mem::take(&mut self.others))
     }
 
-    /// A place for a cause that has none, if there is one (invariant 4).
+    /// Finds a place for a cause that has none, if possible (invariant 4).
     fn place(&mut self, now: Time, name: String) -> Option<usize> {
         let new = |untold| Cause { name, told: now, untold };
         if self.causes.len() < MOST_CAUSES {
@@ -102,8 +102,8 @@ impl TroubleLog {
         Some(at)
     }
 
-    /// An answer has come, so every trouble is over. If that is to be reported: how often causes were met without a
-    /// report.
+    /// An answer has arrived, so every trouble has ended. If that is to be reported, returns how often causes were met
+    /// without a report.
     pub fn end(&mut self) -> Option<u64> {
         if !std::mem::take(&mut self.was_told) {
             return None;
@@ -130,7 +130,7 @@ pub fn causes(failure: &Failure) -> Vec<String> {
     }
 }
 
-/// The causes for which a server, or a quorum, could not be connected to.
+/// The causes why a server, or a quorum, could not be connected to.
 pub fn causes_of_absence(text: &str, votes: Option<&Votes>) -> Vec<String> {
     votes.map_or_else(|| vec![of_text(text)], of_nodes)
 }
@@ -157,7 +157,7 @@ fn reply(text: &str) -> Option<&str> {
     text.split_once(" said \"")?.1.split('"').next()
 }
 
-/// A text without the words that have digits (slots, counts, durations), and their units.
+/// A text without the words that contain digits (slots, counts, durations), and without their units.
 fn lasting(text: &str) -> String {
     const UNITS: [&str; 6] = ["ns", "µs", "ms", "s", "min", "h"];
     let (mut words, mut after_number) = (Vec::new(), false);

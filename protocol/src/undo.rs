@@ -1,7 +1,7 @@
-//! Taking a token back from one node: how often it is asked, on which route, and when that ends (rule 6).
+//! Taking a token back from one node: how often the node is asked, on which route, and when that ends (rule 6).
 //!
-//! It asks until the node has answered, or until the key there has expired by itself. A request that the node executes
-//! after that gives nobody a lease, and its key is gone within one life.
+//! An undo is asked for until the node has answered, or until the key there has expired by itself. A request that the
+//! node executes after that yields no lease, and its key expires within one life.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// One token on one node, which is taken back.
+/// The undo of one token on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Undoing {
     until: Time,
@@ -33,9 +33,9 @@ pub struct Undoing {
 /// The next step after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
-    /// Ask again after this pause, or once the node answers somebody.
+    /// Ask again after this pause, or once the node answers any request.
     After(Duration),
-    /// It is over.
+    /// The undo has ended.
     Over(UndoOutcome),
 }
 
@@ -47,9 +47,9 @@ pub enum UndoOutcome {
         /// Whether anything may have changed.
         has_changed: bool,
     },
-    /// The node refuses: what is there is left to expire.
+    /// The node refuses: the key there is left to expire.
     Refused,
-    /// The time is over, and the node has not answered.
+    /// The time has passed without an answer of the node.
     Unanswered,
 }
 
@@ -68,7 +68,7 @@ impl Undoing {
         Self { until, pauses, first: route, route, is_first: true, may_be_replay: was_asked }
     }
 
-    /// When it gives up.
+    /// When the undo gives up.
     pub fn until(&self) -> Time {
         self.until
     }
@@ -78,11 +78,11 @@ impl Undoing {
         self.is_first
     }
 
-    /// The next request: its route, and how long it is waited for.
+    /// The next request: its route, and how long its answer is waited for.
     pub fn ask(&mut self, now: Time, command_timeout: Duration) -> (Route, Duration) {
         let route = self.route;
-        // The first route may have died with its runtime, so the keeper's takes turns with it. A request that was to be
-        // tracked is not taken out of the queue when its time is over, so one undo behind it is enough.
+        // The first route may have died with its runtime, so the keeper's takes turns with it. A tracked request is not
+        // removed from the queue when it times out, so one undo behind it is enough.
         let is_keepers = route == Route::Keeper && !self.is_first;
         self.route = if is_keepers && self.first != Route::Tracked { self.first } else { Route::Keeper };
         self.is_first = false;

@@ -23,38 +23,38 @@ pub struct Vote {
 pub enum NodeAnswer {
     /// It granted what was asked. (Since too few others did, that was taken back.)
     Granted,
-    /// Somebody else holds the lock there.
+    /// Another holder has the lock there.
     HeldBy(Holder),
     /// There was nothing of ours to release.
     NotOurs,
-    /// It was started lately, or its clock was set back, and it may have forgotten a lease: it gives no vote for this
+    /// It was started recently, or its clock was set back, and it may have forgotten a lease: it gives no vote for this
     /// time. See [`Builder::restart_delay`].
     ///
     /// [`Builder::restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
     Recovering {
-        /// How long that lasts.
+        /// The time until it votes.
         remaining: Duration,
     },
-    /// It said no, in these words.
+    /// It refused, in these words.
     Refused(String),
     /// It gave no answer, or one that means "not now".
     Unreachable(String),
 }
 
 impl Votes {
-    /// How many nodes granted it.
+    /// How many nodes granted the request.
     #[must_use]
     pub fn granted(&self) -> usize {
         self.count(|answer| matches!(answer, NodeAnswer::Granted))
     }
 
-    /// How many nodes have to grant it.
+    /// How many nodes have to grant the request.
     #[must_use]
     pub fn needed(&self) -> usize {
         majority(self.votes.len())
     }
 
-    /// Every node, in the order in which the builder was given them.
+    /// Every node, in the order in which they were given to the builder.
     #[must_use]
     pub fn nodes(&self) -> &[Vote] {
         &self.votes
@@ -65,7 +65,7 @@ impl Votes {
         self.count(|answer| matches!(answer, NodeAnswer::Refused(_))) > self.votes.len() - self.needed()
     }
 
-    /// When a majority may grant it at the latest, if nobody renews and nobody fails: `None` where that is not known.
+    /// When a majority may grant it at the latest, if no holder renews and no node fails; `None` if that is not known.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         let wait = |vote: &Vote| match &vote.answer {
             NodeAnswer::Granted => Some(Duration::ZERO),
@@ -94,20 +94,20 @@ impl fmt::Display for Votes {
 }
 
 impl Vote {
-    /// Where the node is, without user and password.
+    /// The node's address, without user and password.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Its answer.
+    /// The node's answer.
     #[must_use]
     pub fn answer(&self) -> &NodeAnswer {
         &self.answer
     }
 }
 
-/// A sentence's end, after the node's address.
+/// The end of a sentence, after the node's address.
 impl fmt::Display for NodeAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,17 +1,17 @@
 //! The wait of one acquire, decided: when it checks the lock and on which route, how long it sleeps, and when it ends.
 //!
-//! Of the plain waiters of one name in a process only the leader checks. A fair waiter has a place of its own in the
-//! server's queue: it polls for that, and while it leads also for the others of its process.
+//! Of the plain waiters of one name in a process, only the leader checks. A fair waiter has its own place in the
+//! server's queue and polls for that; while it leads, it also polls for the others of its process.
 //!
 //! # Invariants
 //!
-//! 1. A leader whose time is over checks once more; that check decides. A follower ends with what its leader saw.
-//! 2. A follower whose leader is late becomes a substitute: it goes on without the turn.
-//! 3. After split votes only time brings the next check. Everybody undoes its own votes then, and a waiter that checked
-//!    at each of these notifications would meet the others again at once.
-//! 4. A leader checks one command time-out before its time is over, so that a silent server is not reported as a
-//!    holder. A check later than that is recent enough.
-//! 5. Where this process holds the lock itself, a plain waiter asks no server before it is notified of the release.
+//! 1. A leader whose time is up checks once more, and that check decides. A follower ends with what its leader saw.
+//! 2. A follower whose leader is late becomes a substitute: it continues without the turn.
+//! 3. After a split vote only time brings the next check. All waiters undo their own votes then, and a waiter that
+//!    checked at each of these notifications would meet the others again at once.
+//! 4. A leader checks one command time-out before its time is up, so that a silent server is not reported as a holder.
+//!    A check later than that is recent enough.
+//! 5. If this process holds the lock itself, a plain waiter asks no server before it is notified of the release.
 
 use std::time::Duration;
 
@@ -26,10 +26,10 @@ use crate::{
     time::Time,
 };
 
-/// The shortest time of a check: the rest of a wait may be too short for any server's answer.
+/// The shortest time limit of a check: the rest of a wait may be too short for any server's answer.
 pub const SHORTEST_CHECK: Duration = Duration::from_millis(15);
 
-/// A moment longer than a wait, so that a timer that ends with it finds it over.
+/// A moment longer than a wait, so that a timer that ends with it finds it expired.
 const JUST_AFTER: Duration = Duration::from_millis(1);
 
 /// The facts on which the wait loop decides.
@@ -37,17 +37,17 @@ const JUST_AFTER: Duration = Duration::from_millis(1);
 pub struct Facts<'a> {
     /// The time.
     pub now: Time,
-    /// By when the leader will have checked, or said by when it will.
+    /// When the leader will have checked, or will have announced its next check.
     pub leader_due: Time,
     /// A fair waiter's place.
     pub queue: Option<Queued<'a>>,
-    /// Facts that are only looked up when they matter.
+    /// Facts that are looked up only when they matter.
     pub around: &'a dyn Surroundings,
 }
 
-/// Facts that are only looked up when they matter.
+/// Facts that are looked up only when they matter.
 pub trait Surroundings {
-    /// A holder in this process that keeps this waiter out, if there is one.
+    /// The holder in this process that keeps this waiter out, if there is one.
     fn held_here(&self) -> Option<Holder>;
     /// Whether servers track keys at all.
     fn tracks(&self) -> bool;
@@ -58,17 +58,17 @@ pub trait Surroundings {
 /// A fair waiter's place in the queue, and what its server has notified it of.
 #[derive(Debug, Clone, Copy)]
 pub struct Queued<'a> {
-    /// As the last poll found it.
+    /// The position that the last poll found.
     pub position: &'a QueuePosition,
-    /// When it was asked to poll.
+    /// When the waiter was asked to poll.
     pub due: Time,
-    /// Whether the lock is granted, and has only to be taken.
+    /// Whether the lock is granted, and only has to be taken.
     pub is_granted: bool,
     /// The route of a request that needs no tracking.
     pub usual: Route,
     /// The route of the last poll.
     pub polled_on: Route,
-    /// How long the lock may wait for its confirmation.
+    /// How long a granted lock waits for its confirmation.
     pub grant: Duration,
 }
 
@@ -79,17 +79,17 @@ pub enum Action {
     Check(Route),
     /// Wait until then, or until something happens.
     Sleep(Time),
-    /// The time is over: [`WaitLoop::seen`] is the reason.
+    /// The time is up: [`WaitLoop::seen`] is the reason.
     End,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// Somebody else of this process checks for us.
+    /// Another waiter of this process checks for this one.
     Follower,
     /// It has the turn.
     Leader,
-    /// It goes on without the turn.
+    /// It continues without the turn.
     Substitute,
 }
 
@@ -117,7 +117,7 @@ pub struct WaitLoop {
 }
 
 impl WaitLoop {
-    /// After a first check of our own, or none if others of this process wait already.
+    /// A wait after a first check of our own, or after none if others of this process wait already.
     pub fn new(is_fair: bool, nodes: usize, command_timeout: Duration, until: Time, jitter: Jitter) -> Self {
         Self {
             is_fair,
@@ -137,17 +137,17 @@ impl WaitLoop {
         }
     }
 
-    /// Begins in the line: with the turn, if it was free. `seen` is what a first check of our own has found.
+    /// Begins in the line, with the turn if it was free. `seen` is the result of a first check of our own.
     pub fn begins(&mut self, seen: Check, has_turn: bool, facts: &Facts<'_>) {
         if has_turn {
             self.role = Role::Leader;
         } else if !self.is_fair {
-            // By the time that its turn comes, what it saw itself is out of date.
+            // By the time its turn comes, its own result is out of date.
             return;
         }
         (self.checked_at, self.report, self.seen) = (facts.now, Some(seen.clone()), seen);
-        // The first check is not tracked, which would cost more. So a plain leader checks again at once, unless that
-        // brings nothing.
+        // The first check is not tracked, because that would cost more. So a plain leader checks again at once, unless
+        // that is useless.
         let again_at_once = match &self.seen {
             _ if self.is_fair => false,
             Check::NotYet => true,
@@ -184,11 +184,11 @@ impl WaitLoop {
         }
     }
 
-    /// A follower's part of [`next`](Self::next): nothing if it has to check, or has become a substitute.
+    /// A follower's part of [`next`](Self::next): `None` if it has to check, or has become a substitute.
     fn follow(&mut self, facts: &Facts<'_>) -> Option<Action> {
         let (now, late) = (facts.now, self.leader_is_late_after());
         if now >= self.until {
-            // Something has happened, and the leader did not check: we do it once ourselves.
+            // Something has happened, and the leader did not check: this waiter checks once itself.
             if self.is_fair || now <= facts.leader_due + SHORTEST_CHECK {
                 return Some(Action::End);
             }
@@ -199,7 +199,7 @@ impl WaitLoop {
             self.substitute(facts);
             return None;
         }
-        // A notification may move the leader's moment to an earlier one, so this is never far away.
+        // A notification may make the leader's check due earlier, so this moment is never far away.
         let look_after = (facts.leader_due + late + JUST_AFTER).min(now + late).min(self.until);
         let check = if self.is_fair { self.due(facts) } else { Time::NEVER };
         if self.is_due || check <= now {
@@ -233,16 +233,16 @@ impl WaitLoop {
         }
     }
 
-    /// A follower hears of its leader's check.
+    /// A follower receives the result of its leader's check.
     pub fn heard(&mut self, look: Check) {
         self.report = Some(look.clone());
-        // That the leader had no answer is no reason for a fair waiter to ask as well.
+        // If the leader had no answer, that is no reason for a fair waiter to ask as well.
         if !self.is_fair || matches!(look, Check::Held { .. }) {
             self.seen = look;
         }
     }
 
-    /// The sleep is over.
+    /// The sleep has ended.
     pub fn slept(&mut self) {
         self.is_due = self.sleeps_for_check;
     }
@@ -253,12 +253,12 @@ impl WaitLoop {
         self.is_notified = !self.is_fair;
     }
 
-    /// Whether a notification brings a check.
+    /// Whether a notification causes a check.
     pub fn heeds_notifications(&self) -> bool {
         self.is_fair || (self.leads() && !matches!(self.seen, Check::Split { .. }))
     }
 
-    /// Whether it checks for those behind it, and has to tell them what it sees.
+    /// Whether it checks for the waiters behind it, and has to report its results to them.
     pub fn leads(&self) -> bool {
         self.role != Role::Follower
     }
@@ -278,14 +278,14 @@ impl WaitLoop {
         self.report.take()
     }
 
-    /// Takes the result of a check that began at `began` and could take `limit`.
+    /// Takes the result of a check that began at `began` and had the time limit `limit`.
     pub fn checked(&mut self, look: Check, began: Time, limit: Duration, facts: &Facts<'_>) {
         let look = match look {
             Check::Held { holder, tracked, needs } => {
                 let tracked = tracked && (self.is_fair || self.role == Role::Leader);
                 Check::Held { holder, tracked, needs }
             }
-            // A check that had no time for an answer says nothing about the server: the result before it stands.
+            // A check that had no time for an answer says nothing about the server: the result before it stays.
             Check::Failed(_)
                 if limit < self.command_timeout / 2
                     && facts.now.since(began) >= limit
@@ -303,7 +303,8 @@ impl WaitLoop {
         (self.is_due, self.is_notified) = (false, false);
         (self.checked_at, self.report, self.seen) = (facts.now, Some(look.clone()), look);
         self.is_over = facts.now >= self.until;
-        // A check that failed was repeated on a route that tracks nothing; now that the server answers, it is tracked.
+        // A check that failed was repeated on a route that tracks nothing. Now that the server answers, check again,
+        // tracked.
         let untracked = matches!(self.seen, Check::Held { tracked: false, .. });
         self.next_check = if !self.is_fair && untracked && had_failed && facts.around.tracks() {
             facts.now
@@ -339,17 +340,17 @@ impl WaitLoop {
     fn route(&self, facts: &Facts<'_>) -> Route {
         match facts.queue {
             Some(queue) if queue.is_granted => queue.usual,
-            // The first has the lock tracked: it takes what becomes free otherwise than by a release. So has the
-            // second, which may be the first by now, and would poll once more for that.
+            // The first has the lock tracked, because it takes a lock that becomes free other than by a release. So has
+            // the second, which may be the first by now, and would have to poll once more for that.
             Some(queue) if queue.position.ticket.is_none() || queue.position.ahead > 1 => Route::Keeper,
-            // The keys that show who shares a lock are not to be tracked: one changes with each renewal.
+            // The keys that show the sharers of a lock are not tracked: one of them changes with each renewal.
             _ if matches!(&self.seen, Check::Held { holder, .. } if holder.is_shared()) => Route::Keeper,
             _ if matches!(self.seen, Check::Failed(_)) => Route::Keeper,
             _ => facts.around.tracked(),
         }
     }
 
-    /// The time after which a late leader counts as not polled: a leader that is polled waits only for a slot or an
+    /// The time after which a late leader counts as not polled. A leader that is polled waits only for a slot or an
     /// answer.
     fn leader_is_late_after(&self) -> Duration {
         backoff::LONGEST_PAUSE + self.command_timeout

@@ -15,14 +15,14 @@ use crate::{
     status::{Board, HasBoard, Signal, Status, StatusChanges},
 };
 
-/// A view of a [`Lease`](super::Lease) that can be cloned and handed around: all of it but the release.
+/// A view of a [`Lease`](super::Lease) that can be cloned and passed around: everything but the release.
 ///
-/// It does not keep the lock held: when the lease has gone, it says so.
+/// It does not keep the lock held: when the lease has ended, it reports that.
 #[derive(Clone)]
 pub struct LeaseHandle {
     pub(crate) client: Arc<Client>,
     pub(crate) hold: Arc<Hold>,
-    /// Its own signals, unless it has the hold's.
+    /// The lease's own signals, unless it uses the hold's.
     board: Option<Arc<Board>>,
 }
 
@@ -55,14 +55,15 @@ impl LeaseHandle {
         self
     }
 
-    /// Lets go of one lease; once.
+    /// Gives up one lease; only the first call counts.
     pub(super) fn leave(&self, now: Time) -> AfterLast {
         let (leaving, reaction) = self.hold.leave(now, &self.signal());
         self.client.watchdog.execute(&self.hold, reaction);
         leaving
     }
 
-    /// Asks for a stop when nothing but the grace is left of the lease. Completes when that is over, and the lease too.
+    /// Asks the holder to stop when only the grace is left of the lease. Completes when the grace is over and the lease
+    /// has ended.
     pub(super) async fn out_of_grace(self, grace: Duration) -> Lost {
         let (Self { client, hold, .. }, signal) = (&self, self.signal());
         if grace.is_zero() {
@@ -106,19 +107,18 @@ impl fmt::Debug for LeaseHandle {
 macro_rules! view {
     ($type:ident) => {
         impl $type {
-            /// Completes when the lease ends, with the reason: by its own deadline, whatever the network, the program's
-            /// log or its metrics exporter does.
+            /// Completes when the lease ends, with the reason: by the lease's deadline, whatever the network, the
+            /// program's log or its metrics exporter does.
             ///
-            /// It completes before, while the lease is still held, when its holder is asked to stop: with
+            /// It completes earlier, while the lease is still held, when its holder is asked to stop: with
             /// [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
             /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::grace). From then on
-            /// [`check`](Self::check) and [`status_changes`](Self::status_changes) tell of the end.
+            /// [`check`](Self::check) and [`status_changes`](Self::status_changes) report the end.
             ///
-            /// The future owns what it needs: move it, pin it, spawn it. A timer of the keeper's completes it at the
-            /// deadline ([rule 2](crate::docs::safety#rule-2)). It completes earlier when the server says that the key
-            /// is gone or taken, and with
-            /// [`Released`](crate::LossReason::Released) when the release of this
-            /// lease begins.
+            /// The future owns what it needs: move it, pin it, spawn it. A timer of the keeper completes it at the
+            /// deadline ([rule 2](crate::docs::safety#rule-2)). It completes earlier when the server reports that the
+            /// key is gone or taken, and with [`Released`](crate::LossReason::Released) when the release of this lease
+            /// begins.
             ///
             /// # Cancel safety
             ///
@@ -128,12 +128,13 @@ macro_rules! view {
                 async move { relayed!(signal.lost()) }
             }
 
-            /// Calls `tell` once when the lease is lost, or its holder is asked to stop ([`Lost::is_over`] tells which);
-            /// never when it is released, dropped or handed over. If that was before, it is called all the same.
+            /// Calls `tell` once when the lease is lost, or its holder is asked to stop ([`Lost::is_over`] tells
+            /// which); never when it is released, dropped or handed over. If the loss came before this call, `tell` is
+            /// still called.
             ///
-            /// It is for work that cannot await, such as that of a thread. It is called on a thread of its own, where it
-            /// may block: no other lease waits for it. It must not take its time nevertheless, for the lease may be another
-            /// holder's already. A panic in it ends there.
+            /// It is for work that cannot await, such as work on a thread. `tell` runs on a thread of its own, where it
+            /// may block: no other lease waits for it. It should still be quick, because another holder may already
+            /// have the lock. A panic in it is caught.
             ///
             /// ```
             /// # use std::sync::{Arc, atomic::{AtomicBool, Ordering}};
@@ -152,14 +153,14 @@ macro_rules! view {
                 on_lost(self.lost(), tell);
             }
 
-            /// Whether it is held alone or shared.
+            /// Whether the lease is held alone or shared.
             #[must_use]
             pub fn mode(&self) -> Mode {
                 self.view().hold.claim.mode
             }
 
-            /// Whether the lease holds right now. It reads the clock, so it is right even when the process was stopped
-            /// and no timer has run yet.
+            /// Checks that the lease holds right now. It reads the clock, so it is right even when the process was
+            /// stopped and no timer has run yet.
             ///
             /// ```
             /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -182,7 +183,7 @@ macro_rules! view {
                     let _under_way = client.host.token();
                     let reaction = hold.expire_if_due(now);
                     client.watchdog.execute(hold, reaction);
-                    // The thread that ended it may not have come to our signal yet.
+                    // The thread that ended it may not have reached our signal yet.
                     if let Some(lost) = hold.end() {
                         view.signal().end(&lost);
                     }
@@ -199,36 +200,36 @@ macro_rules! view {
                 self.check().is_ok()
             }
 
-            /// How long the lease is certain to last if nothing is heard from the server again; zero once it has
-            /// ended. A healthy one stays above two thirds of its TTL, less the drift.
+            /// How long the lease is certain to last if the server never answers again; zero once it has ended. For a
+            /// healthy lease it stays above two thirds of the TTL, less the drift.
             #[must_use]
             pub fn remaining(&self) -> Duration {
                 let (LeaseHandle { client, hold, .. }, board) = (self.view(), self.view().board());
                 if board.ended().is_some() { Duration::ZERO } else { hold.remaining(client.now()) }
             }
 
-            /// Where the lease stands.
+            /// The status of the lease.
             #[must_use]
             pub fn status(&self) -> Status {
-                // The clock may know more than the signals do.
+                // The clock may be ahead of the signals.
                 let _judged = self.check();
                 self.view().board().status()
             }
 
-            /// The changes of the status from here on.
+            /// The changes of the status from now on.
             pub fn status_changes(&self) -> StatusChanges {
                 StatusChanges::new(self.view().signal())
             }
 
             /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its
-            /// holder is asked to stop. For work that knows such tokens already. Each call makes a child, so that
-            /// cancelling it cancels nobody else's.
+            /// holder is asked to stop. For work that already uses such tokens. Each call makes a child, so cancelling
+            /// it cancels no other.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {
                 self.view().board().cancellation_token()
             }
 
-            /// The fencing token: hand it to whatever the lock protects.
+            /// The fencing token: pass it to whatever the lock protects.
             #[must_use]
             pub fn fence(&self) -> Fence {
                 self.view().hold.fence
@@ -261,8 +262,8 @@ macro_rules! view {
             ///
             /// # Cancel safety
             ///
-            /// Dropping it may or may not have extended the key; the lease is believed as before. Nothing is left
-            /// behind.
+            /// If it is dropped, the key may or may not have been extended; the lease's deadline is as before. Nothing
+            /// is left behind.
             #[doc(alias = "extend")]
             pub async fn renew(&self) -> Result<(), Error> {
                 self.check()?;

@@ -1,4 +1,5 @@
-//! Telling the program of a loss. Nothing waits for one but a waker: the thread to tell it on is started when it is there.
+//! Notifies the program of a loss. Only a waker waits for a loss: the thread that reports it is started when it has
+//! occurred.
 
 use std::{
     future::Future,
@@ -23,13 +24,13 @@ pub(crate) fn on_lost(lost: impl Future<Output = Lost> + Send + 'static, tell: i
     telling.wake();
 }
 
-/// A loss to come, and whom to tell.
+/// A future loss, and the callback that reports it.
 type Waiting = (Pin<Box<dyn Future<Output = Lost> + Send>>, Box<dyn FnOnce(Lost) + Send>);
 
-/// The future is polled where it is woken, by the keeper too: nothing of it is foreign.
+/// Polls the future wherever it is woken, on the keeper too, because none of it is foreign code.
 struct Telling {
     waiting: Mutex<Option<Waiting>>,
-    /// It was woken since it was last polled; perhaps by that poll itself.
+    /// Whether it was woken since it was last polled, perhaps by that poll itself.
     woken: AtomicBool,
 }
 
@@ -37,7 +38,7 @@ impl Wake for Telling {
     fn wake(self: Arc<Self>) {
         self.woken.store(true, Ordering::SeqCst);
         while self.woken.load(Ordering::SeqCst) {
-            // The thread that polls it does so again afterwards.
+            // The thread that is polling it polls again afterwards.
             let Some(mut waiting) = self.waiting.try_lock() else { return };
             self.woken.store(false, Ordering::SeqCst);
             let Some((lost, _)) = &mut *waiting else { return };
@@ -54,7 +55,7 @@ impl Wake for Telling {
     }
 }
 
-/// Has a step of the program's taken on a thread of its own; here, if there can be none.
+/// Runs a step of the program on a thread of its own; on this thread, if none can be started.
 fn on_its_own_thread(step: impl FnOnce() + Send + 'static) {
     let step = Arc::new(Mutex::new(Some(step)));
     let taken = move || {

@@ -29,12 +29,12 @@ use crate::{
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 const DEFAULT_GRANT: Duration = Duration::from_secs(1);
-/// Between two looks where an address leads, unless that is set.
+/// The bounds of the default pause between two checks of what an address resolves to.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// As long as the default TTL, and the second that a server's uptime may be wrong by.
+/// The default TTL, plus the second by which a server's uptime may be wrong.
 const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
-/// More than these nobody runs, and a typing mistake would make every acquire fail.
+/// Nobody runs more replicas than this, and a typing mistake would make every acquire fail.
 const MOST_REPLICAS: u8 = 9;
 const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
 
@@ -69,7 +69,7 @@ pub struct Builder {
     clock: Arc<dyn Clock>,
 }
 
-// It calls the program's clock only when it has built something of it.
+// It calls the program's clock only once something was built from it.
 impl UnwindSafe for Builder {}
 impl RefUnwindSafe for Builder {}
 
@@ -102,27 +102,26 @@ impl Builder {
         (self.options, self.clock)
     }
 
-    /// Where the locks are; see [`Leases::connect`] for what can stand here. This, [`server`](Self::server) or
-    /// [`quorum`](Self::quorum) is required.
+    /// The url of the server that keeps the locks; see [`Leases::connect`] for the possible urls. This,
+    /// [`server`](Self::server) or [`quorum`](Self::quorum) is required.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.server = Some(Server::try_from(url.into()));
         self
     }
 
-    /// Where the locks are, as a url that was parsed before: like [`url`](Self::url).
+    /// The server that keeps the locks: like [`url`](Self::url), as a [`Server`].
     pub fn server(mut self, server: Server) -> Self {
         self.server = Some(Ok(server));
         self
     }
 
-    /// Keeps every lock on a majority of these servers (Redlock): 3, 5, 7 or 9 of them, that know nothing of each
-    /// other. It survives the death of the others, and fencing tokens grow all the same. Each is a url, or a
-    /// [`Server`].
+    /// Keeps every lock on a majority of these servers (Redlock): 3, 5, 7 or 9 servers that are independent of each
+    /// other. The lock survives the death of the others, and fencing tokens still grow. Each is a url, or a [`Server`].
     ///
-    /// Each must be a stand-alone server that never forgets but by a restart: `maxmemory-policy noeviction`, no replica
-    /// that takes over, no cluster. A server that was restarted gives no vote for the
-    /// [`restart_delay`](Self::restart_delay). [Fair](crate::Lock::fair) locks are for one server. The page
-    /// [`deployments`](crate::docs::deployments) says when all that is worth it.
+    /// Each must be a stand-alone server that forgets only by a restart: `maxmemory-policy noeviction`, no replica that
+    /// takes over, no cluster. A restarted server gives no vote until the [`restart_delay`](Self::restart_delay) has
+    /// passed. [Fair](crate::Lock::fair) locks work on one server only. The page
+    /// [`deployments`](crate::docs::deployments) says when a quorum is worth it.
     #[doc(alias = "redlock")]
     pub fn quorum<S>(mut self, servers: impl IntoIterator<Item = S>) -> Self
     where
@@ -134,39 +133,39 @@ impl Builder {
         self
     }
 
-    /// How long a server must have been up before it grants a lock: until then it may have forgotten, in a restart, who
-    /// holds it. Waiters wait on, [fair](crate::Lock::fair) ones in their order. Zero, or at most a day, rounded up to
-    /// seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
+    /// How long a server must have been up before it grants a lock, because a restart may have made it forget the
+    /// holder. Until then waiters keep waiting, [fair](crate::Lock::fair) ones in their order. Zero to a day, rounded
+    /// up to seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
     ///
-    /// It belongs to the servers, not to one program: **give it the same value everywhere**, at least a second more
-    /// than the longest life of a key there. That is a TTL with its [`lock_delay`](Self::lock_delay), or a
-    /// [`once_per`](crate::Lock::once_per). (A longer one than this allows is refused.) Zero is for servers
-    /// that have every write on their disk before they answer, `appendfsync always`.
+    /// It is a property of the servers, not of one program: **give it the same value everywhere**, at least a second
+    /// more than the longest life of a key there. That is a TTL plus its [`lock_delay`](Self::lock_delay), or a
+    /// [`once_per`](crate::Lock::once_per). (A longer life than this allows is refused.) Zero is for servers that have
+    /// every write on disk before they answer (`appendfsync always`).
     ///
-    /// The servers' clocks must be right before they start, for they measure their uptime by them. A clock that is put
-    /// forward makes a new server look old, and it grants too early. After a clock was set back, a server looks new: a
-    /// client that has known it for the delay goes on, and any other waits until it has.
+    /// A server's clock must be right before the server starts, because the server measures its uptime by it. A clock
+    /// that is put forward makes a new server look old, so it grants too early. After its clock was set back, a server
+    /// looks new: a client that has known it for the delay continues, and any other client waits until it has.
     pub fn restart_delay(mut self, delay: Duration) -> Self {
         self.restart_delay = Some(delay);
         self
     }
 
-    /// How long a key lives without a renewal, 100 ms to a day, unless the lock says otherwise. Default 30 s. Where a
-    /// round trip to the server takes half of it, no lease can be kept.
+    /// How long a key lives without a renewal, 100 ms to a day, unless the lock overrides it. Default 30 s. If a round
+    /// trip to the server takes half of it, no lease can be kept.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.lock.ttl = ttl;
         self
     }
 
-    /// The longest that any lease is renewed for, unless the lock says otherwise. Default `None`: no bound.
+    /// The longest time for which any lease is renewed, unless the lock overrides it. Default `None`: no bound.
     pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
         self.options.lock.max_hold = max_hold.into();
         self
     }
 
-    /// How much longer a key outlives a holder that dies or is lost, at most an hour, unless the
-    /// [lock](crate::Lock::lock_delay) says otherwise. Default none. Where there is a
-    /// [`restart_delay`](Self::restart_delay), the TTL and the delay together must be at least a second less.
+    /// How much longer a key stays after its holder dies or its lease is lost, at most an hour, unless the
+    /// [lock](crate::Lock::lock_delay) overrides it. Default zero. With a [`restart_delay`](Self::restart_delay), the
+    /// TTL and the delay together must be at least a second less than that.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.options.lock.lock_delay = delay;
         self
@@ -178,8 +177,8 @@ impl Builder {
         self
     }
 
-    /// How others see us while we hold a lock, 1 to 128 bytes without control characters, unless the
-    /// [lock](crate::Lock::label) or the [`Leases`](Leases::label) says otherwise. Default `host:pid`.
+    /// The label by which others see the holder of a lock, 1 to 128 bytes without control characters, unless the
+    /// [lock](crate::Lock::label) or the [`Leases`](Leases::label) overrides it. Default `host:pid`.
     ///
     /// Connections are named after it, `leasehold:label:role`, in the server's `CLIENT LIST`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -187,25 +186,24 @@ impl Builder {
         self
     }
 
-    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It is also the longest that each step of a
-    /// later handshake may take. On Linux a connection counts as broken when sent data stays unacknowledged for longer
-    /// than this.
+    /// How long `build` tries to connect, 1 ms to an hour. Default 5 s. It also limits each step of a later handshake.
+    /// On Linux a connection counts as broken when sent data stays unacknowledged for longer than this.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
     }
 
-    /// How often a fresh connection looks whether each server's address still [leads to the same
-    /// server](crate::docs::operations#where-an-address-leads), while a lock is held or was asked for: 100 ms to an hour, or
-    /// zero for never. Default: the TTL, but at least 10 s and at most a minute.
+    /// How often a fresh connection checks that each server's address still [resolves to the same
+    /// server](crate::docs::operations#where-an-address-leads): 100 ms to an hour, or zero for never. It checks only
+    /// while a lock is held or was requested. Default: the TTL, but at least 10 s and at most a minute.
     pub fn check_address_every(mut self, pause: Duration) -> Self {
         self.check_address_every = Some(pause);
         self
     }
 
-    /// Where a server of a cluster, or one that Sentinels name, is reached from here, if others announce it elsewhere:
-    /// behind address translation, forwarded ports or containers. Each entry is from an announced `host:port` or `host` to
-    /// another one; the first that fits counts. Default none: announced addresses are used as they are.
+    /// Maps the server addresses that a cluster or Sentinels announce to those that are reachable from here: behind
+    /// address translation, forwarded ports or containers. Each entry maps an announced `host:port` or `host` to
+    /// another one; the first match counts. Default none: announced addresses are used as they are.
     ///
     /// ```
     /// # use leasehold::Leases;
@@ -215,8 +213,8 @@ impl Builder {
     /// # let _ = builder;
     /// ```
     ///
-    /// An entry that is no address is an [`Error::Config`] of `build`, and so is a map without a `redis-cluster://` or
-    /// `redis-sentinel://` url.
+    /// An entry that is not an address is an [`Error::Config`] of `build`, and so is a map without a `redis-cluster://`
+    /// or `redis-sentinel://` url.
     pub fn address_map<F: AsRef<str>, T: AsRef<str>>(mut self, map: impl IntoIterator<Item = (F, T)>) -> Self {
         let mut all = AddressMap::default();
         let read = map.into_iter().try_for_each(|(from, to)| all.add(from.as_ref(), to.as_ref()));
@@ -224,86 +222,87 @@ impl Builder {
         self
     }
 
-    /// How many replicas of its server must have a grant or a renewal before it counts, 0 to 9. Default 0: a lock that was
-    /// acquired last may be forgotten in a failover.
+    /// The number of replicas of the server that must have a grant or a renewal before it counts, 0 to 9. Default 0: a
+    /// failover may forget the locks acquired last.
     ///
-    /// With all replicas that there are, a lease goes on whichever of them takes over; with fewer, if one takes over that
-    /// has confirmed it. An acquire that too few confirm within a quarter of its TTL is taken back, and
-    /// [unavailable](Error::Unavailable); a renewal that too few confirm leaves the deadline where it was. Kept keys are
-    /// confirmed too, releases are not: a release that a failover loses costs the next holder the rest of the TTL.
+    /// If all replicas must confirm, a lease survives whichever of them takes over; with fewer, it survives if the one
+    /// that takes over has confirmed it. An acquire that too few confirm within a quarter of its TTL is taken back, and
+    /// counts as [unavailable](Error::Unavailable); a renewal that too few confirm does not move the deadline. Kept
+    /// keys are confirmed too, but releases are not: if a failover loses a release, the next holder waits for the rest
+    /// of the TTL.
     ///
-    /// One `WAIT` is for all writes of a connection, so it takes a round trip, and a user needs the right to that command.
-    /// While replicas are missing, each `WAIT` holds up others on its connection for 50 ms at most; where they acknowledge
-    /// later than that, for as long as it takes, up to 400 ms. A replica that is further away confirms nothing.
-    /// It is compared with nothing: replicas come and go. With [`quorum`](Self::quorum) and `memory://` it is an
-    /// [`Error::Config`] of `build`. The rule is the [twelfth](crate::docs::safety#rule-12).
+    /// One `WAIT` confirms all writes of a connection. It takes a round trip, and the user needs the right to that
+    /// command. While replicas are missing, each `WAIT` delays other requests on its connection by at most 50 ms. If
+    /// replicas acknowledge later than that, it delays them for as long as that takes, up to 400 ms. A replica that is
+    /// further away confirms nothing. The setting is not checked against the number of replicas, which may change. With
+    /// [`quorum`](Self::quorum) and `memory://` it is an [`Error::Config`] of `build`. This is [rule
+    /// 12](crate::docs::safety#rule-12).
     pub fn min_replicas(mut self, replicas: u8) -> Self {
         self.min_replicas = replicas;
         self
     }
 
-    /// Whether scripts may touch keys that they do not declare. Default true: acquires and releases that meet at a primary of
-    /// a cluster travel in one script, though their keys are in many slots. Redis and Valkey have an error for each key that
-    /// another server has, and that lock is asked for alone.
+    /// Whether scripts may touch keys that they do not declare. Default true: acquires and releases that meet at a
+    /// primary of a cluster are batched in one script, though their keys are in many slots. Redis and Valkey return an
+    /// error for each key that is on another server, and that lock is requested alone.
     ///
-    /// A service whose cluster is made of proxies [may have none](crate::docs::services#several-shards-behind-one-address). With
-    /// `false` each lock has a script of its own, which declares all its keys. [`Leases::list`](crate::Leases::list) declares
-    /// none in any case, and only reads.
+    /// A service whose cluster is made of proxies [may return no such
+    /// error](crate::docs::services#several-shards-behind-one-address). With `false` each lock has its own script,
+    /// which declares all its keys. [`Leases::list`](crate::Leases::list) declares none in any case, and only reads.
     pub fn undeclared_keys(mut self, yes: bool) -> Self {
         self.undeclared_keys = yes;
         self
     }
 
-    /// How long a call waits for one answer of the server, 1 ms to an hour, the wait for a connection included. Default
-    /// 1 s. Renewals wait for as long as their lease allows. Make it longer than two round trips to the server: a
-    /// release asks twice within it.
+    /// How long a call waits for one answer of the server, including the wait for a connection: 1 ms to an hour.
+    /// Default 1 s. Renewals wait for as long as their lease allows. Make it longer than two round trips to the server:
+    /// a release asks twice within it.
     pub fn command_timeout(mut self, limit: Duration) -> Self {
         self.options.command_timeout = limit;
         self
     }
 
-    /// Whether locks are acquired first come, first served, unless the lock [says otherwise](crate::Lock::fair).
-    /// Default no.
+    /// Whether locks are acquired first come, first served, unless the lock [overrides it](crate::Lock::fair). Default
+    /// no.
     pub fn fair(mut self, fair: bool) -> Self {
         self.options.lock.fair = fair;
         self
     }
 
-    /// How long a [fair](crate::Lock::fair) waiter whose turn has come has to take the lock before it goes to the next
-    /// one, 50 ms to an hour; at most the TTL. Default 1 s. Waiters take it within a round trip. A waiter whose process
-    /// is stopped costs the others this time.
+    /// How long a [fair](crate::Lock::fair) waiter has to take the lock, once it is its turn, before the next waiter
+    /// gets it: 50 ms to an hour; at most the TTL. Default 1 s. Waiters take it within a round trip. A waiter whose
+    /// process is stopped costs the others this time.
     pub fn grant_timeout(mut self, timeout: Duration) -> Self {
         self.options.grant_timeout = timeout;
         self
     }
 
-    /// For how long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours,
-    /// unless the lock [says otherwise](crate::Lock::fence_memory). Default 24 hours. Parts of a millisecond count as a
-    /// whole one.
+    /// How long a server keeps the floor of a name's fences after the last acquire of that name, zero to 24 hours,
+    /// unless the lock [overrides it](crate::Lock::fence_memory). Default 24 hours. Rounded up to milliseconds.
     ///
-    /// The floor is a small key beside the lock's, `{name}:lh:fence`. Because of it fences grow although the server's
-    /// clock was set back ([rule 9](crate::docs::safety#rule-9)). A shorter memory has a price: **the next fence may be
-    /// smaller if the server's clock was set back by more than it**. While the clock goes on, or stands, fences grow
-    /// with any memory. Zero keeps a floor only until the server's clock has passed the fence, two milliseconds at most
-    /// on one server: a name that was released leaves nothing. That is for programs that lock millions of names; the
-    /// page [`deployments`](crate::docs::deployments) says what those cost.
+    /// The floor is a small key beside the lock's, `{name}:lh:fence`. It makes fences grow even if the server's clock
+    /// was set back ([rule 9](crate::docs::safety#rule-9)). A shorter memory has a price: **the next fence may be
+    /// smaller if the server's clock was set back by more than the memory**. While the clock advances, or stands still,
+    /// fences grow with any memory. Zero keeps a floor only until the server's clock has passed the fence, at most two
+    /// milliseconds on one server: a released name leaves nothing. That is for programs that lock millions of names;
+    /// the page [`deployments`](crate::docs::deployments) says what those cost.
     ///
-    /// The fence of a lock that is held stands in the lock's own key, and does not depend on it.
+    /// The fence of a held lock is in the lock's own key, and does not depend on the memory.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
         self.options.lock.fence_memory = memory;
         self
     }
 
-    /// Counts all locks in a group of this name, unless the lock [says otherwise](crate::Lock::metrics_group). Default
-    /// none.
+    /// Counts all locks in a metrics group of this name, unless the lock [sets another](crate::Lock::metrics_group).
+    /// Default none.
     #[cfg(feature = "metrics")]
     pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {
         self.options.lock.metrics_group = metrics::Group::named(name.as_ref());
         self
     }
 
-    /// The clock that leases are judged by, and that keys in memory expire by. For tests of what happens when the
-    /// machine is suspended.
+    /// The clock by which leases are judged and keys in memory expire. For tests of what happens when the machine is
+    /// suspended.
     #[cfg(feature = "testing")]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
@@ -314,12 +313,12 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`Error::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, but for what it
-    ///   takes to find that two servers of a quorum are one, or that one of them is part of a cluster.
-    /// - [`Error::Refused`]: the server turned us down, in its own words.
+    /// - [`Error::Config`]: a setting is wrong; the text names it, and its bound. Nothing was sent, except what it
+    ///   takes to find that two servers of a quorum are the same, or that one is part of a cluster.
+    /// - [`Error::Refused`]: the server refused us; the text has the server's own words.
     /// - [`Error::Unavailable`]: a thread could not be started; the text says so, and the next `build` tries again. Or
-    ///   the server could not be reached for `connect_timeout`. Of a quorum a majority is enough, and the others are
-    ///   connected to as they come; [`Error::votes`] says how each was.
+    ///   the server could not be reached within `connect_timeout`. For a quorum a majority is enough, and the others
+    ///   are connected as they become reachable; [`Error::votes`] has the outcome of each.
     ///
     /// # Cancel safety
     ///
@@ -330,12 +329,12 @@ impl Builder {
         Ok(leases)
     }
 
-    /// Checks every setting, and connects at the first use: for a program that must start while its server is away.
-    /// Inside a runtime or outside.
+    /// Checks every setting, and connects at the first use: for a program that must start while its server is down. It
+    /// may be called inside a runtime or outside.
     ///
-    /// The first call then takes the time to connect, at most the `connect_timeout`, beside its own limits;
-    /// [`acquire_within`](crate::Lock::acquire_within) keeps to its limit, and [`acquire`](crate::Lock::acquire) waits.
-    /// An error of [`build`](Self::build) is then the error of that call, and the next call tries again.
+    /// The first call then also takes the time to connect, at most the `connect_timeout`, beyond its own limits;
+    /// [`acquire_within`](crate::Lock::acquire_within) keeps its limit, and [`acquire`](crate::Lock::acquire) waits. An
+    /// error that [`build`](Self::build) would return is then the error of that call, and the next call tries again.
     ///
     /// # Errors
     ///
@@ -439,7 +438,7 @@ impl Builder {
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the url: it may hold a password.
+        // Not the url: it may contain a password.
         f.debug_struct("Builder")
             .field("options", &self.options)
             .field("connect_timeout", &self.connect_timeout)

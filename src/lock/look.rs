@@ -1,4 +1,4 @@
-//! A look at who has a lock or waits for it, and the way to take it from them.
+//! The calls that report who holds a lock or waits for it, and those that take it away.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::{error::Error, foreign::relayed, options::check_reason, waiter::Waite
 const MOST: usize = 10_000;
 
 impl Lock {
-    /// The current holder of the lock, ourselves included; `None` if there is none. Over a quorum: the one with its key
-    /// on a majority of the nodes, or that may have it there, as far as they answer. All who share the lock are told as
-    /// one [holder](Holder::is_shared): [`holders`](Self::holders) lists them.
+    /// The current holder of the lock, which may be this process; `None` if there is none. Over a quorum: the holder
+    /// whose key is on a majority of the nodes, or may be, as far as they answer. All sharers of the lock are reported
+    /// as one [holder](Holder::is_shared): [`holders`](Self::holders) lists them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -35,7 +35,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// The server cannot be reached or says no, or the name is not valid.
+    /// The server cannot be reached or refuses the request, or the name is not valid.
     ///
     /// # Cancel safety
     ///
@@ -47,7 +47,7 @@ impl Lock {
         let asking = client.quorum.look(&key, client.quorum.route(), client.options.command_timeout);
         let seen = relayed!(asking).map_err(Error::of)?;
         let holder = match seen.holder {
-            // If their number cannot be read, as without a right to their key, what was seen stands.
+            // If the number of sharers cannot be read, such as without a right to their key, the first answer counts.
             Some(all) if all.is_shared() => match self.ask_for_sharers(&key, 0).await {
                 Ok(sharers) => sharers.map(|sharers| sharers.holder),
                 Err(_) => Some(all),
@@ -63,13 +63,13 @@ impl Lock {
         relayed!(member.ask(client.quorum.route(), Request::Sharers { key: key.clone(), most }, limit))
     }
 
-    /// Everybody who holds the lock at one moment: all who share it, or its one holder; none if it is free. The share
-    /// that ends first, unless it is renewed, comes first. At most ten thousand of them are told: [`Holder::sharers`]
-    /// of [`holder`](Self::holder) has their number.
+    /// All holders of the lock at one moment: all its sharers, or its one holder; empty if it is free. The share that
+    /// ends first, unless it is renewed, comes first. At most ten thousand are returned: [`Holder::sharers`] of
+    /// [`holder`](Self::holder) has their total number.
     ///
-    /// Each has its own label and remaining time, and all have one [fence](Holder::fence). A share that
-    /// [`keep_for`](Self::keep_for) keeps is among them. A quorum knows no shares: the list is what
-    /// [`holder`](Self::holder) tells.
+    /// Each has its own label and remaining time, and all have the same [fence](Holder::fence). A share that
+    /// [`keep_for`](Self::keep_for) keeps is included. A quorum has no shares: the list contains only what
+    /// [`holder`](Self::holder) returns.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -105,8 +105,8 @@ impl Lock {
         Ok(client.watchdog.recognize_each(&key, holders))
     }
 
-    /// The waiters in the [fair](Self::fair) queue of the lock, the first in line first; at most ten thousand of them.
-    /// Only their own process knows of waiters that did not ask for fairness.
+    /// The waiters in the [fair](Self::fair) queue of the lock, first in line first; at most ten thousand. Waiters that
+    /// did not ask for fairness are known only to their own process.
     ///
     /// # Errors
     ///
@@ -125,27 +125,29 @@ impl Lock {
         Ok(waiters.into_iter().map(|(token, waited, mode)| Waiter { token, waited, mode }).collect())
     }
 
-    /// Deletes the lock's key **whoever holds it**, on every node, and says whether there was one. Its holder finds out
-    /// by its next renewal at the latest; until then two may believe that they hold the lock. A holder of the same
-    /// [`Leases`](crate::Leases) knows when this returns. For operators, after a holder that will certainly not come back.
+    /// Deletes the lock's key **whoever holds it**, on every node, and returns whether there was one. The holder learns
+    /// of it by its next renewal at the latest; until then two may believe that they hold the lock. A holder of the
+    /// same [`Leases`](crate::Leases) knows when this returns. For operators, if a holder will certainly not come back.
     ///
-    /// If it does come back, it hears [`LossReason::Forced`](crate::LossReason::Forced), with the [label](Self::label) of this
-    /// lock. The server keeps that for as long as the key would have lived, under `{name}:lh:forced`, and of the last
-    /// holder only. Without a right to that key, the holder hears `Deleted` or `Taken`.
+    /// If it does come back, its lease ends with [`LossReason::Forced`](crate::LossReason::Forced) and the
+    /// [label](Self::label) of this lock. The server keeps that record for as long as the key would have lived, under
+    /// `{name}:lh:forced`, and only for the last holder. Without a right to that key, the reason is `Deleted` or
+    /// `Taken`.
     ///
     /// # Errors
     ///
-    /// The server, or a majority, cannot be reached; or the key is not a string, so not a lock, and is left alone.
+    /// The server, or a majority, cannot be reached; or the key is not a string: then it is not a lock, and is left
+    /// alone.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it may or may not have deleted the key.
+    /// If it is dropped, the key may or may not have been deleted.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.take_by_force(None).await
     }
 
-    /// Like [`force_release`](Self::force_release), with a reason, which the holder [hears](crate::Lost::forced), as do
-    /// its log and whoever runs it.
+    /// Like [`force_release`](Self::force_release), with a reason, which is [reported](crate::Lost::forced) to the
+    /// holder, in its log, and to whoever runs it.
     ///
     /// # Errors
     ///
@@ -165,7 +167,7 @@ impl Lock {
         client.ready().await?;
         let key = self.key()?;
         let by = Arc::new(forced::by(self.scope.label_in_use(), reason));
-        // An acquire from now on may be granted after that.
+        // Read before the request: an acquire from now on may be granted after it.
         let (sent, held) = (client.now(), client.watchdog.holds_of(key.lock()));
         let releasing = client.quorum.force_release(key.clone(), by.clone(), client.options.command_timeout);
         let nodes = relayed!(releasing).map_err(Error::of)?;

@@ -8,35 +8,36 @@ use super::Lock;
 use crate::owner::Owner;
 
 impl Lock {
-    /// How long the key lives without a renewal, 100 ms to a day; the builder's, 30 s, unless set here.
+    /// How long the key lives without a renewal, 100 ms to a day. Default: the builder's, 30 s.
     ///
-    /// It is how long the others wait after this process has died, and how long an outage may last before a lease is
-    /// lost. It does not bound the job: the keeper renews. Where there is a
-    /// [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less.
+    /// It is how long others wait after this process has died, and how long an outage may last before a lease is lost.
+    /// It does not bound the job, because the keeper renews. With a [`restart_delay`](crate::Builder::restart_delay) it
+    /// must be at least a second less than that.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.scope.options.ttl = ttl;
         self
     }
 
-    /// The longest that a lease is renewed for, counted from its acquire; at least the TTL. After that the lease ends
-    /// with [`MaxHold`](crate::LossReason::MaxHold), and its holder has the rest of the TTL to stop. `None`, the
-    /// default, is no bound.
+    /// The longest time for which a lease is renewed, counted from its acquire; at least the TTL. After that the lease
+    /// ends with [`MaxHold`](crate::LossReason::MaxHold), and its holder has the rest of the TTL to stop. `None`, the
+    /// default, means no bound.
     pub fn max_hold(mut self, max_hold: impl Into<Option<Duration>>) -> Self {
         self.scope.options.max_hold = max_hold.into();
         self
     }
 
-    /// Lets the same [`Owner`] in again while it holds the lock: another [`Lease`](crate::Lease) on the same acquisition,
-    /// with the same fence and TTL. The key goes with the last of them.
+    /// Lets the same [`Owner`] acquire the lock again while it holds it: it gets another [`Lease`](crate::Lease) on the
+    /// same acquisition, with the same fence and TTL. The key is released with the last of these leases.
     ///
-    /// Both acquires must ask for it. It is not the default because an owner is a *task*. These would be let in
+    /// Both acquires must ask for it. It is not the default because an owner is a *task*. These would be admitted
     /// together:
     ///
     /// - all branches of `join!`, `select!` and `buffer_unordered`
     /// - all workers of a dispatcher that acquires leases and hands them out
     /// - all requests of one HTTP/1.1 connection
     ///
-    /// Where that may be, [share](crate::LeaseHandle::share) the lease itself, or give each an [`Owner`] of its own.
+    /// Where that can happen, [share](crate::LeaseHandle::share) the lease itself, or give each an [`Owner`] of its
+    /// own.
     ///
     /// Without it an acquire waits for any holder. It even waits for its own task, and a `wait` event warns of that.
     ///
@@ -54,50 +55,51 @@ impl Lock {
         self
     }
 
-    /// Acquires the lock first come, first served, across processes. The builder's setting, off, unless set here.
+    /// Acquires the lock first come, first served, across processes. Default: the builder's setting, off.
     ///
-    /// The acquire takes a place in a queue on the server. A release passes the lock to the first of the queue at that
+    /// The acquire takes a place in a queue on the server. A release passes the lock to the first in the queue at that
     /// very moment.
     ///
-    /// - A waiter whose process has died, that gave up or whose time is over costs the others nothing. A stopped
-    ///   process costs them one [grant](crate::Builder::grant_timeout), however many of its waiters there are. So does
-    ///   a process whose machine or network died, and one that is killed where the server cannot notify it, as `leasehold
-    ///   doctor` tells. So does a waiter that gave up and could not tell the server for ten minutes.
+    /// - A waiter that gave up or timed out, or whose process has died, costs the others nothing. A stopped process
+    ///   costs them one [grant time-out](crate::Builder::grant_timeout), however many waiters it has. So does a process
+    ///   whose machine or network died, and one that is killed where the server cannot notify it, which `leasehold
+    ///   doctor` reports. So does a waiter that gave up and could not reach the server for ten minutes.
     /// - [`try_acquire`](Self::try_acquire) does not overtake the queue either.
-    /// - Others, and other libraries, stay excluded while the lock is held or granted, and every release by this
-    ///   library passes it on to the queue. But a lock that becomes *free* goes to the first to ask, fair or not. It
-    ///   becomes free when its holder died and the key expired, after [`MaxHold`](crate::LossReason::MaxHold) or
-    ///   [`release_keeping`](crate::Lease::release_keeping), or when somebody deleted the key.
+    /// - Acquires that are not fair, and other libraries, stay excluded while the lock is held or granted, and every
+    ///   release by this library passes it on to the queue. But a lock that becomes *free* goes to whoever asks first,
+    ///   fair or not. It becomes free when its holder died and the key expired, after
+    ///   [`MaxHold`](crate::LossReason::MaxHold) or [`release_keeping`](crate::Lease::release_keeping), or when the key
+    ///   was deleted by hand.
     /// - After the server has lost the queue, the waiters take their places again with their old tickets, one by one.
-    ///   So they do when a stopped process goes on. A later one may come first.
-    /// - While a server is too young for the [`restart_delay`](crate::Builder::restart_delay), waiters only queue: a
-    ///   lock that is released then is free until the delay is over.
+    ///   So do those of a stopped process that resumes. A later waiter may then be served first.
+    /// - While a server has not been up for the [`restart_delay`](crate::Builder::restart_delay), waiters only queue: a
+    ///   lock released then stays free until the delay has passed.
     /// - It works on one server; over a quorum the acquire ends with [`Error::Unsupported`](crate::Error::Unsupported).
     pub fn fair(mut self, fair: bool) -> Self {
         self.scope.options.fair = fair;
         self
     }
 
-    /// For how long the server keeps the floor of this name's fences after an acquire, zero to 24 hours; the builder's,
-    /// 24 hours, unless set here. See [`Builder::fence_memory`](crate::Builder::fence_memory) for what a shorter one
-    /// gives up. The last acquire decides: give a name the same one everywhere.
+    /// How long the server keeps the floor of this name's fences after an acquire, zero to 24 hours. Default: the
+    /// builder's, 24 hours. See [`Builder::fence_memory`](crate::Builder::fence_memory) for the price of a shorter
+    /// memory. The last acquire decides, so give a name the same value everywhere.
     pub fn fence_memory(mut self, memory: Duration) -> Self {
         self.scope.options.fence_memory = memory;
         self
     }
 
-    /// Keeps the key for at least this long after the acquire, whenever its lease is released or dropped.
+    /// Keeps the key for at least this long after the acquire, no matter when the lease is released or dropped.
     ///
-    /// For finished work that is not to be done again too soon, such as a report that every machine of a fleet would write
-    /// once an hour. After a crash it is done again at once: where it must not even begin again, use
+    /// For work that must not be repeated too soon once it is finished, such as a report that every machine of a fleet
+    /// would write once an hour. After a crash it is repeated at once: if it must not even begin again, use
     /// [`once_per`](Self::once_per). At most 24 hours, and over a quorum at most the
     /// [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and
-    /// a lease that is lost leaves nothing: then the work has not been done. A release that reaches the server after
-    /// the key has expired leaves nothing either. Work that fails keeps the key as well. To keep it after success only,
-    /// take a lease and end it with [`release_keeping`](crate::Lease::release_keeping) or
-    /// [`release`](crate::Lease::release).
+    /// a lost lease leaves nothing, because then the work has not been done. A release that reaches the server after
+    /// the key has expired leaves nothing either. Work that fails keeps the key as well. To keep it only after success,
+    /// take a lease and end it with
+    /// [`release_keeping`](crate::Lease::release_keeping) or [`release`](crate::Lease::release).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -114,26 +116,25 @@ impl Lock {
         self
     }
 
-    /// The lock can be acquired at most once in this interval, whatever becomes of the holder: released, dropped, lost
-    /// or dead.
+    /// Limits the lock to one acquire in this interval, whether the lease is released, dropped or lost, or its holder
+    /// dies.
     ///
     /// For work that must not *begin* again too soon, even after a crash, such as a mail to everybody once an hour. The
-    /// interval counts from the sending of the acquire, by the server's clock, and from 1 ms to 24 hours. Where there is
-    /// a [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less: a server that was restarted
-    /// has forgotten the key. Not set, nothing is bound.
+    /// interval, 1 ms to 24 hours, counts from the sending of the acquire, by the server's clock. With a
+    /// [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less than that, because a
+    /// restarted server has forgotten the key. Unless this is set, there is no limit.
     ///
-    /// [`keep_for`](Self::keep_for) is the other promise: it counts once the work is done, and a crash leaves nothing
-    /// of it, for the work was not done. With both, the key stays for the longer of the two. The
+    /// [`keep_for`](Self::keep_for) is the other promise: it applies once the work is done, and a crash leaves nothing
+    /// of it, because the work was not done. With both, the key stays for the longer of the two. The
     /// [cookbook](crate::docs::cookbook) says which one you need.
     ///
-    /// The key then lives for what is left of the interval, and at least for the TTL; the lease's deadline stays what it
-    /// is. With [N permits](crate::Leases::semaphore) N can be acquired in so long. A release or a drop leaves the key until
-    /// the interval is over, and others see `label (released)`. Waiters,
-    /// [fair](Self::fair) ones too, are served after that. A [re-entrant](Self::reentrant) acquire is no other one.
-    /// [`force_release`](Self::force_release) frees the lock at once. A release that reaches the server late keeps the key for
-    /// so much longer. An acquire that is given up is undone, and does not
-    /// count; one that the server executes only after that, when it is back from an outage, counts if nobody is left to
-    /// undo it.
+    /// With it the key lives for the rest of the interval, and at least for the TTL; the lease's deadline does not
+    /// change. With [N permits](crate::Leases::semaphore), N can be acquired in an interval. A release or a drop leaves
+    /// the key until the interval has passed, and others see `label (released)`. Waiters, including [fair](Self::fair)
+    /// ones, are served after that. A [re-entrant](Self::reentrant) acquire does not count as another one.
+    /// [`force_release`](Self::force_release) frees the lock at once. A release that reaches the server late keeps the
+    /// key longer by that delay. An acquire that is given up is undone, and does not count. If the server executes it
+    /// only after that, when it is back from an outage, it counts if no process is left to undo it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -149,17 +150,18 @@ impl Lock {
         self
     }
 
-    /// How much longer the key outlives a holder that dies or is lost: time for what that one still has under way. The
-    /// builder's, none, unless set here; at most an hour. Where there is a
-    /// [`restart_delay`](crate::Builder::restart_delay), the TTL and the delay together must be at least a second less.
+    /// How much longer the key stays after its holder dies or its lease is lost: time for what that holder still has
+    /// under way. At most an hour. Default: the builder's, zero. With a
+    /// [`restart_delay`](crate::Builder::restart_delay), the TTL and the delay together must be at least a second less
+    /// than that.
     ///
-    /// A lease that is lost has ended all the same, at its deadline. But its key stays for so much longer, so nobody
-    /// else has the lock while a stopped process wakes, or a write that was sent before arrives. So it is at the end of
-    /// a [`max_hold`](Self::max_hold). A release and a drop free the lock at once, and so do
+    /// A lost lease still ends at its deadline. But its key stays longer by the delay, so no one else has the lock
+    /// while a stopped process wakes, or a write that was sent before arrives. The same applies at the end of a
+    /// [`max_hold`](Self::max_hold). A release and a drop free the lock at once, and so do
     /// [`close`](crate::Leases::close) and [`force_release`](Self::force_release).
     ///
-    /// It only makes a second holder rarer: a process may be stopped for longer, and a [`fence`](crate::Lease::fence)
-    /// never errs.
+    /// It only makes a second holder rarer, because a process may be stopped for longer. A
+    /// [`fence`](crate::Lease::fence) never errs.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.scope.options.lock_delay = delay;
         self
@@ -170,15 +172,15 @@ impl Lock {
     /// stop first. At most half of the TTL. Zero, the default, drops the work when the lease is lost.
     ///
     /// If no renewal gets through, the work is asked to stop this long before the deadline, and is still protected. If
-    /// the server says that the key is gone, the work is asked at once, and is not protected. It hears of that from
+    /// the server reports that the key is gone, the work is asked at once, and is not protected. It is notified through
     /// [`lost`](crate::LeaseHandle::lost) and [`cancellation_token`](crate::LeaseHandle::cancellation_token) of its
-    /// handle. In the first case `lost` completes with [`Expiring`](crate::LossReason::Expiring), in the second with the reason of the
-    /// loss.
+    /// handle. In the first case `lost` completes with [`Expiring`](crate::LossReason::Expiring), in the second with
+    /// the reason of the loss.
     ///
     /// From then on the work is polled for the grace, and longer if the lease holds after all; then it is dropped. If
     /// less than the grace is left when the work begins, or after a pause of the process, only that much of it is
-    /// protected: [`check`](crate::LeaseHandle::check) tells. Work that ends while the lease holds gives its own result,
-    /// though it was asked to stop. A lease that is [shared](crate::LeaseHandle::share) has no grace.
+    /// protected: [`check`](crate::LeaseHandle::check) reports it. Work that ends while the lease holds returns its own
+    /// result, even though it was asked to stop. A lease made by [`share`](crate::LeaseHandle::share) has no grace.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -205,7 +207,7 @@ impl Lock {
         self
     }
 
-    /// How others see this holder, 1 to 128 bytes without control characters; that of the
+    /// The label by which others see this holder, 1 to 128 bytes without control characters; the label of the
     /// [`Leases`](crate::Leases::label) unless set here.
     ///
     /// ```
@@ -227,13 +229,13 @@ impl Lock {
     }
 
     /// Calls `tell` when an acquire finds the lock held, whether the call waits or not: `try_acquire` and `try_run`
-    /// call it too. An acquire that waits calls it at first, and again when the lock has changed hands.
-    /// [`Holder::not_a_lock`] tells a key that is no lock, which nobody will release.
+    /// call it too. An acquire that waits calls it at first, and again whenever the lock has changed hands.
+    /// [`Holder::not_a_lock`] reports a key that is not a lock, which no one will release.
     ///
-    /// It runs inside the acquire, in the caller's own task, so it should be quick. While it blocks, this acquire
-    /// stands still. Those behind it in this process go on without it after at most two seconds and two command
-    /// time-outs. A panic in it unwinds through the acquire, which is undone as if it had been dropped. Nobody else
-    /// notices the panic.
+    /// It runs inside the acquire, in the caller's own task, so it should be quick. While it blocks, this acquire makes
+    /// no progress. Acquires that wait behind it in this process continue without it after at most two seconds plus two
+    /// command time-outs. A panic in it unwinds through the acquire, which is undone as if it had been dropped. The
+    /// panic affects no one else.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -247,11 +249,11 @@ impl Lock {
         self
     }
 
-    /// Counts this lock in a group of this name: its series have the label `lock="name"`. The builder's, none, unless
-    /// set here; an empty name is none.
+    /// Counts this lock in a metrics group of this name: its series have the label `lock="name"`. Default: the
+    /// builder's, none; an empty name means none.
     ///
-    /// Name kinds of jobs, and not each of a thousand locks: every group has some eighty series in every process. A
-    /// process has at most 100 groups, and counts further ones as `other`. See the page
+    /// Name kinds of jobs, not each of a thousand locks, because every group has about eighty series in every process.
+    /// A process has at most 100 groups, and counts further ones as `other`. See the page
     /// [`metrics`](crate::docs::metrics).
     #[cfg(feature = "metrics")]
     pub fn metrics_group(mut self, name: impl AsRef<str>) -> Self {

@@ -5,7 +5,8 @@ use std::{future::Future, time::Duration};
 use super::Lock;
 use crate::{error::Error, lease::LeaseHandle};
 
-/// The methods that a lock and several locks share: the type, what the work is given, and the documentation of each.
+/// The methods that a lock and a multi-lock share. Takes the type, the handle that the work receives, and the
+/// documentation of each.
 macro_rules! runs {
     ($lock:ident, $handle:ident; $(#[$run:meta])* run; $(#[$within:meta])* run_within; $(#[$try:meta])* try_run;) => {
         impl $lock {
@@ -62,7 +63,7 @@ runs! {
     Lock, LeaseHandle;
     /// Acquires the lock, runs `work` under it, releases it; stops and drops the work the moment the lease is lost.
     ///
-    /// The work gives a `Result`, and this call gives it on. Its error `E` is any type that is
+    /// The work returns a `Result`, and so does this call. Its error `E` is any type that implements
     /// `From<leasehold::Error>`: [`Error`] itself, your program's own with a `#[from]`, `anyhow::Error` or `Box<dyn
     /// Error + Send + Sync>`. So one `?` serves the lock and the work.
     ///
@@ -83,7 +84,7 @@ runs! {
     /// # assert!(rows == 42 && u64::from(fence) > 0); Ok(()) }
     /// ```
     ///
-    /// The compiler warns of a forgotten `.await`, and of a result that nobody looks at:
+    /// The compiler warns of a forgotten `.await`, and of an unused result:
     ///
     /// ```compile_fail
     /// #![deny(unused_must_use)]
@@ -105,20 +106,20 @@ runs! {
     ///
     /// # Errors
     ///
-    /// All of them are an `E`.
+    /// Each is returned as an `E`.
     ///
     /// - As [`acquire`](Self::acquire): then the work never started, so nothing is done twice if you call again.
-    /// - The error of the work. It wins over a loss that only the release after it finds.
-    /// - [`Error::Lost`], if the work was stopped, or ended with `Ok` when the lease was gone already.
+    /// - The error of the work. It takes precedence over a loss that only the release after it finds.
+    /// - [`Error::Lost`], if the work was stopped, or ended with `Ok` after the lease had ended.
     ///
-    /// A release that is not confirmed is no error: see [the
+    /// A release that is not confirmed is not an error: see [the
     /// guide](crate::docs::guide#when-a-release-is-not-confirmed).
     ///
     /// # Cancel safety
     ///
     /// Dropping the future drops the work, then releases in the background.
     run;
-    /// As [`run`](Self::run), but waits for at most `limit` for the lock.
+    /// Like [`run`](Self::run), but waits for at most `limit` for the lock.
     ///
     /// # Errors
     ///
@@ -128,7 +129,7 @@ runs! {
     ///
     /// As [`run`](Self::run).
     run_within;
-    /// As [`run`](Self::run), but skips the work if the lock is held: `None`.
+    /// Like [`run`](Self::run), but skips the work and returns `None` if the lock is held.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {

@@ -25,9 +25,9 @@ use crate::{
 
 /// Several locks that are held together: from the acquire until [`release`](Self::release) or drop.
 ///
-/// It has a [`Lease`] for each lock, in the order of their keys, and does nothing for them itself: the keeper renews each
-/// by its own TTL. When one is lost, [`lost`](Self::lost) and [`check`](Self::check) say which. The others stay held until this
-/// is released or dropped, so the work has time to stop.
+/// It contains a [`Lease`] for each lock, in the order of their keys, and does nothing for them itself: the keeper
+/// renews each by its own TTL. When one is lost, [`lost`](Self::lost) and [`check`](Self::check) report which. The
+/// others stay held until this is released or dropped, so the work has time to stop.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -44,7 +44,7 @@ pub struct MultiLease {
     leases: Vec<Lease>,
 }
 
-/// A view of a [`MultiLease`] that can be cloned and handed around: all of it but the release.
+/// A view of a [`MultiLease`] that can be cloned and passed around: everything but the release.
 #[derive(Clone)]
 pub struct MultiLeaseHandle(Arc<Handles>);
 
@@ -66,7 +66,7 @@ impl MultiLease {
         &self.view
     }
 
-    /// A handle on these leases that can be moved elsewhere.
+    /// A handle on these leases that can be moved to another task or thread.
     #[must_use]
     pub fn handle(&self) -> MultiLeaseHandle {
         self.view.clone()
@@ -77,21 +77,21 @@ impl MultiLease {
         &self.leases
     }
 
-    /// The leases, to release each by itself.
+    /// Returns the leases, to release each by itself.
     #[must_use = "leases that are dropped are released"]
     pub fn into_leases(self) -> Vec<Lease> {
         self.leases
     }
 
-    /// Releases all of them at the same time, whatever becomes of one. As [`Lease::release`] of each.
+    /// Releases all locks at the same time, whatever the outcome of each. Like [`Lease::release`] of each.
     ///
-    /// `Ok` says that all were ours to the end. They are [`Unconfirmed`](Released::Unconfirmed) if one is, and the text says
-    /// which and why. To get the outcome of each, take [`into_leases`](Self::into_leases).
+    /// `Ok` means that all leases were ours to the end. It is [`Unconfirmed`](Released::Unconfirmed) if one release is,
+    /// and the text says which and why. To get the outcome of each, use [`into_leases`](Self::into_leases).
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] with the lease that ended first, if any had ended before: what the job did after its [`Lost::since`]
-    /// was not protected. The others are released all the same.
+    /// [`Error::Lost`] with the lease that ended first, if any had already ended: what the job did after its
+    /// [`Lost::since`] was not protected. The others are still released.
     ///
     /// # Cancel safety
     ///
@@ -100,11 +100,12 @@ impl MultiLease {
         self.let_go(Duration::ZERO).await
     }
 
-    /// As [`release`](Self::release), but each key stays for `keep`: see [`Lease::release_keeping`].
+    /// Like [`release`](Self::release), but each key stays for `keep`: see [`Lease::release_keeping`].
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release). [`Error::Config`] if they cannot be kept for so long: all are dropped.
+    /// As [`release`](Self::release). [`Error::Config`] if the keys cannot be kept for that long: all leases are
+    /// dropped.
     ///
     /// # Cancel safety
     ///
@@ -115,7 +116,7 @@ impl MultiLease {
     }
 
     async fn let_go(self, keep: Duration) -> Result<Released, Error> {
-        // Others wait for the first before the last: they find the last free then.
+        // In reverse: others wait for the first before the last, so they find the last free then.
         let releasing = self.leases.into_iter().rev().map(|lease| async move {
             let name = lease.name().to_owned();
             (name, lease.let_go(keep).await)
@@ -123,16 +124,16 @@ impl MultiLease {
         together(relayed!(join_all(releasing)))
     }
 
-    /// Runs `work` for as long as all of the leases hold: stops polling it, and drops it, the moment one is lost. Then
-    /// releases all. The lease that is lost first decides with its [`grace`](crate::Lock::grace).
+    /// Runs `work` for as long as all leases hold: stops polling it, and drops it, the moment one is lost. Then
+    /// releases all. The [`grace`](crate::Lock::grace) of the lease that is lost first decides.
     ///
-    /// As [`Lease::run`] otherwise, but the work runs in no span of its own.
+    /// Otherwise like [`Lease::run`], but the work does not get its own span.
     ///
     /// # Errors
     ///
     /// - The error of the work. The locks are released then too.
-    /// - [`Error::Lost`], as an `E`: the work was not started, was stopped, or ended with `Ok` when one of the leases was gone
-    ///   already.
+    /// - [`Error::Lost`], as an `E`: the work was not started, was stopped, or ended with `Ok` after one of the leases
+    ///   had ended.
     ///
     /// # Cancel safety
     ///
@@ -179,7 +180,7 @@ impl MultiLeaseHandle {
         &self.0.leases
     }
 
-    /// Cancels the token when the first of the leases ends, or asks for a stop.
+    /// Cancels the token when the first of the leases ends, or asks its holder to stop.
     fn cancel_at_the_end(&self, token: CancellationToken) {
         let cancels = Cancels(token);
         let lost = first(self.leases().iter().map(LeaseHandle::lost_here).collect());
@@ -191,7 +192,7 @@ impl MultiLeaseHandle {
     }
 }
 
-/// Cancels its token when it is dropped: also with the keeper's runtime, which ends every lease.
+/// Cancels its token when it is dropped: also with the keeper's runtime, whose end is the end of every lease.
 struct Cancels(CancellationToken);
 
 impl Drop for Cancels {
@@ -204,8 +205,8 @@ impl Drop for Cancels {
 macro_rules! view {
     ($type:ident) => {
         impl $type {
-            /// Completes when the first of the leases ends, and says which and why; or when its holder is asked to stop. As
-            /// [`Lease::lost`].
+            /// Completes when the first of the leases ends, and reports which and why; or when its holder is asked to
+            /// stop. Like [`Lease::lost`].
             ///
             /// # Cancel safety
             ///
@@ -215,12 +216,12 @@ macro_rules! view {
                 async move { relayed!(lost) }
             }
 
-            /// Calls `tell` once, with the first of them that is lost. As [`Lease::on_lost`].
+            /// Calls `tell` once, with the first lease that is lost. Like [`Lease::on_lost`].
             pub fn on_lost(&self, tell: impl FnOnce(Lost) + Send + 'static) {
                 on_lost(self.lost(), tell);
             }
 
-            /// Whether all of the leases hold right now. It reads the clock, as [`Lease::check`].
+            /// Checks that all leases hold right now. It reads the clock, like [`Lease::check`].
             ///
             /// # Errors
             ///
@@ -235,22 +236,23 @@ macro_rules! view {
                 self.check().is_ok()
             }
 
-            /// How long all of the leases are certain to last: the least of their [`remaining`](Lease::remaining) times.
+            /// How long all leases are certain to last: the shortest of their [`remaining`](Lease::remaining) times.
             #[must_use]
             pub fn remaining(&self) -> Duration {
                 self.view().leases().iter().map(LeaseHandle::remaining).min().unwrap_or_default()
             }
 
-            /// The fencing token of the lock of this name, without the prefix; `None` if it is none of these. Of several such
-            /// locks, under different [prefixes](crate::Leases::prefix), it is one: look through [`leases`](Self::leases) then.
+            /// The fencing token of the lock of this name, without the prefix; `None` if no lock here has the name. If
+            /// several have it, under different [prefixes](crate::Leases::prefix), it is the token of one of them:
+            /// search [`leases`](Self::leases) then.
             #[must_use]
             pub fn fence(&self, name: impl AsRef<str>) -> Option<Fence> {
                 let named = |lease: &&LeaseHandle| lease.name() == name.as_ref();
                 self.view().leases().iter().find(named).map(LeaseHandle::fence)
             }
 
-            /// A token that is cancelled when [`lost`](Self::lost) completes. Each call makes a child, so that cancelling it
-            /// cancels nobody else's.
+            /// A token that is cancelled when [`lost`](Self::lost) completes. Each call makes a child, so cancelling it
+            /// cancels no other.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {
                 let view = self.view();
@@ -262,7 +264,7 @@ macro_rules! view {
                 if is_new {
                     view.cancel_at_the_end(parent.clone());
                 }
-                // Nobody has to wait for an end that is there by now.
+                // If the end has already arrived, there is nothing to wait for.
                 if self.lost().now_or_never().is_some() {
                     parent.cancel();
                 }
@@ -281,7 +283,7 @@ macro_rules! view {
 view!(MultiLease);
 view!(MultiLeaseHandle);
 
-/// The first end of several leases.
+/// Completes with the first end of several leases.
 async fn first<F: Future<Output = Lost>>(mut ends: FuturesUnordered<F>) -> Lost {
     match ends.next().await {
         Some(lost) => lost,
@@ -289,10 +291,10 @@ async fn first<F: Future<Output = Lost>>(mut ends: FuturesUnordered<F>) -> Lost 
     }
 }
 
-/// The outcome of several releases together.
+/// The combined outcome of several releases.
 fn together(released: Vec<(String, Result<Released, Error>)>) -> Result<Released, Error> {
     let mut lost = Vec::new();
-    // Mostly all have the same reason.
+    // Usually all have the same reason.
     let mut unconfirmed: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, outcome) in released.into_iter().rev() {
         match outcome {

@@ -1,4 +1,4 @@
-// The library's doors for time and tasks are not those of its tests.
+// The tests do not use the library's doors for time and tasks.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::{future::Future, time::Duration};
@@ -13,7 +13,8 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const ALMOST: Duration = Duration::from_secs(3_599);
 const TTL: Duration = Duration::from_secs(30);
 
-/// Far less real time than any of these tests has pass on the clock, and much more than a busy machine needs.
+/// Limits the future to far less real time than any of these tests lets pass on the clock, and much more than a busy
+/// machine needs.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     let done = timeout(10 * SECOND, future).await;
     done.unwrap_or_else(|_| panic!("{what} takes real time"))
@@ -38,7 +39,7 @@ async fn the_watchdog_renews_when_the_clock_comes_to_it() {
         renewed += u32::from(lease.remaining() > before);
     }
     assert!((30..=50).contains(&renewed), "{renewed}");
-    // Nobody asks for it: the keeper looks because the clock has moved.
+    // Without a request: the keeper checks because the clock has moved.
     clock.advance(11 * SECOND);
     soon("a renewal", async {
         while lease.remaining() < TTL * 29 / 30 {

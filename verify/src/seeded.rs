@@ -1,5 +1,5 @@
-//! Bugs on purpose, to see that the checks find them. The drivers of the model and of the simulation play some: they
-//! mutate what passes between a client and its nodes. For others the soak builds the library with a patch of
+//! Bugs on purpose, to see that the checks find them. The drivers of the model and of the simulation play some of them:
+//! they mutate what passes between a client and its nodes. For others the soak builds the library with a patch of
 //! `mutations/`.
 
 macro_rules! bugs {
@@ -11,7 +11,7 @@ macro_rules! bugs {
         }
 
         impl SeededBug {
-            /// Every one.
+            /// All bugs.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$bug),+];
 
             fn said(self) -> (&'static str, &'static [&'static str]) {
@@ -23,7 +23,7 @@ macro_rules! bugs {
     };
 }
 
-// Each with its name, and with its patch if the soak plays it.
+// Each bug with its name, and with its patch if the soak plays it.
 bugs! {
     /// A lease is valid for its whole TTL, with nothing off for drift.
     NoDrift: "no-drift", "rule-01-drift";
@@ -39,7 +39,7 @@ bugs! {
     ReleaseUnchecked: "release-unchecked", "rule-08-compare-lua";
     /// A renewal creates a missing key.
     RenewalRecreates: "renewal-recreates", "rule-07-creates-lua";
-    /// A lease whose key was deleted goes on.
+    /// A lease whose key was deleted continues.
     DeletionIgnored: "deletion-ignored", "rule-07-deletion-ignored";
     /// What one node answers counts for another one too.
     OneAnswersForAnother: "one-answers-for-another", "quorum-one-for-another";
@@ -59,11 +59,11 @@ bugs! {
     WholeValueCompared: "whole-value-compared";
     /// An acquire that is replayed is granted with another fence.
     ReplayDrawsAnew: "replay-draws-anew";
-    /// A request that has waited for the pace has no flight started for it.
+    /// A request that has waited for the pace gets no flight.
     FlightNotStarted: "flight-not-started";
     /// A batch is sent a second time with requests that have had their answer.
     SecondSendingOfAll: "second-sending-of-all";
-    /// An error of a whole batch is told to each of its callers.
+    /// An error of a whole batch is reported to each of its callers.
     ErrorIsEverybodys: "error-is-everybodys";
     /// A batch without an answer is asked for again, each request alone.
     SilenceIsNobodys: "silence-is-nobodys";
@@ -71,15 +71,15 @@ bugs! {
     RepliesOutOfOrder: "replies-out-of-order";
     /// A request that is answered with "alone" is not asked again.
     AloneIsTheEnd: "alone-is-the-end";
-    /// A release that knows no fence travels with others.
+    /// A release that knows no fence is batched with others.
     UndosTravel: "undos-travel";
     /// An acquire that is taken back while it waits stays in the queue.
     NothingWithdrawn: "nothing-withdrawn";
-    /// Of votes too, only an undo takes a waiting acquire out of the queue.
+    /// With votes too, only an undo takes a waiting acquire out of the queue.
     OnlyUndosWithdraw: "only-undos-withdraw";
     /// A late vote that may have come after the release is not taken back.
     LateVoteStays: "late-vote-stays";
-    /// A release that nobody waits for, or that has no answer, counts as sent.
+    /// A release that no caller waits for, or that has no answer, counts as sent.
     ReleaseTakenForSent: "release-taken-for-sent";
     /// A batch acquires before it releases.
     AcquiresFirst: "acquires-first";
@@ -87,29 +87,29 @@ bugs! {
     FlightNotFollowed: "flight-not-followed";
     /// A lone request that is dropped is counted as a flight for ever.
     DroppedFlightStays: "dropped-flight-stays";
-    /// A flight that ends with its runtime tells nobody.
+    /// A flight that ends with its runtime notifies no caller.
     CrashUnnoticed: "crash-unnoticed";
-    /// The sweeper looks no earlier than it had planned.
+    /// The sweeper runs no earlier than it had planned.
     SweeperNotWoken: "sweeper-not-woken";
-    /// The sweeper looks once.
+    /// The sweeper runs once.
     SweeperStops: "sweeper-stops";
-    /// A flight that finds no connection in time answers also those who have just come.
+    /// A flight that finds no connection in time also answers requests that have just come.
     AllTurnedAway: "all-turned-away";
-    /// A batch that comes down answers also those who have had their answer.
+    /// A batch that lands also answers requests that have had their answer.
     AnsweredAgain: "answered-again";
     /// Only the first request of a batch that was sent twice is told that it was overtaken.
     OvertakenIsTheFirsts: "overtaken-is-the-firsts";
     /// A batch has one request more than it may.
     BatchTooLarge: "batch-too-large";
-    /// A full batch leaves requests behind, and the sweeper does not hear of them.
+    /// A full batch leaves requests behind, and the sweeper is not notified.
     LeftBehind: "left-behind";
     /// Answers of a primary that was replaced count, though the new one is known.
     ReplacedCounts: "replaced-counts";
     /// The view that was heard last decides who has a slot.
     TopologyGoesBack: "topology-goes-back";
-    /// Nobody else is asked whether a primary still is one.
+    /// Others are not asked whether a primary still is one.
     NotCrossChecked: "not-cross-checked";
-    /// An acquire in steps is granted without its third.
+    /// An acquire in steps is granted without its third step.
     StepUnconfirmed: "step-unconfirmed";
     /// An acquire in steps has its fence issued before it takes the lock.
     FloorBeforeTake: "floor-before-take";
@@ -123,36 +123,36 @@ bugs! {
     LossDeletes: "loss-deletes";
     /// A renewal sends the TTL in the place of the life.
     LifeForgotten: "life-forgotten";
-    /// A release deletes the key before the interval is over in which the lock is acquired once.
+    /// A release deletes the key before the end of the interval in which the lock is acquired once.
     ReleaseFrees: "release-frees";
     /// An adoption takes the lock from whoever has it.
     AdoptionUnchecked: "adoption-unchecked";
     /// An heir has the fence of its giver.
     HeirKeepsFence: "heir-keeps-fence";
-    /// The giver goes on believing once its ticket is there.
+    /// The giver keeps believing once its ticket is there.
     GiverBelieves: "giver-believes";
-    /// An observer is not told that what was known has run out.
+    /// An observer is not notified that what was known has run out.
     ObserverNeverUnsure: "observer-never-unsure";
-    /// An observer looks again while a look is under way, and takes their answers as they come.
+    /// An observer looks again while a look is under way, and takes the answers as they come.
     OldLookOverrides: "old-look-overrides";
     /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
     ReplayWritesNothing: "replay-writes-nothing";
-    /// The limit of a share is not looked at.
+    /// The limit of a share is not checked.
     LimitUnchecked: "limit-unchecked", "share-grant-lua";
-    /// A phase begins with those of an earlier one.
+    /// A phase begins with the sharers of an earlier one.
     PhaseKeepsPlaces: "phase-keeps-places";
-    /// A renewal brings back a share that is over.
+    /// A renewal brings back a share that has expired.
     RenewalBringsBack: "renewal-brings-back";
-    /// The key of a shared lock lives for the TTL of the first who shares it.
+    /// The key of a shared lock lives for the TTL of its first sharer.
     KeyEndsEarly: "key-ends-early", "share-outlives-lua";
-    /// A newcomer shares a lock at once, though somebody waits for it.
+    /// A newcomer shares a lock at once, though another waiter is ahead.
     NewcomerOvertakes: "newcomer-overtakes";
-    /// Who goes on as a reader has the fence that it had alone.
+    /// A holder that continues as a reader has the fence that it had alone.
     DowngradeKeepsFence: "downgrade-keeps-fence", "share-downgrade-lua";
 }
 
 impl SeededBug {
-    /// What scripts and pages call it.
+    /// The name of the bug in scripts and pages.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.said().0

@@ -1,18 +1,20 @@
-//! The whole protocol, simulated: three clients, one, three or five nodes, and everything that may befall them, from
-//! one seed. What decides is what is shipped: the machines of [`leasehold_protocol`], and its `Store` as each node.
-//! Only what carries messages and sets timers is written again, in `client` and `holding`.
+//! The whole protocol, simulated: three clients, one, three or five nodes, and everything that may happen to them, from
+//! one seed. The shipped code decides: the machines of [`leasehold_protocol`], and its `Store` as each node. Only what
+//! carries messages and sets timers is written again, in `client` and `holding`.
 //!
-//! Checked, with real time at hand that nobody in the simulation can read:
+//! The checks know real time, which no part of the simulation can read:
 //!
-//! 1. No two clients believe in the lock at the same instant, whichever: beliefs are compared as spans, from the win to
-//!    the earliest of deadline, release and news of a loss. A client that stands still believes as its clock would say.
+//! 1. No two clients believe in the lock at the same instant, at whatever instant. Beliefs are compared as spans, from
+//!    the win to the earliest of deadline, release and news of a loss. A client that stands still believes as its clock
+//!    would say.
 //! 2. Fences grow in the order of the wins.
-//! 3. What nobody will use is taken off every node, but for what arrives there later; and nothing outlives the life of a key.
-//! 4. Nobody wins before an interval is over in which the lock is acquired once; nor before the delay after a lease that
-//!    was not let go of.
-//! 5. It is no empty promise: leases are won, raised, repaired, lost and released, and without faults none is lost.
+//! 3. A key that will not be used is taken off every node, unless it arrives there later; and nothing outlives the life
+//!    of a key.
+//! 4. No client wins before the end of an interval in which the lock is acquired once, or before the delay after a
+//!    lease that was not let go of.
+//! 5. The promise is not empty: leases are won, raised, repaired, lost and released, and without faults none is lost.
 //!
-//! That the checks would notice is shown by seeded bugs: each must be found.
+//! Seeded bugs show that the checks would notice: each must be found.
 
 use std::time::Duration;
 
@@ -37,7 +39,7 @@ mod world;
 
 const CLIENTS: usize = 3;
 
-/// How many TTLs a key lives at most that outlives its lease.
+/// The longest life of a key that outlives its lease, in TTLs.
 const LONGEST_LIFE: u32 = 4;
 
 #[derive(Debug, Clone, Copy)]
@@ -47,14 +49,14 @@ struct Scene {
     profile: FaultProfile,
     /// Whether keys outlive their leases.
     outlives: bool,
-    /// What the driver does wrong.
+    /// The driver's bug, if any.
     bug: Option<SeededBug>,
 }
 
 struct Outcome {
     violations: Vec<Violation>,
     counts: Counts,
-    /// When what happened, if that was asked for.
+    /// What happened and when, if a trace was asked for.
     trace: Vec<(Real, String)>,
 }
 
@@ -63,7 +65,7 @@ impl Scene {
         let mut dice = Dice::new(self.seed);
         let any = dice.between(Duration::from_secs(1), Duration::from_secs(3));
         let ttl = if dice.percent(50) { any } else { Duration::from_secs(any.as_secs()) };
-        // Whole seconds, and one more, for that is how servers count.
+        // Whole seconds, and one more, because servers count whole seconds.
         let more = u64::from(self.bug != Some(SeededBug::DelayTooShort));
         let longest_life = if self.outlives { ttl * LONGEST_LIFE } else { ttl };
         let restart_delay = Duration::from_secs(nanos(longest_life).div_ceil(1_000_000_000) + more);

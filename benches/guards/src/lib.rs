@@ -11,8 +11,8 @@ use tokio::{
 /// An error that ends a program.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The cycles that the arguments `CYCLES TASKS [URL...]` ask for: on a server, over a quorum of several, and without a URL on
-/// the memory node.
+/// The cycles that the arguments `CYCLES TASKS [URL...]` ask for: on one server, over a quorum of several, or without a
+/// URL on the memory node.
 #[derive(Debug)]
 pub struct Cycles {
     runtime: Runtime,
@@ -22,7 +22,7 @@ pub struct Cycles {
 }
 
 impl Cycles {
-    /// Connects on a current-thread runtime: what several workers do changes from run to run.
+    /// Connects on a current-thread runtime, because what several workers do changes from run to run.
     ///
     /// # Errors
     ///
@@ -35,13 +35,13 @@ impl Cycles {
         let leases = match &*arguments.collect::<Vec<_>>() {
             [] => Leases::in_memory(),
             [url] => runtime.block_on(Leases::connect(url))?,
-            // They were started for this.
+            // The servers were started for this.
             urls => runtime.block_on(Leases::builder().quorum(urls).restart_delay(Duration::ZERO).build())?,
         };
         Ok(Self { runtime, leases, tasks, each })
     }
 
-    /// Runs so many cycles in each task, every one with a lock of its own. Answers how many they were together.
+    /// Runs this many cycles in each task, every task with a lock of its own. Returns how many there were in all.
     ///
     /// # Errors
     ///

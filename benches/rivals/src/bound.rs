@@ -13,10 +13,11 @@ use crate::{Result, peer::monotonic};
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// A key that is gone, over RESP3.
+/// The answer for a key that is gone, over RESP3.
 const NOTHING: &str = "_\r\n";
 
-/// A connection that is asked, and read until a text has come. Anything behind the text stays for the next reading.
+/// A connection that sends a request, and reads until a text has come. Anything behind the text stays for the next
+/// read.
 #[derive(Debug)]
 pub struct Blocking {
     stream: TcpStream,
@@ -52,7 +53,7 @@ impl Blocking {
         Ok(self.stream.write_all(request.as_bytes())?)
     }
 
-    /// Which of the texts has come.
+    /// Reads until one of the texts has come, and returns it.
     fn until<'a>(&mut self, texts: &[&'a str]) -> Result<&'a str> {
         let mut buffer = [0; 4096];
         loop {
@@ -71,7 +72,7 @@ impl Blocking {
     }
 }
 
-/// Does what the waiter of the bound does.
+/// Acts as the waiter of the bound.
 pub fn serve(port: u16) -> Result<()> {
     let mut server = Blocking::connect(port)?;
     server.ask(&["HELLO", "3"], "modules")?;
@@ -82,7 +83,7 @@ pub fn serve(port: u16) -> Result<()> {
         let (_, name) = order.split_once(' ').ok_or("an order without a name")?;
         server.ask(&["CLIENT", "CACHING", "YES"], "+OK")?;
         server.send(&["GET", name])?;
-        // On a busy machine it is gone before the waiter has come.
+        // On a busy machine the key is gone before the waiter has come.
         if server.until(&["other", NOTHING])? != NOTHING {
             server.until(&["invalidate"])?;
         }

@@ -12,11 +12,12 @@ pub struct Bars {
     pub title: String,
     pub groups: Vec<String>,
     pub series: Vec<(String, Vec<Spread>)>,
-    /// Whether the bars of a group stand upon each other.
+    /// Whether the bars of a group are stacked.
     pub stacked: bool,
 }
 
-/// A Markdown definition that carries the picture itself: rustdoc shows the README, and has no files beside it.
+/// A Markdown definition that contains the picture itself, because rustdoc shows the README, and has no files beside
+/// it.
 pub fn as_link(name: &str, svg: &str) -> String {
     let mut link = format!("[{name}]: data:image/svg+xml,");
     for byte in svg.bytes() {
@@ -72,7 +73,7 @@ impl Bars {
         chart.width = 800.0;
         chart.height = 360.0;
         chart.legend.show = Some(self.series.len() > 1);
-        // The font need not be there where it is shown.
+        // The font may be missing where the picture is shown.
         Ok(chart.svg()?.replace("\"Roboto\"", "\"Roboto, sans-serif\""))
     }
 }

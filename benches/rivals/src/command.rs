@@ -1,4 +1,4 @@
-//! The cost of `leasehold run` for a command that does nothing, beside `flock` and the bare command.
+//! The cost of `leasehold run` for a command that does nothing, compared with `flock` and the bare command.
 
 use std::{
     path::Path,
@@ -9,7 +9,7 @@ use std::{
 use crate::{Result, Server, Spread, chart::Bars, machine, median, page::Section};
 
 const RUNS: usize = 200;
-/// The percentile that a table and its chart have in place of the most.
+/// The percentile that a table and its chart show instead of the maximum.
 const LATE: f64 = 0.95;
 
 pub fn main(tool: &str) -> Result<()> {

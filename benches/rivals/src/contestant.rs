@@ -34,12 +34,12 @@ pub async fn leases(server: &Server) -> Result<Leases> {
     leases_at(server.url(), TTL, false).await
 }
 
-/// The library under test, in another process too.
+/// The library under test, for another process too.
 pub async fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Result<Leases> {
     Ok(Leases::builder().url(url).ttl(ttl).fair(fair).build().await?)
 }
 
-/// The library under test, where so many replicas have to confirm what is written.
+/// The library under test, where `replicas` replicas have to confirm what is written.
 pub async fn leases_that_replicas_have(url: String, ttl: Duration, replicas: u8) -> Result<Leases> {
     Ok(Leases::builder().url(url).ttl(ttl).min_replicas(replicas).build().await?)
 }
@@ -57,13 +57,13 @@ pub enum Contestant {
     Leasehold(Leases),
     Fair(Leases),
     InMemory(Leases),
-    /// On one server, beside others on a cluster.
+    /// The library on one server, compared with others on a cluster.
     OneServer(Leases),
-    /// What it is called, and the lock that it has for a name.
+    /// A title, and the lock of ours for each name.
     Locks(&'static str, LockOf),
-    /// With a replica that has to confirm each lock.
+    /// The library with a replica that has to confirm each lock.
     Replicated(Leases),
-    /// Without, and a `WAIT` of the task's own for each lock.
+    /// The library without such a replica, and a `WAIT` of the task's own for each lock.
     ByHand(Leases, MultiplexedConnection),
     Rslock(LockManager, Duration),
     Rlock(RLock, AcquireOptions),
@@ -71,17 +71,17 @@ pub enum Contestant {
     Distkit(ConnectionManager, Duration),
     /// No library: `SET NX PX`, and a script that compares and deletes, sent by the same client on the same runtime.
     Plain(Client, String),
-    /// The same by redis-rs, the client of rlock, rslock and distkit.
+    /// Plain locks by redis-rs, the client of rlock, rslock and distkit.
     PlainRedisRs(MultiplexedConnection, String),
-    /// The same on a cluster.
+    /// Plain locks by redis-rs on a cluster.
     PlainRedisRsCluster(ClusterConnection, String),
-    /// The same with a `WAIT` behind each `SET`.
+    /// Plain locks by redis-rs with a `WAIT` behind each `SET`.
     Waits(MultiplexedConnection, String),
-    /// The same with a connection for each task.
+    /// Plain locks by redis-rs with a `WAIT` behind each `SET`, and a connection for each task.
     WaitsApart(Arc<[MultiplexedConnection]>, String),
-    /// The same on several servers at once, and a majority's answer.
+    /// Plain locks on several servers at once, which wait for a majority's answer.
     PlainRounds(Rounds, String),
-    /// Not even a lock: two rounds of `PING`, and a majority's answer.
+    /// No lock at all: two rounds of `PING`, and a majority's answer.
     Pings(Rounds),
 }
 
@@ -99,11 +99,11 @@ pub enum Guard {
     None,
 }
 
-/// A plain lock needs some value to compare with; drawing a random one is no round trip.
+/// The value that a plain lock compares with. Drawing a random one takes no round trip.
 const VALUE: &str = "lh1:00000000-0000-4000-8000-000000000000:1795243932883512@the-host-name:12345";
 
 impl Contestant {
-    /// All of them, in the order of the tables: ours, the rivals, the baselines, ours without a server.
+    /// All contestants, in the order of the tables: ours, the rivals, the baselines, ours without a server.
     pub async fn all(server: &Server) -> Result<Vec<Self>> {
         let mut all = Self::holding(&server.url(), TTL).await?;
         all.extend([Self::plain(server).await?, Self::plain_redis_rs(server).await?]);
@@ -111,7 +111,7 @@ impl Contestant {
         Ok(all)
     }
 
-    /// Those that renew what they hold, in the order of the tables: ours, the rivals.
+    /// The contestants that renew what they hold, in the order of the tables: ours, the rivals.
     pub async fn holding(url: &str, ttl: Duration) -> Result<Vec<Self>> {
         let mut all = vec![Self::leasehold(url, ttl).await?];
         all.extend(Self::waiting_rivals(url, ttl).await?);
@@ -119,9 +119,9 @@ impl Contestant {
         Ok(all)
     }
 
-    /// Those that wait for a lock, in the order of the tables: ours, ours in a fair queue, the rivals.
+    /// The contestants that wait for a lock, in the order of the tables: ours, ours in a fair queue, the rivals.
     ///
-    /// distributed-lock-redis is not one of them: its `acquire` fails at once where somebody else has the lock.
+    /// distributed-lock-redis is not one of them: its `acquire` fails at once if another holder has the lock.
     pub async fn waiting(url: &str) -> Result<Vec<Self>> {
         let mut all = vec![Self::leasehold(url, TTL).await?, Self::Fair(leases_at(url, TTL, true).await?)];
         all.extend(Self::waiting_rivals(url, TTL).await?);
@@ -142,7 +142,8 @@ impl Contestant {
         Ok(Self::Leasehold(leases_at(url, ttl, false).await?))
     }
 
-    /// With its defaults of a TTL of 30 s: extended at each third, and counted on for nine tenths.
+    /// distributed-lock-redis with its defaults for a TTL of 30 s: extended at each third, and relied on for nine
+    /// tenths.
     async fn distributed_lock(urls: Vec<String>, ttl: Duration) -> Result<Self> {
         let builder = RedisLockProvider::builder().urls(&urls);
         let builder = builder.expiry(ttl).extension_cadence(ttl / 3).min_validity(ttl * 9 / 10);
@@ -160,7 +161,7 @@ impl Contestant {
         Ok(Self::PlainRedisRs(connection, hash))
     }
 
-    /// Those that can take a lock on several servers, in the order of the tables: ours, the rivals, the baselines.
+    /// The contestants that can lock several servers, in the order of the tables: ours, the rivals, the baselines.
     pub async fn quorum(servers: &[Server]) -> Result<Vec<Self>> {
         let rounds = Rounds::connect(servers).await?;
         let hash = rounds.load().await?;
@@ -174,7 +175,7 @@ impl Contestant {
         ])
     }
 
-    /// Those that can take a lock on a cluster, in the order of the tables: ours, the rival, the baselines.
+    /// The contestants that can lock a cluster, in the order of the tables: ours, the rival, the baselines.
     pub async fn cluster(cluster: &Cluster) -> Result<Vec<Self>> {
         let urls: Vec<String> = cluster.primaries().iter().map(support::Server::url).collect();
         let mut hash = String::new();
@@ -193,7 +194,7 @@ impl Contestant {
         ])
     }
 
-    /// Those whose locks a replica has, behind ours without: ours, and by hand.
+    /// The contestants whose locks a replica has, behind ours without a replica: ours, and by hand.
     pub async fn replicated(servers: &Replicated, tasks: usize) -> Result<Vec<Self>> {
         let url = servers.primary().url();
         let (shared, hash) = redis_rs(url.clone()).await?;
@@ -210,7 +211,7 @@ impl Contestant {
         ])
     }
 
-    /// Whether it is another library, and no baseline.
+    /// Whether it is another library, and not a baseline.
     pub fn is_rival(&self) -> bool {
         matches!(self, Self::Rslock(..) | Self::Rlock(..) | Self::DistributedLock(_) | Self::Distkit(..))
     }
@@ -237,7 +238,7 @@ impl Contestant {
         }
     }
 
-    /// Waits for the lock as the library does it by default.
+    /// Waits for the lock in the library's default way.
     pub async fn acquire(&self, name: &str) -> Result<Guard> {
         Ok(match self {
             Self::Leasehold(leases)
@@ -250,7 +251,7 @@ impl Contestant {
             Self::Rlock(locks, options) => Guard::Rlock(locks.acquire_mutex_with_options(name, options.clone()).await?),
             Self::DistributedLock(locks) => Guard::DistributedLock(locks.create_lock(name).acquire(None).await?),
             Self::Distkit(connection, ttl) => {
-                // It allows no colon in a name.
+                // distkit allows no colon in a name.
                 let name = name.replace(':', "-").try_into()?;
                 let options = LockOptions::builder(name, connection.clone()).ttl(*ttl).build();
                 Guard::Distkit(Mutex::new(options).lock().await?)
@@ -268,7 +269,7 @@ impl Contestant {
             Self::PlainRedisRsCluster(connection, _) => set_by_redis_rs(&mut connection.clone(), name).await?,
             Self::ByHand(leases, connection) => {
                 let lease = leases.lock(name).acquire().await?;
-                // A `WAIT` is about the writes of its own connection, so it needs one, which is newer than the lock.
+                // A `WAIT` is about the writes of its own connection, so it needs a write that is newer than the lock.
                 let mut mark = redis::cmd("SET");
                 wait_behind(mark.arg("mark").arg(1), &mut connection.clone()).await?;
                 Guard::Leasehold(lease)
@@ -286,7 +287,7 @@ impl Contestant {
         })
     }
 
-    /// Takes a lock and holds it for good, renewed as the library does it.
+    /// Takes a lock and holds it for good, renewed in the library's way.
     pub async fn hold(&self, name: &str) -> Result<()> {
         if let Self::Rslock(manager, ttl) = self {
             return manager.using(name.as_bytes(), *ttl, async || pending().await).await?;
@@ -367,7 +368,7 @@ async fn set_and_wait(connection: &mut impl ConnectionLike, name: &str) -> Resul
     Ok(Guard::Plain(name.to_owned()))
 }
 
-/// The answer to a write that a replica has.
+/// The answer to a write, once a replica has the write.
 async fn wait_behind(write: &redis::Cmd, connection: &mut impl ConnectionLike) -> Result<redis::Value> {
     let mut both = redis::pipe();
     both.add_command(write.clone()).cmd("WAIT").arg(1).arg(500);
@@ -387,7 +388,7 @@ async fn delete_by_redis_rs(connection: &mut impl ConnectionLike, hash: &str, na
     if delete.query_async::<i64>(connection).await? == 1 { Ok(()) } else { Err("the plain lock was lost".into()) }
 }
 
-/// A release that nobody confirmed is no cycle to count.
+/// Refuses to count a cycle whose release was not confirmed.
 pub fn confirmed(released: &Released) -> Result<()> {
     if released.is_confirmed() { Ok(()) } else { Err(format!("{released:?}").into()) }
 }

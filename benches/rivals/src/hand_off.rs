@@ -15,12 +15,12 @@ use crate::{
     percentile,
 };
 
-/// Before anything is counted: connections, scripts, allocations.
+/// Rounds before anything is counted, for connections, scripts and allocations.
 const WARM_UP: u32 = 5;
 const ROUNDS: u32 = 40;
-/// So many turns of those that are notified, since their turns are short.
+/// The turns of contestants that are notified, which are more because they are short.
 const SHORT: u32 = 3;
-/// The waiter is well settled by then.
+/// The waiter has settled by then.
 const HELD: Duration = Duration::from_millis(20);
 const BOUND: &str = "the bound: blocking sockets";
 
@@ -69,7 +69,7 @@ async fn measure() -> Result<Vec<(String, Vec<f64>)>> {
         for (at, contestant) in here.iter().enumerate() {
             let is_ours = !contestant.is_rival();
             for turn in 0..if is_ours { SHORT } else { 1 } {
-                // Those who poll may be at any moment of their pause of 0.1 s.
+                // A contestant that polls may be at any moment of its pause of 0.1 s.
                 let held = HELD + Duration::from_millis(if is_ours { 0 } else { u64::from(37 * round % 100) });
                 let took = hand_off(contestant, at, &format!("job-{at}-{round}-{turn}"), held, &mut peer).await?;
                 if counts {
@@ -101,7 +101,7 @@ async fn measure() -> Result<Vec<(String, Vec<f64>)>> {
     Ok(all)
 }
 
-/// Microseconds from the release in this process to the lock in the peer, which takes it with the contestant `at`.
+/// Microseconds from the release in this process to the lock in the peer, which takes it as the contestant `at`.
 pub async fn hand_off(contestant: &Contestant, at: usize, name: &str, held: Duration, peer: &mut Peer) -> Result<f64> {
     let guard = contestant.acquire(name).await?;
     peer.wait(at, name)?;
@@ -111,7 +111,7 @@ pub async fn hand_off(contestant: &Contestant, at: usize, name: &str, held: Dura
         let released = monotonic();
         contestant.release(guard).await.map(|()| released)
     };
-    // A task, as in a program: `block_on` itself runs outside the workers.
+    // The release is a task, as in a program: `block_on` itself runs outside the workers.
     let released = tokio::spawn(release).await??;
     Ok(micros(peer.report()? - released))
 }

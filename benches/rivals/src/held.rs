@@ -19,17 +19,17 @@ use crate::{
 
 /// Linux shows 15 characters of a thread's name.
 pub const KEEPER: &str = "leasehold-keepe";
-/// So many acquires at once, where one after the other would take minutes.
+/// How many acquires run at once, because one after the other would take minutes.
 const AT_ONCE: usize = 256;
-/// So many are taken one after the other, so that no buffer grows beside them.
+/// How many are taken one after the other, so that no buffer grows beside them.
 const FEW: usize = 10_000;
 /// A third of the TTL, and a second: by then each lease has had its first renewal, and no checks of its start are left.
 const SETTLED: Duration = Duration::from_secs(11);
 /// Two whole renewals of each lease, which are a third of the TTL apart, and two seconds.
 const WINDOW: Duration = Duration::from_secs(22);
-/// For the most leases: more than a minute.
+/// The window for the most leases: more than a minute.
 const LONGER: Duration = WINDOW.saturating_mul(3);
-/// More than so many are looked at seldom, since a look at all of them takes its time.
+/// More leases than this are looked at seldom, because a look at all of them takes its time.
 const MANY: usize = 100_000;
 
 /// What a holder's process holds, as its argument.
@@ -73,14 +73,14 @@ pub fn main() -> Result<()> {
 pub struct Holder {
     pub url: String,
     pub ports: Vec<u16>,
-    /// Of the servers' processes.
+    /// The process IDs of the servers.
     pub ids: Vec<u32>,
     pub leases: usize,
-    /// Whether they are shares of one name, and not of a name each.
+    /// Whether the leases are shares of one name, instead of a name each.
     pub shares: bool,
 }
 
-/// What it costs: the cells behind the first of [`TITLES`].
+/// Measures what a holder costs: the cells behind the first of [`TITLES`].
 pub fn measured(holder: &Holder) -> Result<Vec<String>> {
     fn list<T: ToString>(values: &[T]) -> String {
         values.iter().map(T::to_string).collect::<Vec<_>>().join(",")
@@ -92,7 +92,7 @@ pub fn measured(holder: &Holder) -> Result<Vec<String>> {
 }
 
 impl Holder {
-    /// Of the arguments of its process.
+    /// The holder that the arguments of its process describe.
     pub fn of(url: &str, ports: &str, ids: &str, leases: &str, what: &str) -> Result<Self> {
         let ports = ports.split(',').map(str::parse).collect::<Result<_, _>>()?;
         let ids = ids.split(',').map(str::parse).collect::<Result<_, _>>()?;
@@ -100,7 +100,7 @@ impl Holder {
     }
 }
 
-/// Does what a holder does: a process of its own, so that memory is that of its leases.
+/// Acts as a holder, in a process of its own, so that its memory is that of its leases.
 pub fn serve(holder: Holder) -> Result<()> {
     let Holder { url, ports, ids, leases: count, shares } = holder;
     let runtime = Builder::new_multi_thread().enable_all().build()?;
@@ -119,7 +119,7 @@ pub fn serve(holder: Holder) -> Result<()> {
 
     thread::sleep(SETTLED);
     look(&held, &mut deadlines, started);
-    // One for each lease of a renewal.
+    // A renewal calls this once for each of its leases.
     let renewal = if shares { "zscore" } else { "pexpire" };
     let renewals = |client| runtime.block_on(stats::calls_of(client, renewal));
     let renewed = || clients.iter().map(renewals).sum::<Result<u64>>();
@@ -128,7 +128,7 @@ pub fn serve(holder: Holder) -> Result<()> {
     let (before, watched) = (renewed()?, Instant::now());
     let mut latest = 0;
     while watched.elapsed() < if count > MANY { LONGER } else { WINDOW } {
-        // Often enough to see each renewal.
+        // This is often enough to see each renewal.
         thread::sleep(Duration::from_secs(if count > MANY { 4 } else { 1 }));
         latest = latest.max(look(&held, &mut deadlines, started));
     }
@@ -147,7 +147,7 @@ pub fn serve(holder: Holder) -> Result<()> {
         format!("{seconds:.0} s"),
     ];
     println!("{}", cells.join("|"));
-    // Nobody waits for a million releases: the server is about to end.
+    // A million releases need not be awaited, because the server is about to end.
     std::process::exit(0)
 }
 
@@ -179,9 +179,9 @@ async fn acquire(lock_of: &LockOf, count: usize, held: &mut Vec<Lease>) -> Resul
     Ok(())
 }
 
-/// How many milliseconds a renewal since the last look was later than a third of the TTL after the one before it.
+/// How many milliseconds a renewal since the last look came later than a third of the TTL after the previous renewal.
 ///
-/// A renewal moves the deadline by as much as it came after the one before.
+/// A renewal moves the deadline by the time since the previous one.
 #[allow(clippy::cast_possible_truncation, reason = "no process runs that long")]
 fn look(held: &[Lease], deadlines: &mut [u64], started: Instant) -> u64 {
     let third = (TTL / 3).as_millis() as u64;

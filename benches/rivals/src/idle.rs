@@ -1,4 +1,4 @@
-//! The cost of those that only wait, and of those that only hold.
+//! The cost of waiters that only wait, and of holders that only hold.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub fn main() -> Result<()> {
     section.write()
 }
 
-/// The use of a contestant, a second.
+/// The use of a contestant per second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Use {
     commands: f64,
@@ -39,7 +39,7 @@ struct Use {
     server: f64,
 }
 
-/// Commands a second, those inside scripts included, and the shares of a core.
+/// Commands per second, those inside scripts included, and the shares of a core.
 #[allow(clippy::cast_precision_loss, reason = "small numbers")]
 async fn used(server: &Server, window: Duration) -> Result<Use> {
     let client = server.client().await?;
@@ -83,19 +83,19 @@ async fn waiters(section: &mut Section) -> Result<()> {
 }
 
 async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
-    /// So that all wait, and the server notifies them.
+    /// By then all wait, and the server notifies them.
     const SETTLED: Duration = Duration::from_secs(1);
-    /// Whole renewals.
+    /// A multiple of the renewals' interval.
     const WINDOW: Duration = Duration::from_secs(3);
     let server = Server::start()?;
-    // One holder for all: each of them is kept out by the same key, which is renewed every second.
+    // There is one holder for all: each waiter is kept out by the same key, which is renewed every second.
     let holder = leases_at(server.url(), TTL, false).await?;
     let _held = holder.lock("job").acquire().await?;
     let mut waiting = JoinSet::new();
     if let Some(at) = contestant {
         let contestant = Contestant::waiting(&server.url()).await?.swap_remove(at);
         if let Contestant::Distkit(..) = contestant {
-            // It puts its names behind a prefix of its own.
+            // distkit puts its names behind a prefix of its own.
             server.client().await?.set::<(), _, _>("distkit-locks:job", "somebody", None, None, false).await?;
         }
         for _ in 0..waiters {
@@ -112,7 +112,8 @@ async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
 }
 
 async fn holders(section: &mut Section) -> Result<()> {
-    /// Taken one after the other over a second, which is a third of the TTL: so each comes due by itself at first.
+    /// The leases are taken one after the other over a second, a third of the TTL, so that each comes due by itself at
+    /// first.
     const APART: Duration = Duration::from_millis(20);
     const WINDOW: Duration = Duration::from_secs(6);
     let mut rows = Vec::new();
@@ -133,7 +134,7 @@ async fn holders(section: &mut Section) -> Result<()> {
         }
         sleep(TTL).await;
         let used = used(&server, WINDOW).await?;
-        // As long as there are a runtime and a server: a guard that is dropped may want both.
+        // This needs a runtime and a server, because a guard that is dropped may use both.
         held.shutdown().await;
         let each = used.commands / f64::from(HELD);
         rows.push(vec![name.to_owned(), format!("{each:.2}"), share(used.server), share(used.client)]);

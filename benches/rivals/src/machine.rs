@@ -1,4 +1,4 @@
-//! The machine that a table is of, and the cores of it that are used.
+//! The machine that a table describes, and the cores of it that are used.
 
 use std::{env, fs};
 

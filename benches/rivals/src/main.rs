@@ -54,7 +54,7 @@ fn main() -> Result<()> {
         ["ways"] => ways::main(),
         ["shared"] => shared::main(),
         ["command", tool] => command::main(tool),
-        // The parts start this program once more, with these.
+        // The parts start this program once more, with these arguments.
         ["peer", url] => peer::serve(Contestant::waiting(url)),
         ["sharer", url] => peer::serve(shared::hand_over::contestants(url)),
         ["crowd", url] => shared::crowd::serve(url),
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// The middle one of some values, and how far they spread.
+/// The median of some values, and how far they spread.
 #[derive(Debug, Clone, Copy)]
 struct Spread {
     median: f64,
@@ -78,7 +78,7 @@ impl Spread {
         Self::up_to(values, 1.0)
     }
 
-    /// With a percentile for the most, where a few late ones would hide the rest.
+    /// A spread whose maximum is a percentile, where a few late values would hide the rest.
     fn up_to(values: impl IntoIterator<Item = f64>, most: f64) -> Self {
         let values: Vec<f64> = values.into_iter().collect();
         let share = |share| percentile(values.iter().copied(), share);
@@ -95,12 +95,12 @@ impl Spread {
     }
 }
 
-/// The middle one; zero of nothing.
+/// The median; zero if there are no values.
 fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     percentile(values, 0.5)
 }
 
-/// The value that this share of all is not above; zero of nothing.
+/// The value that this share of all values does not exceed; zero if there are none.
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 fn percentile(values: impl IntoIterator<Item = f64>, share: f64) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();

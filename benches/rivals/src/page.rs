@@ -12,7 +12,7 @@ const PAGE: &str = "docs/performance.md";
 const CHARTS: &str = "docs/performance";
 /// The chart that the README shows.
 const FRONT: &str = "rates-multi";
-/// The most that a line of prose is long.
+/// The longest line of prose.
 const WIDTH: usize = 120;
 
 /// The section of one part.
@@ -24,7 +24,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// The machine is looked at before anything runs.
+    /// Begins a section. The machine is described before anything runs.
     pub fn new(part: &'static str) -> Self {
         Self { part, machine: machine::describe(), text: String::new() }
     }
@@ -38,13 +38,13 @@ impl Section {
         let _ = write!(self.text, "\n{table}\n\n{}\n", wrap(&format!("<sub>{from}</sub>")));
     }
 
-    /// A sentence or more that the figures decide.
+    /// Writes a sentence or more that depend on the figures.
     pub fn say(&mut self, text: &str) {
         println!("\n{text}");
         let _ = write!(self.text, "\n{}\n", wrap(text));
     }
 
-    /// A picture beside the page.
+    /// Writes a picture beside the page.
     pub fn bars(&mut self, name: &str, bars: &chart::Bars) -> Result<()> {
         fs::create_dir_all(CHARTS)?;
         let (charts, svg) = (PathBuf::from(CHARTS), bars.svg()?);
@@ -89,7 +89,7 @@ fn section<'a>(page: &'a str, part: &str) -> Option<&'a str> {
     Some(rest.split_once(&format!("<!-- :{part} -->"))?.0)
 }
 
-/// Breaks lines of prose; the lines behind the first of a list's item stand below its text.
+/// Breaks lines of prose. The further lines of a list item are indented below its text.
 fn wrap(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.lines() {

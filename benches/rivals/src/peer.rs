@@ -1,4 +1,4 @@
-//! Other processes of this program: one that waits for locks on command, and those that measure and end.
+//! Other processes of this program: one that waits for locks on command, and some that measure and end.
 
 use std::{
     env,
@@ -11,14 +11,14 @@ use tokio::runtime::Builder;
 
 use crate::{Contestant, Result};
 
-/// This program once more.
+/// A command that starts this program once more.
 fn program(arguments: &[&str]) -> Result<Command> {
     let mut program = Command::new(env::current_exe()?);
     program.args(arguments);
     Ok(program)
 }
 
-/// The output of this program once more, which ends by itself.
+/// The output of another process of this program, which ends by itself.
 pub fn output_of(arguments: &[&str]) -> Result<String> {
     let output = program(arguments)?.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
@@ -33,7 +33,8 @@ pub fn monotonic() -> i128 {
     i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
 }
 
-/// This program once more, until it is dropped. It ends by itself when the program that started it is gone.
+/// Another process of this program, which runs until it is dropped. It ends by itself when the program that started it
+/// is gone.
 #[derive(Debug)]
 pub struct Peer {
     child: Child,
@@ -51,7 +52,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Has it wait for a lock with this one of its contestants.
+    /// Has it wait for a lock with this contestant of its own.
     pub fn wait(&mut self, contestant: usize, name: &str) -> Result<()> {
         self.order(&format!("{contestant} {name}"))
     }
@@ -60,7 +61,7 @@ impl Peer {
         Ok(writeln!(self.orders, "{order}")?)
     }
 
-    /// The moment when it had done what it was told: the lock was its own, which it has released since.
+    /// Returns the moment when it had carried out its order: it had the lock, which it has released since.
     pub fn report(&mut self) -> Result<i128> {
         let mut line = String::new();
         self.reports.read_line(&mut line)?;
@@ -75,7 +76,7 @@ impl Drop for Peer {
     }
 }
 
-/// Does what the peer of a hand-off does, with these contestants.
+/// Acts as the peer of a hand-off, with these contestants.
 pub fn serve(contestants: impl Future<Output = Result<Vec<Contestant>>>) -> Result<()> {
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let contestants = runtime.block_on(contestants)?;
@@ -85,7 +86,7 @@ pub fn serve(contestants: impl Future<Output = Result<Vec<Contestant>>>) -> Resu
         let (at, name) = order.split_once(' ').ok_or("an order without a name")?;
         let contestant = contestants.get(at.parse::<usize>()?).cloned().ok_or("no such contestant")?;
         let name = name.to_owned();
-        // A task, as in a program: `block_on` itself runs outside the workers.
+        // The wait is a task, as in a program: `block_on` itself runs outside the workers.
         let waits = runtime.spawn(async move {
             let guard = contestant.acquire(&name).await?;
             let got = monotonic();

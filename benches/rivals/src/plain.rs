@@ -12,7 +12,7 @@ pub(crate) const COMPARE_AND_DELETE: &str = "\
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0";
 
-/// Makes the script of a plain release known; its hash.
+/// Loads the script of a plain release, and returns its hash.
 pub(crate) async fn load(client: &Client) -> Result<String> {
     let load = CustomCommand::new_static("SCRIPT", ClusterHash::FirstKey, false);
     Ok(client.custom(load, vec!["LOAD", COMPARE_AND_DELETE]).await?)

@@ -1,4 +1,4 @@
-//! The instructions of a cycle, by the crates that they are of.
+//! The instructions of a cycle, by crate.
 
 use std::process::{Command, Stdio};
 

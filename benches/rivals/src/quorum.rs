@@ -1,5 +1,5 @@
-//! A lock on five servers of this machine: beside rslock's Redlock, and beside what no quorum can do without, two
-//! rounds to the third fastest of them.
+//! A lock on five servers of this machine, compared with rslock's Redlock, and with what every quorum needs: two rounds
+//! to the third fastest of them.
 
 use std::{
     error::Error,
@@ -32,7 +32,7 @@ const CYCLES: usize = 200;
 const COUNTED: u32 = 500;
 /// A cycle is one request to each of five nodes for the acquire, and one for the release.
 const PLAIN_REQUESTS: f64 = 10.0;
-/// The most that a contestant may take whom a silent server keeps waiting.
+/// The longest that a contestant may take while a silent server keeps it waiting.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn main() -> Result<()> {
@@ -68,7 +68,7 @@ struct Times {
 }
 
 impl Times {
-    /// Of a lone caller: a task, as in a program.
+    /// The times of a lone caller, which is a task, as in a program.
     async fn of(contestant: &Contestant, cycles: usize) -> Result<Self> {
         let contestant = contestant.clone();
         let mut caller = JoinSet::new();
@@ -126,13 +126,13 @@ async fn lone(section: &mut Section, servers: &[Server]) -> Result<()> {
     Ok(())
 }
 
-/// How often an acquire takes one round and not two.
+/// Measures how often an acquire takes one round and not two.
 ///
-/// Everything that the library asks of a server is one script, so its `EVALSHA`s are its requests: one to each node for
-/// the acquire and one for the release, ten for a cycle over five nodes. In one round the nodes draw one number alike,
-/// the one that was proposed; where they do not, those that drew less are raised to the largest, by one more request to
-/// each. So a lone caller's requests beyond ten are the second round. (No lease here is old enough to be renewed.)
-/// Releases of several callers travel together, so above one caller the count says nothing about rounds.
+/// Each request of the library to a server is one script, so its `EVALSHA`s are its requests: one to each node for the
+/// acquire and one for the release, ten for a cycle over five nodes. In one round all nodes draw the number that was
+/// proposed. Where they do not, the nodes that drew less are raised to the largest, by one more request to each. So a
+/// lone caller's requests beyond ten are the second round. (No lease here is old enough to be renewed.) Releases of
+/// several callers are batched, so above one caller the count says nothing about rounds.
 async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
     let mut clients = Vec::with_capacity(servers.len());
     for server in servers {
@@ -174,7 +174,7 @@ async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
     Ok(())
 }
 
-/// Cycles without a pause, each task with a lock of its own; how many there were.
+/// Runs cycles without a pause, each task with a lock of its own; returns how many there were.
 async fn busy(leases: &Leases, tasks: usize) -> Result<u32> {
     let mut running = JoinSet::new();
     let started = Instant::now();
@@ -196,7 +196,7 @@ async fn busy(leases: &Leases, tasks: usize) -> Result<u32> {
     Ok(cycles)
 }
 
-/// The `EVALSHA`s of all servers, once those that nobody waits for have arrived too.
+/// The `EVALSHA`s of all servers, once those that are not awaited have arrived too.
 async fn settled(clients: &[Client]) -> Result<f64> {
     let mut last = u64::MAX;
     loop {
@@ -212,7 +212,7 @@ async fn settled(clients: &[Client]) -> Result<f64> {
     }
 }
 
-/// One of the servers answers nothing any more, and does not hang up either.
+/// One of the servers stops answering, and does not hang up either.
 async fn silent(section: &mut Section, servers: &[Server]) -> Result<()> {
     let frozen = servers.first().ok_or("no servers")?;
     let mut contestants = Contestant::quorum(servers).await?;

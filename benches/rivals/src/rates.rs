@@ -1,5 +1,5 @@
-//! Cycles of contestants side by side: every round gives each of them a short turn, in changing order, so that whatever
-//! else the machine does meets all of them. Ratios are taken within a round.
+//! Cycles of contestants side by side: every round gives each of them a short turn, in changing order, so that other
+//! load on the machine affects all of them. Ratios are taken within a round.
 
 use std::time::{Duration, Instant};
 
@@ -49,17 +49,17 @@ impl Turns {
         Spread::of(self.turns.iter().map(|turn| turn.server))
     }
 
-    /// Processor time of a cycle, of both sides.
+    /// The processor time of a cycle, on both sides.
     pub fn both(&self) -> f64 {
         median(self.turns.iter().map(|turn| turn.client + turn.server))
     }
 
-    /// The median, over the rounds, of this one's rate to another's.
+    /// The median, over the rounds, of the ratio of this one's rate to another's.
     pub fn ratio(&self, other: &Self) -> f64 {
         self.ratio_of(other, |turn| turn.rate)
     }
 
-    /// The same of the server's processor time of a cycle.
+    /// Like [`ratio`](Self::ratio), for the server's processor time of a cycle.
     pub fn server_ratio(&self, other: &Self) -> f64 {
         self.ratio_of(other, |turn| turn.server)
     }
@@ -70,7 +70,7 @@ impl Turns {
 }
 
 impl Load {
-    /// The contestants are connected on the load's own runtime.
+    /// Connects the contestants on the load's own runtime.
     pub fn new(
         mut runtime: Builder,
         tasks: usize,
@@ -81,7 +81,7 @@ impl Load {
         Ok(Self { runtime, contestants, tasks })
     }
 
-    /// Beside the processor time of these servers' processes.
+    /// Measures all rounds, including the processor time of these servers' processes.
     pub fn measure(self, servers: &[u32]) -> Result<Vec<Turns>> {
         let count = self.contestants.len();
         let mut turns: Vec<Vec<Turn>> = vec![Vec::with_capacity(ROUNDS); count];
@@ -111,7 +111,7 @@ impl Load {
     }
 }
 
-/// Rows of cycles per second, a column for each load, each with its ratio to that of one contestant.
+/// Rows of cycles per second, a column for each load, each with its ratio to that of the contestant `one`.
 pub fn beside(one: usize, loads: &[Vec<Turns>]) -> Vec<Vec<String>> {
     let names = loads.first().into_iter().flatten().map(|turns| turns.contestant.name());
     let row = |(at, name): (usize, &str)| {
@@ -121,7 +121,8 @@ pub fn beside(one: usize, loads: &[Vec<Turns>]) -> Vec<Vec<String>> {
     names.enumerate().map(row).collect()
 }
 
-/// A task that meets an error says so and stops for this turn; its lock may stay, so the next round has other names.
+/// Runs one turn. A task that meets an error reports it and stops for this turn; its lock may stay, so the next round
+/// has other names.
 async fn cycles(contestant: &Contestant, tasks: usize, round: usize) -> Result<u32> {
     let started = Instant::now();
     let mut running = JoinSet::new();

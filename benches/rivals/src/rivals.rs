@@ -45,8 +45,8 @@ pub fn rivals() -> Result<()> {
     section.write()
 }
 
-/// Unpinned, a lone caller has the server on its own core or on another one. The rates of the two differ up to a factor
-/// of four.
+/// Measures a lone caller. Unpinned, it would have the server on its own core or on another one, and the rates of the
+/// two differ by up to a factor of four.
 pub fn lone() -> Result<()> {
     let cores = machine::pin_to_two()?;
     let mut section = Section::new("lone");

@@ -1,4 +1,4 @@
-//! A request to several servers at once, and the answer of the majority: what no quorum can do without.
+//! A request to several servers at once, and the answer of the majority, which every quorum needs.
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
@@ -23,7 +23,7 @@ impl Rounds {
         Ok(Self(clients.into()))
     }
 
-    /// The least that a round can be.
+    /// The smallest possible round.
     pub async fn ping(&self) -> Result<()> {
         self.round(|client| async move { Ok(client.ping::<String>(None).await? == "PONG") }).await
     }
@@ -47,7 +47,7 @@ impl Rounds {
         .await
     }
 
-    /// Makes the script of [`delete`](Self::delete) known everywhere; its hash.
+    /// Loads the script of [`delete`](Self::delete) on every server, and returns its hash.
     pub async fn load(&self) -> Result<String> {
         let mut hash = String::new();
         for client in &*self.0 {
@@ -56,7 +56,7 @@ impl Rounds {
         Ok(hash)
     }
 
-    /// Asks all at once, and ends when a majority has said yes. The others have been asked, too.
+    /// Asks all servers at once, and ends when a majority has said yes. The others have been asked, too.
     async fn round<'a, R: Future<Output = Result<bool>>>(&'a self, request: impl Fn(&'a Client) -> R) -> Result<()> {
         let majority = self.0.len() / 2 + 1;
         let mut pending: Vec<_> = self.0.iter().map(|client| Box::pin(request(client))).collect();

@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Result;
 
-/// A plain client of a server on this machine, in another process too.
+/// A plain client of a server on this machine, for another process too.
 pub async fn client_at(port: u16) -> Result<Client> {
     client_of(ServerConfig::new_centralized("127.0.0.1", port)).await
 }
@@ -35,7 +35,7 @@ pub async fn client_of(server: ServerConfig) -> Result<Client> {
     Ok(client)
 }
 
-/// Runs until it is dropped, on a free port of this machine, and keeps nothing on disk.
+/// A server on a free port of this machine. It runs until it is dropped, and keeps nothing on disk.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -45,7 +45,7 @@ pub struct Server {
 
 impl Server {
     pub fn start() -> Result<Self> {
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         (0..5).find_map(|_| Self::try_start().ok()).ok_or_else(|| "redis-server cannot be started".into())
     }
 
@@ -81,7 +81,7 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Its process.
+    /// The ID of its process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -91,12 +91,12 @@ impl Server {
         client_at(self.port).await
     }
 
-    /// Stops it in its tracks, as if the network swallowed everything on its way to it.
+    /// Suspends it, as if the network swallowed everything on its way to it.
     pub fn freeze(&self) -> Result<()> {
         Ok(kill_process(Pid::from_child(&self.child), Signal::STOP)?)
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn thaw(&self) -> Result<()> {
         Ok(kill_process(Pid::from_child(&self.child), Signal::CONT)?)
     }

@@ -21,26 +21,26 @@ use tokio::{
 use crate::{Result, Server, contestant::leases, held::KEEPER, machine, page::Section, percentile, usage};
 
 const CYCLES: u32 = 20_000;
-/// So many in all.
+/// How many leases there are in all.
 const MANY: usize = 1_000_000;
-/// So many acquires, and as many releases, are under way at once.
+/// How many acquires, and as many releases, are under way at once.
 const LANES: usize = 256;
 /// The most that each lane holds.
 const OF_A_LANE: usize = 1_000;
-/// The first ends before the keeper asks the server to tell of changes, the second is asked for once, and not renewed.
+/// The first ends before the keeper asks the server to report changes; the second is asked for once, and not renewed.
 const HELD_FOR: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 /// How long the process is watched without short leases.
 const ALONE: Duration = Duration::from_secs(15);
-/// A pause between two cycles that are timed, so that these are no load of their own.
+/// The pause between two timed cycles, so that these are no load of their own.
 const PAUSE: Duration = Duration::from_millis(1);
-/// So many leases at a time are lost on purpose, of each kind.
+/// How many leases of each kind are lost on purpose at a time.
 const PROBES: usize = 16;
-/// A lease is so old when its key is deleted: by then the server tells of its changes.
+/// The age of a lease when its key is deleted: by then the server reports its changes.
 const OLD: Duration = Duration::from_millis(500);
 /// The TTL of a lease that ends by its deadline, and the longest that it is held.
 const ENDS: Duration = Duration::from_secs(1);
 
-/// The tables of both, for the section of held leases.
+/// Both tables, for the section of held leases.
 pub async fn tables(section: &mut Section) -> Result<()> {
     let cores = "server and client on the same 2 cores";
     section.table("Short leases", cores, &["20,000 short leases", "each"], &one_by_one().await?);
@@ -48,13 +48,13 @@ pub async fn tables(section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// Both alone, on the terminal.
+/// Prints both tables alone, on the terminal.
 pub fn main() -> Result<()> {
     machine::pin_to_two()?;
     Builder::new_multi_thread().enable_all().build()?.block_on(tables(&mut Section::new("held")))
 }
 
-/// A lease that ends before its first third never comes to the keeper.
+/// A lease that ends before its first third never reaches the keeper.
 async fn one_by_one() -> Result<Vec<Vec<String>>> {
     let server = Server::start()?;
     let leases = leases(&server).await?;
@@ -73,7 +73,7 @@ async fn one_by_one() -> Result<Vec<Vec<String>>> {
 
 const TITLES: [&str; 4] = ["median, 99 %, most", "no others", "a million of 0.1 s", "a million of 1 s"];
 
-/// The names of what [`watched`] gives.
+/// The names of the figures that [`watched`] returns.
 const WATCHED: [&str; 9] = [
     "an acquire",
     "a release",
@@ -97,11 +97,12 @@ async fn beside_many() -> Result<Vec<Vec<String>>> {
     Ok(WATCHED.iter().enumerate().map(row).collect())
 }
 
-/// Has a million leases, held for so long each, and watches what else happens meanwhile; or that alone.
+/// Has a million leases, each held for this long, and watches what else happens meanwhile; without a time, it only
+/// watches.
 async fn watched(held_for: Option<Duration>) -> Result<Vec<String>> {
     let server = Server::start()?;
     let (client, leases) = (server.client().await?, leases(&server).await?);
-    // What comes once is not measured: connections, scripts, the first session of notifications.
+    // Costs that occur only once are not measured: connections, scripts, the first session of notifications.
     lost_by_deletion(&leases, &client, "first").await?;
     let ends = Arc::new(AtomicBool::new(false));
     let (keeper, redis, started) = (usage::cpu_of_threads(KEEPER)?, server.cpu()?, Instant::now());
@@ -137,13 +138,13 @@ async fn watched(held_for: Option<Duration>) -> Result<Vec<String>> {
     Ok(times.iter().map(|times| spread(times)).chain(short).chain(shares).collect())
 }
 
-/// Times in seconds.
+/// The spread of times in seconds.
 fn spread(times: &[f64]) -> String {
     let millis = [0.5, 0.99, 1.0].map(|share| format!("{:.2}", percentile(times.iter().copied(), share) * 1e3));
     format!("{} ms", millis.join(", "))
 }
 
-/// Seconds of an acquire and of its release, over and over.
+/// The seconds of an acquire and of its release, over and over.
 async fn cycles(leases: Leases, ends: Arc<AtomicBool>) -> Result<Vec<(f64, f64)>> {
     let (lock, mut times) = (leases.lock("beside"), Vec::new());
     while !ends.load(Ordering::Relaxed) {
@@ -157,7 +158,7 @@ async fn cycles(leases: Leases, ends: Arc<AtomicBool>) -> Result<Vec<(f64, f64)>
     Ok(times)
 }
 
-/// Does it over and over, for [`PROBES`] names at a time.
+/// Runs a probe over and over, for [`PROBES`] names at a time.
 fn each_until<F>(
     ends: &Arc<AtomicBool>,
     probe: impl Fn(String) -> F + Clone + Send + 'static,
@@ -169,7 +170,7 @@ where
     for at in 0..PROBES {
         let (probe, ends) = (probe.clone(), ends.clone());
         probes.spawn(async move {
-            // Not all in step.
+            // The probes are not all in step.
             sleep(ENDS * u32::try_from(at)? / u32::try_from(PROBES)?).await;
             let mut times = Vec::new();
             while !ends.load(Ordering::Relaxed) {
@@ -215,7 +216,7 @@ async fn lost_by_deadline(leases: &Leases, name: &str) -> Result<f64> {
     Ok(Instant::now().saturating_duration_since(deadline).as_secs_f64())
 }
 
-/// What has become of the short leases.
+/// The progress of the short leases.
 #[derive(Debug, Default)]
 struct Churn {
     begun: AtomicUsize,
@@ -232,7 +233,7 @@ impl Churn {
     }
 }
 
-/// [`MANY`] leases, each of which is released once it was held for so long.
+/// Begins [`MANY`] leases, each of which is released once it was held for this long.
 async fn churn(leases: &Leases, held_for: Duration) -> Result<Arc<Churn>> {
     let (churn, mut lanes) = (Arc::<Churn>::default(), JoinSet::new());
     for _ in 0..LANES {

@@ -1,4 +1,4 @@
-//! The figures that a server keeps of itself.
+//! The figures that a server keeps about itself.
 
 use fred::{
     clients::Client,
@@ -13,7 +13,7 @@ async fn info(client: &Client, section: &str) -> Result<String> {
     command(client, "INFO", section).await
 }
 
-/// How many commands it has carried out, those inside scripts included, but for asking it so.
+/// How many commands it has executed, including those inside scripts, but not those that ask for this figure.
 pub async fn calls(client: &Client) -> Result<u64> {
     let stats = info(client, "commandstats").await?;
     let counted = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
@@ -21,7 +21,7 @@ pub async fn calls(client: &Client) -> Result<u64> {
     Ok(calls.map(str::parse::<u64>).sum::<Result<_, _>>()?)
 }
 
-/// How often it has carried out one command, inside scripts included.
+/// How often it has executed one command, including inside scripts.
 pub async fn calls_of(client: &Client, command: &str) -> Result<u64> {
     figure(client, command, "calls").await
 }
@@ -43,8 +43,8 @@ async fn figure(client: &Client, command: &str, what: &str) -> Result<u64> {
     Ok(figure.map(str::parse).transpose()?.unwrap_or_default())
 }
 
-/// Has it keep each command that runs for 20 µs or more from here on, and none from before. It also keeps commands of
-/// scripts, of which there would be too many without that bound.
+/// Has the server log each command that runs for 20 µs or more from here on, and drop earlier ones. It also logs
+/// commands of scripts, of which there would be too many without that bound.
 pub async fn log_slow(client: &Client) -> Result<()> {
     let set = CustomCommand::new_static("CONFIG", ClusterHash::FirstKey, false);
     let keep = ["SET", "slowlog-log-slower-than", "20", "slowlog-max-len", "10000"];
@@ -52,8 +52,8 @@ pub async fn log_slow(client: &Client) -> Result<()> {
     command(client, "SLOWLOG", "RESET").await
 }
 
-/// The commands that it has kept, the first one first: for how many microseconds each has run, and what was sent, of which
-/// it leaves out what is long.
+/// The logged commands, the first one first: how many microseconds each has run, and what was sent, in which the server
+/// leaves out long parts.
 pub async fn logged(client: &Client) -> Result<Vec<(u64, Vec<String>)>> {
     let get = CustomCommand::new_static("SLOWLOG", ClusterHash::FirstKey, false);
     let mut all: Vec<Vec<Value>> = client.custom(get, vec!["GET", "10000"]).await?;

@@ -5,7 +5,7 @@ pub fn row(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     cells.into_iter().fold(String::from("|"), |row, cell| row + " " + cell.as_ref() + " |")
 }
 
-/// The head of a table: its row, and the line below. Numbers stand to the right.
+/// The head of a table: its row, and the line below. Numbers are aligned to the right.
 pub fn head(cells: &[&str]) -> String {
     let rule = cells.iter().enumerate().map(|(at, _)| if at == 0 { "---" } else { "---:" });
     row(cells) + "\n" + &row(rule)

@@ -4,17 +4,17 @@ use std::fs;
 
 use crate::Result;
 
-/// Seconds of processor time of this process: the threads that still run.
+/// The seconds of processor time of this process: the threads that still run.
 pub fn cpu() -> Result<f64> {
     cpu_of(std::process::id())
 }
 
-/// Seconds of processor time of another process, to the nanosecond: the threads that still run.
+/// The seconds of processor time of another process, to the nanosecond: the threads that still run.
 pub fn cpu_of(process: u32) -> Result<f64> {
     threads(process, "")
 }
 
-/// Seconds of processor time of all threads of this process whose name starts so.
+/// The seconds of processor time of all threads of this process whose name starts with `name`.
 pub fn cpu_of_threads(name: &str) -> Result<f64> {
     threads(std::process::id(), name)
 }

@@ -51,7 +51,7 @@ fn line(what: &str, values: &[f64], unit: &str) -> Vec<String> {
     [what.to_owned()].into_iter().chain(cells).collect()
 }
 
-/// Waits until a number of the server's is as large as that.
+/// Waits until a figure of the server is at least `least`.
 pub async fn until<F: Future<Output = Result<u64>>>(least: u64, mut number: impl FnMut() -> F) -> Result<()> {
     let reached = async {
         while number().await? < least {
@@ -62,7 +62,7 @@ pub async fn until<F: Future<Output = Result<u64>>>(least: u64, mut number: impl
     timeout(SOON, reached).await.map_err(|_| format!("it has not come to {least}"))?
 }
 
-/// A thousand waiters in ten programs, of whom one is to have the lock.
+/// A thousand waiters in ten programs, one of which is to have the lock.
 #[allow(clippy::cast_precision_loss, reason = "small numbers")]
 async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
     const PROGRAMS: usize = 10;
@@ -91,7 +91,7 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
             until((PROGRAMS * WAITERS) as u64, || async { Ok(programs[0].lock("job").waiters().await?.len() as u64) })
                 .await?;
         } else {
-            // The lock and its fence, in each program.
+            // The server tracks the lock and its fence, in each program.
             until(2 * PROGRAMS as u64 - 1, || stats::tracked(&client)).await?;
         }
         let before = stats::scripts(&client).await?;
@@ -101,7 +101,7 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
         let by_then = stats::scripts(&client).await?;
         sleep(Duration::from_millis(100)).await;
         let in_the_end = stats::scripts(&client).await?;
-        // The release is one of them.
+        // The release is one of these scripts.
         attempts.push((by_then - before - 1) as f64);
         all.push((in_the_end - before - 1) as f64);
         times.push(at.duration_since(released).as_secs_f64() * 1e3);
@@ -115,7 +115,7 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
     ])
 }
 
-/// One more waiter, who says when it has the lock.
+/// Starts one more waiter, which reports when it has the lock.
 fn wait(
     leases: &Leases,
     program: usize,
@@ -129,7 +129,7 @@ fn wait(
     });
 }
 
-/// From the deletion of a key to its holder's knowing it.
+/// The time from the deletion of a key until its holder knows.
 async fn losses() -> Result<Vec<String>> {
     const LEASES: usize = 600;
     let server = Server::start()?;
@@ -177,7 +177,7 @@ async fn many_names(port: u16) -> Result<()> {
     }
     let before = stats::connections(&client).await?;
     let leases = Leases::connect(format!("redis://127.0.0.1:{port}")).await?;
-    // Not of each waiter, but once: connections, scripts, the runtime's own.
+    // This happens once and not for each waiter: connections, scripts, the runtime's own.
     let first = tokio::spawn(leases.lock("job:0").acquire());
     until(2, || stats::tracked(&client)).await?;
     first.abort();

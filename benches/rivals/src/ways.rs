@@ -1,4 +1,5 @@
-//! Other ways to hold a lock, each beside what it is made of: adoptions, observers, several locks at once, calls that a thread waits for.
+//! Other ways to hold a lock, each compared with what it is made of: adoptions, observers, several locks at once, calls
+//! that a thread waits for.
 
 use std::{
     sync::{
@@ -18,7 +19,7 @@ use tokio::{
 
 use crate::{Result, Server, TTL, machine, median, page::Section, percentile, stats};
 
-/// Of those that are in turns: so many rounds of so many cycles.
+/// The rounds, and the cycles in each, where contestants take turns.
 const ROUNDS: u32 = 20;
 const CYCLES: u32 = 200;
 /// How often a lock changes hands before observers.
@@ -28,7 +29,7 @@ const OBSERVED_TTL: Duration = Duration::from_secs(3);
 const COUNTED: Duration = Duration::from_secs(15);
 /// How long two programs contend for two locks.
 const CONTEND: Duration = Duration::from_millis(1_500);
-/// No measure: longer is a hang.
+/// Not a measure: anything longer is a hang.
 const HANGS: Duration = Duration::from_secs(20);
 
 pub fn main() -> Result<()> {
@@ -115,7 +116,7 @@ async fn adopt(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok(measuring.await??)
 }
 
-/// The times of a cycle on a runtime of one thread, and of one that blocks, in turns.
+/// The times of a cycle on a runtime of one thread, and of a cycle that blocks, in turns.
 fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
     let runtime: Runtime = Builder::new_current_thread().enable_all().build()?;
     let here = runtime.block_on(Leases::connect(server.url()))?.lock("ways:async");
@@ -145,8 +146,8 @@ fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((polled, blocked))
 }
 
-/// From a leader's release to the moment at which the last observer is told of the next one, each on connections of its own;
-/// and how often they look for each renewal of a leader.
+/// The time from a leader's release until the last observer hears of the next leader, each on connections of its own;
+/// and how often the observers look for each renewal of a leader.
 async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
     let client = server.client().await?;
     let candidate = Leases::builder().url(server.url()).ttl(OBSERVED_TTL).label("here").build().await?;
@@ -189,7 +190,7 @@ async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
     Ok((times, looked as f64 / renewed.max(1) as f64))
 }
 
-/// Says that it knows the leader, and ends when it is told another one.
+/// Reports that it knows the leader, and ends when it hears of another one.
 async fn told_of_another(mut leaders: Leaders, knows: mpsc::UnboundedSender<()>) -> Instant {
     while let Some(now) = leaders.next().await {
         match now.leader().and_then(leasehold::Holder::label) {
@@ -201,7 +202,7 @@ async fn told_of_another(mut leaders: Leaders, knows: mpsc::UnboundedSender<()>)
     Instant::now()
 }
 
-/// How long it takes to acquire so many free locks at once, and to release them; in milliseconds.
+/// How long it takes to acquire this many free locks at once, and to release them; in milliseconds.
 async fn several(server: &Server, names: u32) -> Result<[f64; 2]> {
     let leases = Leases::builder().url(server.url()).ttl(TTL).build().await?;
     let all = leases.multi_lock((0..names).map(|name| leases.lock(format!("several:{name}"))));
@@ -223,7 +224,8 @@ async fn several(server: &Server, names: u32) -> Result<[f64; 2]> {
     Ok(measuring.await??)
 }
 
-/// The cycles of two programs with two locks in opposite orders, to those of two that take them in one order by hand.
+/// The ratio of the cycles of two programs that take two locks in opposite orders, to those of two that take them in
+/// one order by hand.
 async fn contend(server: &Server) -> Result<f64> {
     let mut ratios = Vec::new();
     for pair in 0..7 {

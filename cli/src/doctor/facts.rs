@@ -1,14 +1,14 @@
-//! Reads what servers say of themselves. A user who may not ask for something sees nothing of it, and that is no fault of
-//! the server.
+//! Reads what servers report about themselves. A fact that the user may not read is missing, which is no fault of the
+//! server.
 
 use std::{str::FromStr, time::Duration};
 
 use leasehold::doctor::{Info, ReplicaSaid, ServerSaid, Surveyed};
 
-/// How a server's locks go on if it dies.
+/// What may continue a server's locks if it dies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Deployment {
-    /// It knows nothing of other servers: the only one, or one of a quorum.
+    /// It knows of no other server: it is the only one, or one of a quorum.
     #[default]
     Alone,
     /// It is a part of a cluster.
@@ -17,13 +17,13 @@ pub(super) enum Deployment {
     Sentinel,
 }
 
-/// The facts about a server that matter to locks. One that it does not tell is `None`.
+/// The facts about a server that matter to locks; `None` for a fact that it does not report.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts<'a> {
     /// Its name for itself, with its version: `redis 7.0.15`, `valkey 9.1.2`.
     pub(super) server: Option<String>,
     pub(super) deployment: Deployment,
-    /// Whether it notifies of changes, or why it does not.
+    /// Whether it sends notifications of changes, or why it does not.
     pub(super) notifications: Option<Result<(), &'a str>>,
     pub(super) notifies_waiters: bool,
     /// Its `maxmemory-policy`.
@@ -71,18 +71,18 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// How a cluster is run, as far as its primaries tell.
+/// The state and the settings of a cluster, as far as its primaries report them.
 #[derive(Debug, Default)]
 pub(super) struct ClusterFacts {
     /// How many primaries have slots.
     pub(super) primaries: usize,
-    /// How many slots a primary has.
+    /// How many slots have a primary.
     pub(super) slots: u16,
     /// The slots that are being moved key by key.
     pub(super) moving: Vec<u16>,
-    /// Whether a slot without a primary stops all of it.
+    /// Whether one slot without a primary stops the whole cluster.
     pub(super) requires_all_slots: Option<bool>,
-    /// After so long without a sign of life a primary is taken for dead.
+    /// How long a primary may give no sign of life before it is taken for dead.
     pub(super) node_timeout: Option<Duration>,
 }
 
@@ -104,22 +104,23 @@ impl ClusterFacts {
     }
 }
 
-/// A replica, as its primary and it tell.
+/// A replica, as its primary and the replica itself report it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ReplicaFacts<'a> {
-    /// As its primary names it.
+    /// Its address, as its primary names it.
     pub(super) address: &'a str,
-    /// Whether it has copied all that was there, and follows.
+    /// Whether it has copied all that its primary had, and follows.
     pub(super) is_online: bool,
-    /// How many bytes of what its primary has written it has not acknowledged.
+    /// How many bytes that its primary has written it has not acknowledged.
     pub(super) behind_bytes: Option<u64>,
-    /// How long ago it acknowledged anything: as a rule a second, or less.
+    /// How long ago it last acknowledged anything: usually a second, or less.
     pub(super) acknowledged_ago: Option<Duration>,
     /// Its own `maxmemory-policy`, which counts once it takes over.
     pub(super) eviction: Option<&'a str>,
-    /// By how much its clock is ahead of its primary's. Locks that it has end by its own clock, and so do fences grow.
+    /// By how much its clock is ahead of its primary's. Its own clock decides when locks on it end, and how fences
+    /// grow.
     pub(super) clock_ahead_micros: Option<i64>,
-    /// Why it could not be asked for these two.
+    /// Why these two could not be read.
     pub(super) unreachable: Option<&'a str>,
 }
 
@@ -159,7 +160,7 @@ fn number<N: FromStr>(info: &str, name: &str) -> Option<N> {
     field(info, name)?.parse().ok()
 }
 
-/// Whether the last snapshot and the last write to the append-only file succeeded, as far as it says.
+/// Whether the last snapshot and the last write to the append-only file succeeded, as far as the server reports it.
 fn saved(info: &str) -> Option<bool> {
     let told = ["rdb_last_bgsave_status", "aof_last_write_status"].map(|name| field(info, name));
     told.into_iter().flatten().map(|status| status == "ok").min()
@@ -169,7 +170,7 @@ fn percent((part, whole): (u64, u64)) -> u8 {
     u8::try_from(part.saturating_mul(100) / whole.max(1)).unwrap_or(100).min(100)
 }
 
-/// By how many microseconds the clock of the first is ahead of the other's.
+/// By how many microseconds the clock of `one` is ahead of the clock of `other`.
 fn clock_ahead(one: &Info, other: &Info) -> Option<i64> {
     let ahead_of_ours = |said: &Info| {
         let time = number::<u64>(&said.text, "server_time_usec").filter(|time| *time > 0)?;
@@ -178,7 +179,7 @@ fn clock_ahead(one: &Info, other: &Info) -> Option<i64> {
     i64::try_from(ahead_of_ours(one)? - ahead_of_ours(other)?).ok()
 }
 
-/// The slots that this server gives away, or gets: `[93->-id]`, `[93-<-id]` in the line about itself.
+/// The slots that this server gives away or receives: `[93->-id]`, `[93-<-id]` in the line about itself.
 fn moving(nodes: &str) -> Vec<u16> {
     let own = nodes.lines().find(|line| line.contains("myself")).unwrap_or_default();
     let slot = |word: &str| word.strip_prefix('[')?.split('-').next()?.parse().ok();

@@ -31,7 +31,7 @@ pub(super) fn problem(check: &'static str, what: impl Into<String>, advice: &'st
     Finding { check, level: Level::Problem, what: what.into(), advice }
 }
 
-/// For people and programs.
+/// The level in a word, for people and programs.
 pub(super) fn word(level: Level) -> &'static str {
     match level {
         Level::Ok => "ok",

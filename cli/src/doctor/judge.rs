@@ -1,4 +1,4 @@
-//! Judges servers by what they tell of themselves.
+//! Judges servers by what they report about themselves.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use super::{
 /// The oldest server that has what the scripts need.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// The share of the memory, in percent, from which floors of fences are worth a note.
+/// The percentage of memory taken by floors of fences that is worth a note.
 const MUCH: u8 = 50;
 
-/// How a server keeps locks beside others.
+/// How a server keeps locks together with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Alone,
@@ -100,8 +100,8 @@ pub(super) fn judge_absence(node: &NodeStatus, error: &Error) -> Option<Finding>
 /// The slots of a cluster.
 const SLOTS: u16 = 16_384;
 
-/// After a failover of so long a lease of the usual TTL of 30 s has been renewed once more, at a third of it: the node
-/// time-out, and some seconds for the election.
+/// A failover takes the node time-out, and some seconds for the election. After one this long, a lease of the usual TTL
+/// of 30 s has been renewed once more, at a third of it.
 const SLOW_FAILOVER: Duration = Duration::from_secs(15);
 
 fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
@@ -233,7 +233,7 @@ fn persistence(
                  program: a second more than the longest TTL"
             },
         ),
-        // The default of a server, and enough for a lock that only saves work.
+        // This is a server's default, and enough for a lock that only saves work.
         (Some(false), _) => note(
             "persistence",
             "no append-only file: a restart forgets who holds what",
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(levels(None, None), [Note; 4]);
     }
 
-    /// A url of a cluster or of Sentinels refuses it.
+    /// A URL of a cluster or of Sentinels refuses a restart delay.
     #[test]
     fn nobody_is_told_to_delay_restarts_where_replicas_take_over() {
         for (append_only, fsync) in [(None, None), (Some(false), None), (Some(true), Some("everysec"))] {

@@ -38,7 +38,7 @@ struct Section {
 
 const TOO_FEW: &str = "see to the server's replicas, or to its min-replicas-to-write";
 
-/// Words of an error's text that name its cause, and the advice for it. One cause has one advice everywhere.
+/// Words in an error's text that name its cause, each with the advice for it. A cause has the same advice everywhere.
 const CAUSES: [(&str, &str); 18] = [
     ("is a replica now, see to the Sentinels", "ask again in some seconds; then see to the Sentinels: SENTINEL RESET"),
     ("is a replica now, see to its cluster", "ask again in some seconds; then redis-cli --cluster check"),
@@ -60,7 +60,7 @@ const CAUSES: [(&str, &str); 18] = [
     ("SSL_CERT_FILE", "name a PEM file with the certificate of the server's authority in SSL_CERT_FILE"),
 ];
 
-/// The advice for the text of an error, unless its cause is none of these.
+/// The advice for an error's text, if one of `CAUSES` is in it.
 fn advice_for(text: &str) -> Option<&'static str> {
     CAUSES.iter().find(|(words, _)| text.contains(words)).map(|(_, advice)| *advice)
 }
@@ -93,7 +93,7 @@ pub(crate) fn doctor(options: &Doctor) -> Result<ExitCode, Ended> {
     })
 }
 
-/// The sections, with the places of those that find the same together: a cluster has many servers that are alike.
+/// Groups the places of sections with the same findings: a cluster has many servers that are alike.
 fn grouped(sections: &[Section]) -> Vec<(Vec<&str>, &[Finding])> {
     let mut groups: Vec<(Vec<&str>, &[Finding])> = Vec::new();
     for Section { place, findings } in sections {
@@ -124,7 +124,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
     let (mut sections, mut is_any_there, mut are_all_there) = (Vec::new(), false, true);
     for (at, url) in urls.into_iter().enumerate() {
         let alone = Servers { url: Some(url), quorum: Vec::new(), restart_delay: servers.delay(), ..servers.clone() };
-        // In a quorum, the other servers would hide one that grants nothing, and then none is to spare.
+        // In a quorum, the others would hide a server that grants nothing, and then no server is to spare.
         match look(&alone, is_quorum.then_some(&*options.name)).await {
             Ok(Seen { servers, vote }) => {
                 for server in &servers {
@@ -169,7 +169,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
 /// The answers of the servers of one URL: of one server, or of the primaries of a cluster.
 struct Seen {
     servers: Vec<Surveyed>,
-    /// The reason if it grants no lock for a name.
+    /// Why it grants no lock for a name, if it grants none.
     vote: Option<Finding>,
 }
 
@@ -196,7 +196,7 @@ fn judge_server((node, said): &Surveyed, is_quorum: bool, waits_after_restart: b
     }
 }
 
-/// There is no connection to it.
+/// The finding for a server that cannot be connected to.
 fn not_there(error: &Error) -> Finding {
     let usual = if error.is_transient() { "start it, or correct its URL" } else { "correct its URL" };
     problem("server", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))
@@ -216,7 +216,7 @@ async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
     Some(problem("vote", format!("it grants no lock: {why}"), advice))
 }
 
-/// The advice about a call that has failed: another one where waiting may be enough.
+/// The advice about a failed call, which differs if waiting may be enough.
 fn advice(passes: bool) -> &'static str {
     const RIGHTS: &str = "give our user the right that is named there, for these keys";
     const SLOW: &str = "find out why the servers, or the way to them, are slow or away, and ask again";
@@ -296,7 +296,7 @@ fn judge_list<T>(listed: &Result<Vec<T>, Error>) -> Option<Finding> {
     }
 }
 
-/// Acquires the lock as a fair waiter, and shares it: either takes rights of its own.
+/// Acquires the lock as a fair waiter, and shares it: each needs rights of its own.
 async fn try_queue_and_share(leases: &Leases, lock: &Lock) -> Option<Finding> {
     let (what, error) = match lock.clone().fair(true).try_acquire().await {
         Ok(lease) => {
@@ -305,32 +305,33 @@ async fn try_queue_and_share(leases: &Leases, lock: &Lock) -> Option<Finding> {
             }
             ("shared", share(leases, lock.name()).await.err()?)
         }
-        // To share a lock takes the same rights, and some more.
+        // Sharing a lock needs the same rights, and some more.
         Err(error) => ("fair or shared", error),
     };
     Some(note("lock", format!("it cannot be {what}: {error}"), advice(error.is_transient())))
 }
 
-/// Shares a lock with itself, as `run --shared` and `run --permits` would.
+/// Shares a lock twice, as `run --shared` and `run --permits` would.
 async fn share(leases: &Leases, name: &str) -> Result<(), Error> {
     // Without the right to give it back, a share stays for its TTL.
     let lock = leases.semaphore(name, 2).ttl(Duration::from_secs(1));
-    // Others may be at work.
+    // Another process may be using it.
     let Some(share) = lock.try_acquire().await? else { return Ok(()) };
-    // A second share removes expired ones, which takes a right that a renewal misses: its retry finds nothing to remove.
+    // A second share removes expired shares, which needs a right. A renewal does not show whether we have that right:
+    // its retry finds nothing to remove.
     if let Some(beside) = lock.clone().owner(Owner::anonymous()).try_acquire().await? {
         beside.release().await?;
     }
     share.renew().await?;
     lock.holders().await?;
     match share.release().await? {
-        // The library tries on, and a right is still missing.
+        // The library retries, and a right is still missing.
         Released::Unconfirmed(why) => Err(Error::Refused(why)),
         _ => Ok(()),
     }
 }
 
-/// A problem if the key under a lock's name is no lock.
+/// A problem if the key under a lock's name is not a lock.
 fn judge_key(name: &str, not_a_lock: Option<&str>) -> Option<Finding> {
     let what = format!("{name:?} holds a {}, which is no lock: nobody releases it", not_a_lock?);
     Some(problem("name", what, "give the lock another name or a --prefix, or delete the key"))
@@ -350,7 +351,7 @@ fn clocks(leases: &Leases) -> Option<Finding> {
     (offsets.len() > 1).then(|| judge_clocks(offsets.len(), most.abs_diff(*least)))
 }
 
-/// For people.
+/// The difference in milliseconds, for people.
 fn apart(micros: u64) -> String {
     format!("{:.1} ms", Duration::from_micros(micros).as_secs_f64() * 1e3)
 }

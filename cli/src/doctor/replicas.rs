@@ -12,10 +12,10 @@ use super::{
 /// A replica that follows acknowledges every second.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// A busy primary writes as much in a moment.
+/// A busy primary writes this much in a moment.
 const MUCH_BEHIND: u64 = 1 << 20;
 
-/// Judges how many there are. So many have to confirm each lock.
+/// Judges the number of replicas, of which `wanted` have to confirm each lock.
 pub(super) fn judge_number(server: &Facts<'_>, wanted: u8) -> Vec<Finding> {
     if server.role == Some("slave") {
         return vec![problem("replicas", "it is a replica, and takes no writes", "name its primary")];
@@ -33,7 +33,7 @@ pub(super) fn judge_number(server: &Facts<'_>, wanted: u8) -> Vec<Finding> {
             format!("{number} replicating, and it writes only with {least} (min-replicas-to-write)"),
             TOO_FEW,
         )),
-        // It is believed as long as nobody has heard of another one.
+        // Clients believe it until they hear of another primary.
         Some(0) if number > 0 && is_replaceable && wanted == 0 => findings.push(note(
             "cut off",
             "min-replicas-to-write 0: cut off from its replicas it goes on granting locks, beside the one that replaces it",
@@ -61,7 +61,7 @@ pub(super) fn judge_number(server: &Facts<'_>, wanted: u8) -> Vec<Finding> {
     findings
 }
 
-/// Judges each of them.
+/// Judges each replica.
 pub(super) fn judge_each(replicas: &[ReplicaFacts<'_>]) -> Vec<Finding> {
     let findings: Vec<Finding> = replicas.iter().flat_map(judge_one).collect();
     if replicas.is_empty() || !findings.is_empty() {

@@ -49,10 +49,10 @@ pub(crate) fn interrupted() -> ExitCode {
     Exit::Signal(Signal::INT.as_raw()).into()
 }
 
-/// Waits until the command may begin; `None` if that is never.
+/// Waits until the command may begin; `None` if it never may.
 fn told(pipe: RawFd) -> io::Result<Option<Go>> {
     let descriptors = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-    // A descriptor that closes on exec, in place of one that the command would inherit.
+    // This descriptor closes on exec. It replaces one that the command would inherit.
     let mut go = File::open(format!("{descriptors}/{pipe}"))?;
     close(pipe)?;
     let mut text = String::new();
@@ -60,7 +60,7 @@ fn told(pipe: RawFd) -> io::Result<Option<Go>> {
     Ok(Go::read(&text))
 }
 
-/// Dies with its parent from here on, where the system can do that, and becomes the command.
+/// Becomes the command. From here on it dies with its parent, where the system can do that.
 pub(crate) fn exec(options: &Exec) -> Result<ExitCode, Ended> {
     let failed = |what: &str, error: &dyn std::fmt::Display| Ended::new(Exit::Io, format!("{what}: {error}"));
     #[cfg(target_os = "linux")]

@@ -42,10 +42,10 @@ pub(super) struct Group {
     guard: Guard,
 }
 
-/// The message for which the ready command waits.
+/// The message that the ready command waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Go {
-    /// Empty, if there are several locks.
+    /// Empty if there are several locks.
     pub(super) fence: String,
     /// A line with fence and name for each lock.
     pub(super) fences: String,
@@ -56,11 +56,11 @@ pub(super) struct Go {
 
 impl Go {
     fn write(&self) -> String {
-        // No name and no label has a zero byte: they come from the command line.
+        // Names and labels have no zero byte, because they come from the command line.
         [if self.stopped { "1" } else { "0" }, &self.fence, &self.fences, &self.label].join("\0")
     }
 
-    /// `None`: the runner has gone or needs no command.
+    /// Parses the message; `None` if the runner has died or needs no command.
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut parts = text.splitn(4, '\0').map(str::to_owned);
         let (stopped, fence, fences, label) = (parts.next()? == "1", parts.next()?, parts.next()?, parts.next()?);
@@ -79,7 +79,8 @@ impl Ready {
     /// Starts our own program, which ties the command's life to ours. Call this on the main thread: on Linux the
     /// command dies with the thread that started it.
     pub(super) fn new(options: &Run, grace: Duration) -> io::Result<Self> {
-        // Orphans of the command come to us, and we reap them. Not every machine's first process does that, or soon.
+        // Orphans of the command become our children, and we reap them. Not every machine's first process does that, or
+        // soon.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(getpid()))?;
         let mut others = system::children();
@@ -87,11 +88,11 @@ impl Ready {
         fcntl_setfd(&go, FdFlags::CLOEXEC)?;
         let exec =
             Exec { parent: getpid().as_raw_nonzero().get(), go: hears.as_raw_fd(), command: options.command.clone() };
-        // No other process has our number at this moment.
+        // No other process has our ID at this moment.
         let mark = format!("{}-{}", exec.parent, now().as_nanos());
         let mut command = Command::new(own_program()?);
         command.args(exec.words()).process_group(0).env(MARK, &mark);
-        // Under several locks none is the name: nor is that of a run around this one.
+        // Several locks have no single name, and the name of a run around this one would be wrong too.
         match options.wanted.names() {
             [name] => command.env("LEASEHOLD_NAME", name),
             _ => command.env_remove("LEASEHOLD_NAME"),
@@ -136,20 +137,20 @@ impl Group {
         self.leader
     }
 
-    /// Moves the deadline by which the guard has ended the job if we die.
+    /// Moves the deadline before which the guard ends the job if we die.
     pub(super) fn may_run_until(&mut self, deadline: Duration) {
-        // Without a guard, or with one that reads nothing, an earlier deadline counts.
+        // Without a guard, or with one that reads nothing, an earlier deadline applies.
         let _as_well_as_we_can = self.guard.tell(deadline);
     }
 
-    /// The job is over: from here on our death ends nothing.
+    /// Ends the guard, because the job has ended: from here on our death ends nothing.
     pub(super) fn dismiss_guard(&mut self) {
         self.guard.dismiss();
     }
 
-    /// Sends to the group, and to the command even if it has left the group. Until we reap the command, no other
-    /// process gets its number. A missing process is no error. Any other error means that a process is there, and that
-    /// we may not signal it.
+    /// Sends a signal to the group, and to the command even if it has left the group. Until we reap the command, no
+    /// other process gets its ID. A missing process is not an error. Any other error means that a process exists that
+    /// we may not signal.
     pub(super) fn send(&self, signal: Signal, command_is_there: bool) -> io::Result<()> {
         if command_is_there && getpgid(Some(self.leader)).is_ok_and(|group| group != self.leader) {
             let _as_well_as_we_can = kill_process(self.leader, signal);
@@ -160,7 +161,7 @@ impl Group {
         }
     }
 
-    /// Whether the group has any process once the command has ended. Reaps our zombies; others count.
+    /// Whether the group still has a process after the command has ended. Reaps our zombies; other zombies count.
     pub(super) fn is_there(&mut self) -> bool {
         while let Ok(Some((buried, _))) = wait(WaitOptions::NOHANG) {
             self.guard.reaped(buried);
@@ -168,18 +169,18 @@ impl Group {
         test_kill_process_group(self.leader) != Err(Errno::SRCH)
     }
 
-    /// Whether the group has a process that is no zombie. Reads the state of every process of the machine.
+    /// Whether the group has a process that is not a zombie. Reads the state of every process of the machine.
     pub(super) fn is_alive(&self) -> bool {
         system::is_alive(self.leader)
     }
 
     /// Processes that have left the group, and became our children when their parents died. There are none where we are
-    /// no subreaper.
+    /// not a subreaper.
     pub(super) fn strays(&self) -> Vec<Pid> {
         self.outside(self.children())
     }
 
-    /// All processes outside of the group that the command has started, also those whose parents live.
+    /// All processes outside of the group that the command has started, including those whose parents live.
     pub(super) fn outsiders(&self) -> Vec<Pid> {
         self.outside(system::with_descendants(self.children()))
     }

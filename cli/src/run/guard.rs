@@ -1,13 +1,13 @@
 //! The guard of a job: a process beside the tool that ends the job if the tool dies, before the lease can be anyone
 //! else's.
 //!
-//! The guard reads a pipe of which the tool alone has the other end. Each renewal writes the new deadline there, and the
-//! tool's death ends the pipe. The guard then does what the tool does at a loss: it asks, waits for `--grace`, and kills.
-//! After a job's normal end the tool kills the guard before it closes the pipe.
+//! The guard reads a pipe whose other end only the tool has. Each renewal writes the new deadline there, and the tool's
+//! death closes the pipe. The guard then does what the tool does when a lease is lost: it asks the job to stop, waits
+//! for `--grace`, and kills it. After a job's normal end the tool kills the guard before it closes the pipe.
 //!
-//! Until then the guard is in a process group of its own, where no signal to the job, or to the tool's group, reaches it.
-//! Once the tool has died it joins the job's group first: a group keeps its number while it has a member, so no stranger
-//! can be signalled.
+//! Until then the guard is in a process group of its own, where no signal to the job, or to the tool's group, reaches
+//! it. Once the tool has died, the guard joins the job's group first. A group keeps its ID while it has a member, so no
+//! other process can be signalled.
 
 use std::{
     collections::HashSet,
@@ -38,18 +38,18 @@ use super::{
 };
 use crate::own::Guarding;
 
-/// The variable by which the guard finds what has left the job's group. Its value is another one for each job.
+/// The variable by which the guard finds processes that have left the job's group. Its value differs for each job.
 pub(super) const MARK: &str = "LEASEHOLD_JOB";
 
 /// How often the guard checks what is left of a job that was asked to stop.
 const OFTEN: Duration = Duration::from_millis(50);
 
-/// How long a process takes that was killed.
+/// How long a killed process takes to end.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
-/// The guard, as the tool has it. A drop without [`dismiss`](Self::dismiss) lets it end the job.
+/// The tool's handle on the guard. A drop without [`dismiss`](Self::dismiss) lets the guard end the job.
 pub(super) struct Guard {
-    /// `None` once it was reaped: the number may be another process's then.
+    /// `None` once it was reaped, because another process may have the ID then.
     process: Option<Pid>,
     deadlines: File,
 }
@@ -59,10 +59,10 @@ impl Guard {
         let (hears, deadlines) = pipe()?;
         fcntl_setfd(&hears, FdFlags::CLOEXEC)?;
         fcntl_setfd(&deadlines, FdFlags::CLOEXEC)?;
-        // A guard that somebody has stopped reads nothing, and must not stop the tool.
+        // A stopped guard reads nothing, which must not block the tool.
         fcntl_setfl(&deadlines, OFlags::NONBLOCK)?;
         let mut command = Command::new(own_program()?);
-        // Without the mark of a run around this one, whose guard would kill this one first.
+        // Without the mark of a run around this one, whose guard would kill this guard first.
         command.args(guarding.words()).env_clear().process_group(0);
         command.stdin(hears).stdout(Stdio::null()).stderr(Stdio::null());
         // The guard inherits the mask, so a signal to the group that it joins does not end it.
@@ -76,17 +76,17 @@ impl Guard {
         self.process
     }
 
-    /// Writes until when the job may run.
+    /// Writes the deadline until which the job may run.
     pub(super) fn tell(&mut self, deadline: Duration) -> io::Result<()> {
         self.deadlines.write_all(format!("{}\n", deadline.as_millis()).as_bytes())
     }
 
-    /// Notes that this process was reaped, which may be the guard.
+    /// Notes that a process was reaped, which may be the guard.
     pub(super) fn reaped(&mut self, process: Pid) {
         self.process = self.process.filter(|guard| *guard != process);
     }
 
-    /// The job has ended.
+    /// Kills the guard, because the job has ended.
     pub(super) fn dismiss(&mut self) {
         if let Some(process) = self.process.take() {
             let _gone = kill_process(process, Signal::KILL);
@@ -95,7 +95,7 @@ impl Guard {
     }
 }
 
-/// Waits until the tool has died, and ends its job.
+/// Waits until the tool has died, then ends its job.
 pub(crate) fn guard(job: &Guarding) -> ExitCode {
     if let (Some(leader), Some(signal)) = (Pid::from_raw(job.leader), Signal::from_named_raw(job.signal)) {
         let deadline = last_deadline(io::stdin().lock());
@@ -124,18 +124,18 @@ struct Orphans {
 
 impl Orphans {
     fn end(mut self, signal: Signal, grace: Duration, deadline: Duration) {
-        // It fails if the group has gone.
+        // This fails if the group has no process any more.
         let has_group = setpgid(None, Some(self.leader)).is_ok();
         let until = now() + grace;
         let rest = |now: Duration| Plan::asked(until.saturating_sub(now), deadline.saturating_sub(now));
-        // These two would end or stop the guard as well.
+        // These two signals would end or stop the guard as well.
         let asks = ![Signal::KILL, Signal::STOP].contains(&signal) && rest(now()) != Due::Kill;
         if asks && has_group {
             let _gone = kill_current_process_group(signal);
             let _gone = kill_current_process_group(Signal::CONT);
         }
         while let (true, Due::Wait(rest)) = (asks, rest(now())) {
-            // In this order: a process may leave the group meanwhile, and cannot come back.
+            // The order matters: a process may leave the group meanwhile, but cannot come back.
             let (is_group_there, outsiders) = (has_group && system::is_alive(self.leader), self.outsiders());
             if !is_group_there && outsiders.is_empty() {
                 return;
@@ -161,7 +161,7 @@ impl Orphans {
             for outsider in outsiders {
                 let _gone = kill_process(outsider, Signal::KILL);
             }
-            // One that was killed may have started another one just before.
+            // A killed process may have started another one just before.
             sleep(A_MOMENT);
         }
     }

@@ -73,7 +73,7 @@ async fn until_closed(
     Ok(if released == Found::Lost { Exit::Lost } else { exit })
 }
 
-/// Prints the line on a thread of its own: a full pipe that nobody reads must stop no renewal.
+/// Prints the line on a thread of its own: a full pipe without a reader must not stop the renewals.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program, and nothing else can wait for standard output")]
 async fn tell_the_script(line: String) -> Result<(), Ended> {
     let (tell, told) = oneshot::channel();
@@ -121,7 +121,7 @@ impl Input {
 
     /// # Cancel safety
     ///
-    /// It is answered as often as it is asked.
+    /// Every call completes once the input is closed, so a dropped call loses nothing.
     async fn closed(&self) {
         let mut input = self.0.clone();
         while input.changed().await.is_ok() {}

@@ -26,7 +26,7 @@ use crate::{
     signals::{Before, Signals, stop_all},
 };
 
-/// How often to check the lease: the clock of the timers stands still while the machine sleeps.
+/// How often to check the lease: timers stand still while the machine sleeps.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// The least by which a renewal moves the deadline. A smaller difference comes from our calculation.
@@ -38,7 +38,7 @@ const SURVIVORS: Duration = Duration::from_millis(10);
 /// The progress of the command's end.
 enum Stage {
     Running,
-    /// It was asked to stop, and may go on until then.
+    /// It was asked to stop, and may run until then.
     Asked {
         until: Duration,
     },
@@ -47,7 +47,7 @@ enum Stage {
     },
 }
 
-/// A command that runs, and what it has started.
+/// A running command, and what it has started.
 pub(super) struct Job<'a> {
     options: &'a Run,
     plan: Plan,
@@ -55,7 +55,7 @@ pub(super) struct Job<'a> {
     terminal: Option<Terminal>,
     /// The command has the terminal whenever we could have it.
     shares_terminal: bool,
-    /// An interrupt came to us.
+    /// We received an interrupt.
     interrupted: bool,
     stage: Stage,
     acquired: Duration,
@@ -63,9 +63,9 @@ pub(super) struct Job<'a> {
     deadline: Duration,
     /// The lease was lost, or as good as, while the command ran.
     lost: bool,
-    /// The reason of the loss, as we have printed it.
+    /// Why the lease was lost, as we have printed it.
     told: Option<String>,
-    /// The command's own end. Its survivors may still be there.
+    /// The command's own exit. Its survivors may still be running.
     exit: Option<Exit>,
     /// The processes outside of the group that we have asked to stop.
     asked: HashSet<Pid>,
@@ -75,11 +75,11 @@ pub(super) struct Job<'a> {
     told_deaf: bool,
 }
 
-/// Whether an interrupt has ended the job. If so we die of one too: only that ends a shell's loop around us.
+/// Whether an interrupt has ended the job. If so we die of one too, because only that ends a shell's loop around us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interrupted {
     No,
-    /// It came to us. An interrupt of the terminal went to the rest of our process group too.
+    /// We received it. An interrupt of the terminal went to the rest of our process group too.
     Us,
     /// The command had the terminal: no other process got the interrupt.
     TheCommand,
@@ -109,13 +109,13 @@ pub(super) fn ready_for(options: &Run, plan: Plan, before: Before) -> Result<Rea
 }
 
 fn not_started(error: &io::Error) -> Ended {
-    // As a shell says it.
+    // A shell exits with the same code.
     let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
     let exit = if too_long { Exit::NotExecutable } else { Exit::Io };
     Ended::new(exit, format!("the command cannot be started: {error}"))
 }
 
-/// The message for the command.
+/// The message that starts the command.
 fn go(held: &MultiLease, stopped: bool) -> Go {
     let label = held.leases().first().map(|lease| lease.label().to_owned()).unwrap_or_default();
     let fences = held.leases().iter().map(|lease| format!("{} {}", lease.fence(), lease.name())).collect::<Vec<_>>();
@@ -134,7 +134,7 @@ impl Changes {
         Self(held.leases().iter().map(|lease| (lease.name().to_owned(), lease.status_changes())).collect())
     }
 
-    /// The next change of one of them; `None` once all have ended. A dropped call loses no change.
+    /// The next change of any lease; `None` once all have ended. A dropped call loses no change.
     async fn next(&mut self) -> Option<(String, Status)> {
         poll_fn(|context| {
             let mut change = None;
@@ -155,7 +155,7 @@ impl Changes {
     }
 }
 
-/// Prints that a lease is at risk, or safe again after that. The end of a lease is printed elsewhere.
+/// Prints that a lease is at risk, or safe again after that. `Job::look` prints the end of a lease.
 fn tell_change(name: String, status: &Status, at_risk: &mut HashSet<String>) {
     match status {
         Status::AtRisk => {
@@ -194,7 +194,7 @@ impl<'a> Job<'a> {
         let deadline = now() + lease.remaining();
         let group = match ready.map(|ready| ready.start(&go, deadline)) {
             Some(Ok(group)) => group,
-            // It was dropped during a wait, or somebody has killed it.
+            // The ready process was dropped during a wait, or was killed.
             None | Some(Err(_)) => {
                 ready_for(options, plan, before)?.start(&go, deadline).map_err(|error| not_started(&error))?
             }
@@ -248,11 +248,12 @@ impl<'a> Job<'a> {
             .filter(|terminal| terminal.is_of(self.group.leader()) || self.shares_terminal && terminal.is_nobodys());
         if let Some(terminal) = had_terminal {
             let _gone = terminal.take_back();
-            // A command without time to tidy up may leave it without echo. Shells restore it for their children only.
+            // A command without time to tidy up may leave the terminal without echo. Shells restore it for their
+            // children only.
             if self.lost || matches!(ended, Exit::Signal(_)) {
                 let _gone = terminal.restore();
             }
-            // Repeat the message: it may have gone with the screen of an editor.
+            // Repeat the message, which may have disappeared with the screen of an editor.
             if let Some(why) = self.told.as_ref().filter(|_| io::stderr().is_terminal()) {
                 tell(format_args!("{why}; the command was stopped"));
             }
@@ -269,13 +270,13 @@ impl<'a> Job<'a> {
         Outcome { exit: if self.lost { Exit::Lost } else { ended }, ran: Duration::ZERO, lost: self.lost, interrupted }
     }
 
-    /// Once the command has ended: whether its survivors still need the lock.
+    /// Whether the survivors of the ended command still need the lock.
     fn is_anybody_there(&mut self, lease: &MultiLease) -> bool {
         let is_dead_for = match self.stage {
             Stage::Killed { at } => now().saturating_sub(at),
             _ => Duration::ZERO,
         };
-        // A zombie still counts as a member of its process group. Reaping it is not always our job.
+        // A zombie still counts as a member of its process group, and is not always ours to reap.
         let group = self.group.is_there() && (self.stage_is_new() || self.group.is_alive());
         let there = group || self.lost && !self.group.strays().is_empty();
         if there && is_dead_for >= MARGIN && !self.told_immortal {
@@ -286,7 +287,7 @@ impl<'a> Job<'a> {
                 self.options.wanted.name
             ));
         }
-        // Without a lease it is useless to wait.
+        // Waiting is useless without a lease.
         there && (is_dead_for < MARGIN || lease.check().is_ok())
     }
 
@@ -300,7 +301,7 @@ impl<'a> Job<'a> {
         since < MARGIN
     }
 
-    /// Does what the lease makes due, and returns how long nothing is due.
+    /// Does what is due for the lease, and returns how long nothing more is due.
     fn look(&mut self, lease: &MultiLease) -> Duration {
         let now = now();
         let definite = lease.check().err();
@@ -316,7 +317,7 @@ impl<'a> Job<'a> {
         let is_over = definite.is_some() || self.exit.is_some();
         let due = match self.stage {
             Stage::Running if !is_over => self.plan.running(left),
-            // No time for a grace is left before the last confirmed deadline.
+            // Too little time for a grace is left before the last confirmed deadline.
             Stage::Running if Plan::asked(self.plan.grace(), left) == Due::Kill => Due::Kill,
             Stage::Running => Due::Ask,
             Stage::Asked { until } => Plan::asked(until.saturating_sub(now), left),
@@ -350,7 +351,8 @@ impl<'a> Job<'a> {
                 if !matches!(self.stage, Stage::Killed { .. }) {
                     self.stage = Stage::Killed { at: now };
                 }
-                // List the descendants first: they come to us only after their parents' death, when we may have left.
+                // List the descendants first: they become our children only when their parents die, and we may have
+                // exited by then.
                 let outsiders = self.lost.then(|| self.group.outsiders());
                 self.send(Signal::KILL);
                 for outsider in outsiders.into_iter().flatten() {
@@ -361,7 +363,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Asks the strays to stop after a loss: the signal to the group did not reach them.
+    /// Asks the strays to stop after a loss, because the signal to the group did not reach them.
     fn ask_strays(&mut self) {
         for stray in self.lost.then(|| self.group.strays()).into_iter().flatten() {
             if self.asked.insert(stray) {
@@ -396,11 +398,11 @@ impl<'a> Job<'a> {
         format!("{name:?} is about to be lost: no renewal was confirmed{}", trouble::of_renewals())
     }
 
-    /// Passes a signal on, or handles a change of the command's state.
+    /// Forwards a signal, or handles a change of the command's state.
     fn signalled(&mut self, signal: Signal, lease: &MultiLease) {
         if signal != Signal::CHILD {
             if signal == Signal::CONT {
-                // Check before anything goes on: the lease may have run out while we stood still.
+                // Check before the command continues: the lease may have expired while we were stopped.
                 self.look(lease);
                 if self.shares_terminal {
                     self.hand_over();
@@ -417,7 +419,7 @@ impl<'a> Job<'a> {
                 Ok(Some(Change::Exited(code))) => self.exit = Some(Exit::Command(code)),
                 Ok(Some(Change::Killed(signal))) => self.exit = Some(Exit::Signal(signal)),
                 Ok(Some(Change::Stopped(signal))) => self.stopped(signal, lease),
-                // Somebody else has reaped it, which nobody may.
+                // Something else has reaped it, which must not happen.
                 Err(_) => self.exit = Some(Exit::Io),
             }
         }
@@ -431,17 +433,17 @@ impl<'a> Job<'a> {
             if self.shares_terminal || wants_it {
                 self.hand_over();
             } else {
-                // The user's key to stop came to us, and is meant for our whole process group. Where nobody could
-                // continue us, the system does not stop us, and the command goes on.
+                // The stop key reached us, and is meant for our whole process group. If no process could continue us,
+                // the system does not stop us, and the command continues.
                 stop_all();
                 self.look(lease);
             }
             self.send(Signal::CONT);
             return;
         }
-        // Stop our whole process group with the command. Where nobody could continue us, the system does not stop us.
+        // Stop our whole process group with the command. If no process could continue us, the system does not stop us.
         stop_all();
-        // We get here once we are continued: the lease may have run out meanwhile.
+        // We get here once we are continued: the lease may have expired meanwhile.
         self.look(lease);
         if self.terminal.as_ref().is_some_and(|terminal| terminal.is_of(self.group.leader())) {
             // No shell has taken the terminal, so none would continue the command.

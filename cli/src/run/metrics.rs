@@ -20,16 +20,16 @@ use tokio::{
 
 use crate::exit::Exit;
 
-/// The quantiles to serve. The smallest value warns of losses to come, and the largest tells how long a job took.
+/// The quantiles to serve. The smallest value warns of losses to come, and the largest shows how long a job took.
 const QUANTILES: [f64; 5] = [0.0, 0.5, 0.9, 0.99, 1.0];
 
-/// The most scrapers to answer at a time: each takes a descriptor, and the job's end may need some.
+/// The most scrapers to answer at a time: each takes a descriptor, and ending the job may need some.
 const AT_ONCE: usize = 16;
 
-/// The longest time for one scraper to ask and to read.
+/// The longest time for one scraper to send its request and read the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often to take in the values of histograms, even if nobody asks.
+/// How often to process the values of histograms, even without a scrape.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// The longest request, in bytes.
@@ -99,7 +99,7 @@ pub(super) fn write(file: &Path, lock: &str, exit: Exit, ran: Duration) -> io::R
 fn write_new(file: &Path, text: &str) -> io::Result<()> {
     let _left_behind = fs::remove_file(file);
     let mut file = fs::File::create_new(file)?;
-    // The collector is another user, whatever our umask is.
+    // The collector runs as another user, so our umask must not apply.
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(text.as_bytes())
 }

@@ -48,11 +48,11 @@ pub(crate) use trouble::is_told as troubles_are_told;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The longest farewell to the server after a wait in vain.
+/// The longest time to close the client after a failed acquire.
 const A_MOMENT: Duration = Duration::from_millis(250);
 
 /// Refuses a `--keep-for` that is too long. In a quorum, a restarted server has forgotten its keys, and votes after its
-/// delay: so no key is kept for longer than that.
+/// delay, so no key is kept for longer than that delay.
 fn keeps_for_that_long(options: &LockArgs) -> Result<(), Ended> {
     let Some(keep_for) = options.lease.keep_for else { return Ok(()) };
     if keep_for > A_DAY {
@@ -75,7 +75,7 @@ fn keeps_for_that_long(options: &LockArgs) -> Result<(), Ended> {
     Err(Ended::new(Exit::Usage, why))
 }
 
-/// Refuses a lock that lives longer than a server that may forget it stays out.
+/// Refuses a lock that outlives the restart delay, for which a server that may have forgotten the lock is ignored.
 fn outlives_for_that_long(options: &LockArgs) -> Result<(), Ended> {
     let Some(delay) = options.servers.delay().filter(|delay| !delay.is_zero()) else { return Ok(()) };
     let (lease, most) = (&options.lease, delay.saturating_sub(SECOND));
@@ -95,7 +95,7 @@ fn outlives_for_that_long(options: &LockArgs) -> Result<(), Ended> {
     }
 }
 
-/// The time by the machine's clock that counts suspend, as the deadlines are.
+/// The time by the machine's clock that counts suspend, as the deadlines do.
 fn now() -> Duration {
     SystemClock.now()
 }
@@ -127,25 +127,25 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
         Plan::new(options.stopping.grace, options.wanted.lease.ttl).map_err(|why| Ended::new(Exit::Usage, why))?;
     find(options.command.first().map(OsString::as_os_str).unwrap_or_default())?;
     trouble::is_told(options.wanted.verbose);
-    // All of it on the main thread: the command dies with the thread that started it.
+    // Everything runs on the main thread, because the command dies with the thread that started it.
     block_on(async {
         let mut signals = catch()?;
         if let Some(address) = options.metrics_addr {
-            // Another run may be there already, and a job is worth more than its measurements.
+            // Another run may use the address already, and a job is worth more than its measurements.
             if let Err(why) = Box::pin(metrics::serve(address)).await {
                 tell(why);
             }
         }
         let (ready, before) = (Arc::new(Mutex::new(None)), signals.before());
         let meanwhile = || {
-            // Before the command runs, which may use up the threads that we are allowed.
+            // This comes before the command runs, which may use up the threads that we are allowed.
             say::prepare();
             put(&ready, ready_for(options, plan, before)?);
             Ok(())
         };
         let waits = {
             let ready = ready.clone();
-            // Nobody needs the ready process while somebody else has the lock, which may be for hours.
+            // The ready process is not needed while another holder has the lock, which may be for hours.
             move || drop(taken(&ready))
         };
         let work = async |lease, signals: &mut Signals| hold(options, plan, lease, taken(&ready), signals).await;
@@ -170,7 +170,7 @@ fn catch() -> Result<Signals, Ended> {
 }
 
 /// Acquires the lock, or all of them, and does the work, or returns the signal that came first. Calls `meanwhile` once
-/// while it connects, and `waits` when somebody else has the lock. Stops waiting when `gives_up` completes.
+/// while it connects, and `waits` when another holder has the lock. Stops waiting when `gives_up` completes.
 async fn under_a_lease<T>(
     options: &LockArgs,
     signals: &mut Signals,
@@ -197,8 +197,8 @@ async fn under_a_lease<T>(
     let mut gives_up = pin!(gives_up);
     let building = async {
         let meanwhile = async {
-            // All tasks have a turn first. So our threads start, and the server's address is looked up, while we wait for
-            // the new process to load.
+            // All tasks have a turn first, so that our threads start, and the server's address is resolved, while we
+            // wait for the new process to load.
             yield_now().await;
             meanwhile()
         };
@@ -223,8 +223,8 @@ async fn under_a_lease<T>(
         Ok(Err(ended)) => Err(ended),
         Err(signal) => Ok(Err(signal)),
     };
-    // Also takes a waiter out of its queue. After a wait in vain, a server that refuses this too must not delay the
-    // exit.
+    // Closing also takes a waiter out of its queue. After a failed acquire, a server that refuses this too must not
+    // delay the exit.
     if has_waited_in_vain {
         let _left_behind = timeout(A_MOMENT, leases.close()).await;
     } else {
@@ -234,7 +234,8 @@ async fn under_a_lease<T>(
 }
 
 /// Dies of an interrupt, as if the terminal had sent it to our whole process group, and not to the command alone. The
-/// script or the shell's loop around us has to end too. Becomes another program for that, which catches no signals.
+/// script or the shell's loop around us has to end too. For that, this process becomes another program, which catches
+/// no signals.
 fn die_interrupted(who: Interrupted) {
     if who == Interrupted::TheCommand {
         let _not_us = kill_current_process_group(Signal::INT);
@@ -244,8 +245,8 @@ fn die_interrupted(who: Interrupted) {
     }
 }
 
-/// The future's output, or the signal that came before it and would end us. It is boxed: it is large, and would have its
-/// room twice here, on the stack.
+/// The future's output, or the signal that came before it and would end us. The future is boxed because it is large,
+/// and would take its room twice here, on the stack.
 async fn unless_ended<F: Future>(signals: &mut Signals, mut future: Pin<Box<F>>) -> Result<F::Output, Signal> {
     loop {
         tokio::select! {
@@ -259,7 +260,7 @@ async fn unless_ended<F: Future>(signals: &mut Signals, mut future: Pin<Box<F>>)
     }
 }
 
-/// Runs the command, then releases the lock, or keeps it until `--keep-for` is over.
+/// Runs the command, then releases the lock, or keeps it until `--keep-for` has passed.
 async fn hold(
     options: &Run,
     plan: Plan,
@@ -271,7 +272,8 @@ async fn hold(
     let job = match Job::start(options, plan, &lease, acquired, ready, signals.before()) {
         Ok(job) => job,
         Err(ended) => {
-            // `ended` tells the reason, whatever the release finds. Release at once: somebody else may do the job.
+            // `ended` has the reason, whatever the release finds. Release at once, because another process may do the
+            // job.
             let _freed = lease.release().await;
             return Err(ended);
         }
@@ -284,15 +286,15 @@ async fn hold(
     Ok(outcome)
 }
 
-/// The owner of the lock, as a release found it.
+/// The state of the lock, as a release found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     OursAsFarAsIsKnown,
-    /// Somebody had taken the lock away, and we had not noticed.
+    /// The lock had been taken away, and we had not noticed.
     Lost,
 }
 
-/// Releases a lock that was `held` for this long, or keeps it until `keep_for` is over.
+/// Releases a lock that was `held` for this long, or keeps it until `keep_for` has passed.
 async fn release(lease: MultiLease, keep_for: Option<Duration>, held: Duration, loss_was_told: bool) -> Found {
     let rest = keep_for.map(|keep| keep.saturating_sub(held)).filter(|rest| !rest.is_zero());
     let released = match rest {
@@ -300,7 +302,7 @@ async fn release(lease: MultiLease, keep_for: Option<Duration>, held: Duration, 
         None => lease.release().await,
     };
     match released {
-        // No reason to fail: the command has done its work, under the lock.
+        // This is not a failure: the command has done its work, under the lock.
         Ok(Released::Unconfirmed(why)) => tell(format_args!("the command has ended; {why}")),
         Ok(_) => {}
         // We printed the reason when it was lost.
@@ -308,7 +310,7 @@ async fn release(lease: MultiLease, keep_for: Option<Duration>, held: Duration, 
         Err(error) => {
             tell(&error);
             if let Error::Lost(lost) = error {
-                // The command may have run without the lock: nobody knows since when it was gone.
+                // The command may have run without the lock: it is not known since when.
                 if matches!(
                     lost.reason(),
                     LossReason::Deleted | LossReason::FailedOver | LossReason::Taken | LossReason::Forced
@@ -342,7 +344,7 @@ async fn acquire(
                 waits();
             }
             if holder.not_a_lock().is_some() {
-                // Nobody will release it.
+                // Such a key is not a lock, so it is never released.
                 tell(format_args!("{name:?} is held by {holder}"));
             } else if verbose && !nonblock {
                 tell(format_args!("{name:?} is held by {holder}; waiting"));

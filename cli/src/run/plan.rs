@@ -1,10 +1,10 @@
-//! When a command has to be stopped, so that it is gone before its lease is: pure.
+//! Decides when a command has to be stopped, so that it has ended before its lease does: pure.
 
 use std::time::Duration;
 
 use crate::duration::written;
 
-/// The most that a kill takes, from the signal to the last instruction. It is kept free before the deadline.
+/// The longest that a kill takes, from the signal to the last instruction. This much is kept free before the deadline.
 pub(super) const MARGIN: Duration = Duration::from_millis(250);
 
 /// The action that is due at a moment.
@@ -18,7 +18,7 @@ pub(super) enum Due {
     Kill,
 }
 
-/// The schedule of a command's end. Its times are what the lease has left.
+/// The schedule of a command's end, by the time that the lease has left.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     grace: Duration,

@@ -12,7 +12,7 @@ const ALL_KINDS: WaitIdOptions = WaitIdOptions::from_bits_retain(0x4000_0000);
 
 /// Our children.
 pub(super) fn children() -> Vec<Pid> {
-    // One call tells that there are none. A list of them takes several for each of our threads.
+    // One call shows that there are none. Listing them takes several calls for each of our threads.
     let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | ALL_KINDS;
     if matches!(waitid(WaitId::All, only_look), Err(Errno::CHILD)) { Vec::new() } else { children_of("self") }
 }
@@ -30,7 +30,7 @@ pub(super) fn with_descendants(mut processes: Vec<Pid>) -> Vec<Pid> {
     processes
 }
 
-/// The children of all threads of a process: an orphan may come to any of ours.
+/// The children of all threads of a process: any of our threads may get an orphan.
 fn children_of(process: &str) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
@@ -46,7 +46,7 @@ pub(super) fn is_alive(group: Pid) -> bool {
     stats.any(|stat| state(&stat).is_some_and(|(state, of)| of == group && !matches!(state, 'Z' | 'X')))
 }
 
-/// The processes that were started with this variable, `NAME=VALUE`, as far as we may see that.
+/// The processes that were started with this variable, `NAME=VALUE`, as far as we may read that.
 pub(super) fn with_variable(variable: &[u8]) -> Vec<Pid> {
     let has_it = |process: &DirEntry| {
         let variables = fs::read(process.path().join("environ"));

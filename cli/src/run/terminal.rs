@@ -1,4 +1,4 @@
-//! The terminal that we were started from: it is the command's while that runs.
+//! The terminal that we were started from, which the command has while it runs.
 
 use std::{
     fs::{File, OpenOptions},
@@ -21,7 +21,7 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// `None` if there is none.
+    /// Opens the terminal; `None` if there is none.
     pub(super) fn open() -> Option<Self> {
         let file = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         let modes = tcgetattr(&file).ok();
@@ -46,7 +46,7 @@ impl Terminal {
         Ok(tcsetpgrp(&self.file, group)?)
     }
 
-    /// Takes the terminal back. From the background that would bring TTOU, which stops us.
+    /// Takes the terminal back. From the background that would raise TTOU, which stops us.
     pub(super) fn take_back(&self) -> io::Result<()> {
         unstopped(|| self.give_to(getpgrp()))
     }

@@ -1,5 +1,5 @@
-//! The reasons why a waiter or an observer cannot check the lock, or why a lease is not renewed, and failovers. The library gives them
-//! to `tracing`, and the tool prints them.
+//! Prints failovers, and why a waiter or an observer cannot check the lock; keeps why a lease is not renewed. The
+//! library reports all of these to `tracing`.
 
 use std::{fmt, sync::Mutex, time::Duration};
 
@@ -18,21 +18,21 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// The reason of the last renewal that failed.
 static RENEWAL: Mutex<Option<String>> = Mutex::new(None);
 
-/// Why no renewal is confirmed, in brackets, if that is known.
+/// Why no renewal is confirmed, in brackets, if it is known.
 pub(super) fn of_renewals() -> String {
     let why = RENEWAL.lock().ok().and_then(|why| why.clone());
     why.map_or_else(String::new, |why| format!(" ({why})"))
 }
 
-/// A renewal is confirmed: forgets the reason of earlier failures, which explains no later one.
+/// Forgets why earlier renewals failed, because one is confirmed: the reason explains no later failure.
 pub(super) fn is_over() {
     if let Ok(mut last) = RENEWAL.lock() {
         *last = None;
     }
 }
 
-/// From now on, prints why a waiter or an observer cannot check the lock, at most once in `AGAIN`, and keeps why renewals fail. If it
-/// is `verbose`, it also prints each failover.
+/// From now on, prints why a waiter (at most once in `AGAIN`) or an observer cannot check the lock, and keeps why
+/// renewals fail. If `verbose`, it also prints each failover.
 pub(crate) fn is_told(verbose: bool) {
     let troubles = Troubles { verbose, told: Mutex::default() };
     let _somebody_did_it_before = tracing::subscriber::set_global_default(troubles);
@@ -69,7 +69,7 @@ impl Subscriber for Troubles {
             return;
         }
         if event.metadata().name() == "observe" {
-            // The library has told everybody of it, once for all.
+            // The library reports it once for all observers.
             event.record(&mut Failure(|why| tell(format_args!("who holds it is not known: {why}"))));
             return;
         }

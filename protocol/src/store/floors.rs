@@ -34,20 +34,20 @@ impl Floors {
         }
     }
 
-    /// Keeps a floor for its memory after the fence's own time, or after now; and until the clock has passed it in any
-    /// case.
+    /// Keeps a floor for its memory after the fence's own time or after now, whichever is later, and in any case until
+    /// the clock has passed it.
     pub(super) fn keep(&mut self, now: Micros, key: &Key, fence: Fence, memory: Duration) {
         let until = u64::from(fence).max(now) + micros(memory).max(1);
         self.0.insert(key.clone(), (fence, until));
     }
 
-    /// A floor that goes to another server, and for how long it is kept.
+    /// Removes a floor that moves to another server. Returns it, and for how long it is kept.
     pub(super) fn take(&mut self, now: Micros, key: &Key) -> Option<(Fence, Micros)> {
         self.get(now, key)?;
         self.0.remove(key).map(|(fence, until)| (fence, until.saturating_sub(now)))
     }
 
-    /// A floor that comes from another server, and is kept until then.
+    /// Stores a floor that comes from another server, and is kept until then.
     pub(super) fn put(&mut self, key: &Key, fence: Fence, until: Micros) {
         self.0.insert(key.clone(), (fence, until));
     }
@@ -61,7 +61,7 @@ impl Floors {
         self.0.contains_key(key)
     }
 
-    /// Forgets those that have expired.
+    /// Forgets expired floors.
     pub(super) fn sweep(&mut self, now: Micros) {
         self.0.retain(|_, &mut (_, until)| until > now);
     }

@@ -1,4 +1,4 @@
-//! Locks that are shared: who is in, and until when.
+//! Shared locks: the sharers, and until when each of them counts.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,12 +20,12 @@ pub(super) enum Held {
     Shared(Box<Phase>),
 }
 
-/// A time in which a lock is shared.
+/// A period in which a lock is shared.
 ///
-/// 1. A sharer counts until its time is over. Where somebody comes in because others are over, those are taken out: they
-///    do not come back when the clock goes back.
-/// 2. The lock's key and the places outlive each one who shares. They are written when less than a TTL of either is left;
-///    and once nobody lives on but who was released and stays, they live no longer than that.
+/// 1. A sharer counts until its time has passed. Where a sharer is admitted because others have expired, those are
+///    removed, so that they do not return when the clock goes back.
+/// 2. The lock's key and the places outlive every sharer. They are written when less than a TTL of either is left. Once
+///    no sharer outlives one that was released and stays, they live no longer than that one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Phase {
     pub(super) fence: Fence,
@@ -51,7 +51,7 @@ impl Held {
         }
     }
 
-    /// Its holder, if it has one.
+    /// The lock, if it is held alone.
     pub(super) fn alone(&mut self) -> Option<&mut StoredLock> {
         match self {
             Self::Alone(lock) => Some(lock),
@@ -73,12 +73,12 @@ impl Phase {
         Self { fence, until, places: BTreeMap::from([(token, until)]), places_until: until }
     }
 
-    /// How many share it.
+    /// The number of sharers.
     pub(super) fn sharers(&self, now: Micros) -> u32 {
         u32::try_from(self.ends(now).count()).unwrap_or(u32::MAX)
     }
 
-    /// Until when each is in.
+    /// The sharers, and until when each counts.
     fn ends(&self, now: Micros) -> impl Iterator<Item = (&Token, Micros)> {
         let are_there = self.places_until > now;
         self.places.iter().map(|(token, until)| (token, *until)).filter(move |(_, until)| are_there && *until >= now)
@@ -88,13 +88,13 @@ impl Phase {
         self.places_until > now && self.places.get(token).is_some_and(|until| *until >= now)
     }
 
-    /// A sharer who is in stays for `span` from now on.
+    /// Keeps a current sharer for `span` from now on.
     pub(super) fn stay(&mut self, now: Micros, token: &Token, span: Duration) {
         self.places.insert(token.clone(), now + micros(span));
         self.outlive(now, span);
     }
 
-    /// Lets one in beside others, of whom there were fewer than its limit.
+    /// Admits a sharer beside others, which were fewer than its limit.
     fn join(&mut self, now: Micros, token: Token, span: Duration, limit: u32) {
         if self.places_until <= now {
             self.empty();
@@ -105,7 +105,8 @@ impl Phase {
         }
     }
 
-    /// Lets one in where that is simple, as the scripts do: there is a place for it whoever is over, and not all are.
+    /// Admits a sharer in the simple case, as the scripts do: there is room even beside the expired ones, and not all
+    /// have expired.
     pub(super) fn join_simply(&mut self, now: Micros, token: &Token, span: Duration, limit: u32) -> Option<Fence> {
         let all = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
         if self.ends(now).next().is_none() || all >= limit {
@@ -115,8 +116,8 @@ impl Phase {
         Some(self.fence)
     }
 
-    /// Has key and places live longer than who has just come in or stayed; whether that was due. Neither ever lives for
-    /// less than before.
+    /// Makes key and places outlive a sharer that was just admitted or kept. Returns whether that was due. Neither ever
+    /// lives for less than before.
     fn outlive(&mut self, now: Micros, span: Duration) -> bool {
         if self.until.min(self.places_until) > now + micros(span) {
             return false;
@@ -127,24 +128,25 @@ impl Phase {
         true
     }
 
-    /// If nobody is in for longer than one who was released and stays, key and places live no longer than that.
+    /// If no sharer counts for longer than one that was released and stays, key and places live no longer than that
+    /// one.
     pub(super) fn end_with_the_last(&mut self, now: Micros) {
         let last = self.ends(now).max_by_key(|(token, until)| (*until, token.as_str()));
         if let Some((_, until)) = last.filter(|(token, _)| token.label().ends_with(RELEASED)) {
-            // By whole milliseconds, as a server counts: they outlive it.
+            // A whole millisecond more, the unit in which a server counts, so that they outlive it.
             let until = until + 1_000;
             (self.until, self.places_until) = (self.until.min(until), self.places_until.min(until));
         }
     }
 
-    /// The lock's key outlives one who shares it.
+    /// Makes the lock's key outlive one sharer.
     fn outlive_alone(&mut self, now: Micros, span: Duration) {
         if self.until <= now + micros(span) {
             self.until = now + longer(span);
         }
     }
 
-    /// A sharer who is in stays for `span` from now on, as far as the places' own key tells.
+    /// Keeps a current sharer for `span` from now on, going by the places' own key.
     pub(super) fn extend(&mut self, now: Micros, token: &Token, span: Duration) -> Owned {
         if !self.is_in(now, token) {
             self.part(now, token);
@@ -155,7 +157,7 @@ impl Phase {
         Ok(())
     }
 
-    /// Takes one out; whether it was in.
+    /// Removes a sharer. Returns whether it was in.
     pub(super) fn part(&mut self, now: Micros, token: &Token) -> bool {
         let was_in = self.is_in(now, token);
         self.places.remove(token);
@@ -165,26 +167,26 @@ impl Phase {
         was_in
     }
 
-    /// The key of the places is gone.
+    /// Deletes the key of the places.
     pub(super) fn empty(&mut self) {
         self.places.clear();
         self.places_until = 0;
     }
 
-    /// When a place would be over; with a limit of zero, which is for the lock alone, when all would.
+    /// When the first place becomes free; with a limit of zero, which is for the lock alone, when all are.
     pub(super) fn ends_for(&self, now: Micros, limit: u32) -> Micros {
         let ends = self.ends(now).map(|(_, until)| until);
         if limit == 0 { ends.max() } else { ends.min() }.unwrap_or(now)
     }
 }
 
-/// By what key and places outlive who has just come in or stayed: in whole milliseconds, as a server counts.
+/// How long key and places live after a sharer was admitted or kept: in whole milliseconds, as a server counts.
 fn longer(span: Duration) -> Micros {
     (micros(span) * 4).div_ceil(3_000) * 1_000
 }
 
 impl Store {
-    /// The lock's key outlives one who shares it, if it is that of its phase.
+    /// Makes the lock's key outlive one sharer, if it is the key of that sharer's phase.
     pub(super) fn extend_phase(&mut self, now: Micros, Claim { key, life, fence, .. }: &Claim) -> Owned {
         let phase = self.shared(now, key)?;
         if Some(phase.fence) != *fence {
@@ -194,7 +196,7 @@ impl Store {
         Ok(())
     }
 
-    /// Lets one in, who fits: alone, or beside `count` sharers.
+    /// Admits a token that fits: alone, or beside `count` sharers.
     pub(super) fn let_in(&mut self, now: Micros, key: &Key, one: Entrant, count: Option<u32>) -> Fence {
         let Entrant { token, span, fence_memory, limit } = one;
         if limit == 0 {
@@ -211,7 +213,7 @@ impl Store {
         fence
     }
 
-    /// Gives a share that is still the token's its full life; never brings one back (rule 7).
+    /// Gives a share that is still the token's its full life; never restores one (rule 7).
     pub(super) fn renew_share(&mut self, now: Micros, claim: &Claim) -> Owned {
         let is_of = |forced: &&Forced| forced.from.is_of_a_phase() && Some(forced.fence) == claim.fence;
         let forced = self.forced.get(&claim.key).filter(|forced| forced.until > now).filter(is_of);
@@ -222,7 +224,7 @@ impl Store {
     fn extend_share(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
         let phase = self.shared(now, key)?;
         if fence.is_some_and(|fence| fence != phase.fence) {
-            // A later phase, which its token may have come into again from a queue.
+            // It is a later phase, which the token may have entered again from a queue.
             return Err(Denial::Gone);
         }
         if !phase.is_in(now, token) {
@@ -233,7 +235,7 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces a sharer by another one that stays for a time.
+    /// Replaces a sharer by another one, which stays for a time.
     pub(super) fn retain_share(
         &mut self,
         now: Micros,
@@ -256,7 +258,7 @@ impl Store {
         Ok(())
     }
 
-    /// The phase of a lock that is shared.
+    /// The phase of a shared lock.
     pub(super) fn shared(&mut self, now: Micros, key: &Key) -> Result<&mut Phase, Denial> {
         match self.lock(now, key).ok_or(Denial::Gone)? {
             Held::Shared(phase) => Ok(phase),
@@ -264,7 +266,7 @@ impl Store {
         }
     }
 
-    /// The holder of a lock, and the first ones of those who share it. Theirs is the time of the last of them.
+    /// The holder of a lock, and its first sharers. The holder's remaining time is that of the last sharer.
     pub(super) fn sharers(&mut self, now: Micros, key: &Key, most: usize) -> Option<Sharers> {
         let holder = self.holder(now, key)?;
         let Ok(phase) = self.shared(now, key) else { return Some(Sharers { holder, first: Vec::new() }) };
@@ -281,15 +283,15 @@ impl Store {
         Some(Sharers { holder: holder.shared_by(count), first })
     }
 
-    /// The places of those who share a lock are lost: for tests.
+    /// Loses the places of a lock's sharers: for tests.
     pub fn lose_places(&mut self, now: Micros, key: &Key) {
         if let Ok(phase) = self.shared(now, key) {
             phase.empty();
         }
     }
 
-    /// The end of a lock's key, and of the places of those who share it: for tests. Each key is looked at, so that what has
-    /// expired is gone, and does not come back when the clock goes back.
+    /// The end of a lock's key, and its sharers' places: for tests. Each key is read, so that what has expired is
+    /// removed, and does not return when the clock goes back.
     pub fn ends(&mut self, now: Micros, key: &Key) -> Option<(Micros, Vec<(Token, Micros)>)> {
         self.floors.sweep(now);
         self.forced.retain(|_, forced| forced.until > now);
@@ -305,7 +307,7 @@ impl Store {
     }
 }
 
-/// One who is let in.
+/// A token that is admitted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Entrant {
     pub(super) token: Token,
@@ -315,7 +317,7 @@ pub(super) struct Entrant {
     pub(super) limit: u32,
 }
 
-/// Whether one with this limit may come in beside `count` sharers; `None`: somebody has the lock alone.
+/// Whether a token with this limit may be admitted beside `count` sharers; `None` if the lock is held alone.
 pub(super) fn fits(count: Option<u32>, limit: u32) -> bool {
     count.is_some_and(|count| count == 0 || count < limit)
 }

@@ -1,6 +1,6 @@
 //! The queue of one lock, pure: its order, and which of its waiters can still be notified.
 //!
-//! It knows no lock. [`Store`](super::Store) asks it whose turn it is whenever somebody has parted with a lock, or asks.
+//! It knows no lock. [`Store`](super::Store) asks it whose turn it is whenever a lock is given up or polled for.
 
 use std::{
     collections::BTreeSet,
@@ -25,25 +25,25 @@ use crate::{
 /// A notification to a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notified {
-    /// The lock is this token's; a poll confirms it.
+    /// The token has the lock; a poll confirms it.
     Granted {
-        /// Where its process listens.
+        /// The channel on which its process listens.
         channel: Arc<str>,
-        /// Which of its waiters.
+        /// Which of the process's waiters.
         token: Token,
     },
     /// This token comes next, and should poll when the grant before it may have lapsed.
     Next {
-        /// Where its process listens.
+        /// The channel on which its process listens.
         channel: Arc<str>,
-        /// Which of its waiters.
+        /// Which of the process's waiters.
         token: Token,
         /// How long until the grant before it lapses.
         within: Duration,
     },
 }
 
-/// How many marks of processes without a waiter may be kept before somebody looks whether they are of any use.
+/// How many marks of processes without a waiter may be kept before useless ones are removed.
 const MARKS: usize = 64;
 
 /// The process of a waiter.
@@ -51,32 +51,33 @@ const MARKS: usize = 64;
 pub struct Process<'a> {
     /// Its channel, which also names it, whether or not it listens there.
     pub name: &'a str,
-    /// Whether a notification can reach it. If not, it polls.
+    /// Whether a notification can reach it. If not, the waiter polls.
     pub hears: bool,
 }
 
-/// Those whose turn it is.
+/// The waiters whose turn it is.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// Whether somebody comes before the one who asks still.
+    /// Whether a waiter is still ahead of the one that asks.
     pub(super) is_ahead: bool,
-    /// These waiters are let in, one after the other. They are no longer in the queue.
+    /// The waiters that are admitted, in this order. They are no longer in the queue.
     pub(super) let_in: Vec<Entrant>,
 }
 
 /// The waiters of one lock.
 ///
 /// 1. The smallest ticket is first. A new ticket is larger than all in the queue.
-/// 2. An unreachable waiter loses its place only when it is its turn, or when it is to be notified as the next. So does a
-///    first one that does not fit: it must not hold up those behind it. A ticket restores the place.
-/// 3. A process that says nothing after a grant is passed over once that grant has lapsed. So a stopped process costs the
-///    time of a single grant, and so does a killed one that polled; and one that is well may have several under way.
+/// 2. An unreachable waiter loses its place only when it is its turn, even if it does not fit, or when it is to be
+///    notified as the next. So it does not hold up the waiters behind it. A ticket restores the place.
+/// 3. A process that says nothing after a grant is passed over once that grant has lapsed. So a stopped process costs
+///    the time of a single grant, and so does a killed one that polled. A healthy process may have several grants under
+///    way.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct WaitQueue {
     line: BTreeSet<(u64, Token)>,
     waiters: HashMap<Token, QueuedWaiter>,
-    /// Until when a process counts as alive that says nothing: for a window after it has spoken, and for a grant after it
-    /// was granted something. One without a mark is alive.
+    /// Until when a silent process counts as alive: for a window after it has spoken, and for a grant after it was
+    /// granted something. A process without a mark is alive.
     marks: HashMap<Arc<str>, Micros>,
     expires: Micros,
 }
@@ -94,10 +95,10 @@ struct QueuedWaiter {
 }
 
 impl WaitQueue {
-    /// Enters a waiter, or renews its place. Returns whether it was not there before.
+    /// Enters a waiter, or renews its place. Returns whether it was not in the queue before.
     pub(super) fn enter(&mut self, now: Micros, poll: &Poll, process: Process<'_>) -> bool {
         let known = self.waiters.get(&poll.claim.token).map(|waiter| waiter.ticket);
-        // A clock that went back puts nobody before those who came first.
+        // A clock that went back puts no waiter ahead of earlier ones.
         let last = self.line.last().map_or(0, |&(ticket, _)| ticket);
         let ticket = known.or(poll.ticket).unwrap_or_else(|| now.max(last + 1));
         let Poll { grant, restart_delay, claim: Claim { fence_memory, mode, .. }, .. } = *poll;
@@ -117,7 +118,7 @@ impl WaitQueue {
         self.line.insert((ticket, poll.claim.token.clone()))
     }
 
-    /// Takes a token out; its process has said something.
+    /// Removes a token, and notes that its process has spoken.
     pub(super) fn leave(&mut self, now: Micros, token: &Token, process: &str, window: Duration) {
         self.remove(token);
         if self.line.is_empty() {
@@ -136,7 +137,7 @@ impl WaitQueue {
     }
 
     /// Finds whose turn it is on a node that has been `up` for this long, while `count` sharers have the lock.
-    /// `reached` tells whether somebody listens on a channel. The notifications are added to `told`.
+    /// `reached` reports whether a channel has a listener. The notifications are added to `told`.
     pub(super) fn promote(
         &mut self,
         me: Option<&Token>,
@@ -151,8 +152,8 @@ impl WaitQueue {
                 self.marks.clear();
                 break false;
             };
-            // It keeps its place, even if the lock is being released: that may be the replay of a release. The node may
-            // have forgotten that release, and the grant that came after it.
+            // The waiter keeps its place, even if the lock is being released. That may be the replay of a release that
+            // the node has forgotten, together with the grant that came after it.
             let Some(waiter) =
                 self.waiters.get(&token).filter(|waiter| me != Some(&token) && up >= waiter.restart_delay)
             else {
@@ -182,8 +183,8 @@ impl WaitQueue {
         Turn { is_ahead, let_in }
     }
 
-    /// Notifies the next waiter, which should poll when the grant may have lapsed. If it is of the same process,
-    /// notifies the next of another process too, at whatever place.
+    /// Notifies the next waiter, which should poll when the grant may have lapsed. If it is of the same process, also
+    /// notifies the next waiter of another process, wherever that is in the queue.
     fn tell_next(
         &mut self,
         me: Option<&Token>,
@@ -234,7 +235,7 @@ impl WaitQueue {
         Some(waiter)
     }
 
-    /// A waiter's ticket, and how many are before it.
+    /// A waiter's ticket, and how many waiters are ahead of it.
     pub(super) fn place(&self, token: &Token) -> Option<(u64, usize)> {
         let ticket = self.waiters.get(token)?.ticket;
         Some((ticket, self.line.range(..(ticket, token.clone())).count()))
@@ -254,7 +255,7 @@ impl WaitQueue {
         self.waiters.get(token).map_or(Mode::Exclusive, |waiter| mode::of_limit(waiter.limit))
     }
 
-    /// Whether nothing of it needs to be kept.
+    /// Whether the queue need not be kept.
     pub(super) fn is_over(&self, now: Micros) -> bool {
         self.expires <= now || self.line.is_empty() && self.marks.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Keys of a cluster whose slot is being moved, one by one: requests that need one key, and keys that go to another
-//! server.
+//! The keys of a cluster whose slot is being moved one by one: requests that need one key, and keys that move to
+//! another server.
 
 use super::{Held, Store, StoredLock};
 use crate::{
@@ -60,17 +60,17 @@ impl Store {
         Ok(())
     }
 
-    /// Whether it has the key of a lock.
+    /// Whether the store has the key of a lock.
     pub fn has_lock(&mut self, now: Micros, key: &Key) -> bool {
         self.lock(now, key).is_some()
     }
 
-    /// Whether it has the key of a lock's floor.
+    /// Whether the store has the key of a lock's floor.
     pub fn has_floor(&mut self, now: Micros, key: &Key) -> bool {
         self.floors.get(now, key).is_some()
     }
 
-    /// The key of a lock goes to another server, by whose clock it lives as long there.
+    /// Moves the key of a lock to another server, by whose clock it lives as long there.
     pub fn move_lock(&mut self, now: Micros, key: &Key, to: &mut Self, there: Micros) {
         if self.has_lock(now, key) {
             if let Some(mut held) = self.locks.remove(key) {

@@ -1,5 +1,5 @@
 //! Fuzz tests of what a server, a proxy or a configuration file may send us, random or nearly right. No reader panics,
-//! and its result stays within bounds, also where it goes next.
+//! and its result stays within bounds, also in the code that uses it.
 //!
 //! Every run of the tests includes a short one. A longer one takes one core some fifteen minutes:
 //!
@@ -155,12 +155,12 @@ fn changed(reply: Value, (at, change): (Index, Change)) -> Value {
     Value::Array(parts)
 }
 
-/// Right but for a few changes.
+/// A right reply with a few changes.
 fn nearly_right() -> impl Strategy<Value = Value> {
     (right(), vec(change(), 0..4)).prop_map(|(reply, changes)| changes.into_iter().fold(reply, changed))
 }
 
-/// Gives a reply to every reader, and the result to the code that reckons with it.
+/// Gives a reply to every reader, and the result to the code that computes with it.
 fn read_everywhere(reply: &Value) {
     for votes in [false, true] {
         if let Some(read) = vote(reply, true, votes) {
@@ -330,7 +330,7 @@ proptest! {
         let kinds = [WireKind::Timeout, WireKind::Mistake, WireKind::Other];
         let error = WireError::new(kinds[kind], details.clone());
         let failure = classify(("h:1", Wanted::Alone), &error, Duration::MAX);
-        // Only what a server said is certain not to have happened.
+        // Only a server's reply makes it certain that nothing was executed.
         let starts_like_a_reply = details.bytes().take(3).filter(u8::is_ascii_uppercase).count() == 3;
         prop_assert!(failure.may_have_happened() || starts_like_a_reply, "{details:?}: {failure}");
         prop_assert!(not_extended(&details, Wanted::Alone).may_have_happened());
@@ -338,10 +338,10 @@ proptest! {
     }
 }
 
-/// Nothing that we ever say ourselves.
+/// A text that we never write ourselves.
 const SECRET: &str = "sesame";
 
-/// A password with whatever a careless hand writes into a URL, bare.
+/// A password with the characters that a careless user leaves bare in a URL.
 fn password() -> impl Strategy<Value = String> {
     let around = || "([:/?#@&=%+ \\[\\]a1]|%40|%2F|db=){0,6}";
     (around(), around()).prop_map(|(before, after)| format!("{before}{SECRET}{after}"))

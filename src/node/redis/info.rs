@@ -1,5 +1,4 @@
-//! Reads what a server's `INFO` says. A user who may not read it sees an empty text, and that is no fault of the
-//! server.
+//! Reads a server's `INFO`. A user without the right to it gets an empty text, which is no fault of the server.
 
 use std::str::FromStr;
 
@@ -24,26 +23,26 @@ pub(super) fn identity(info: &str) -> ServerIdentity {
     }
 }
 
-/// The first number of the version. Valkey tells that of the Redis that it stands for.
+/// The first number of the version. Valkey reports the version of Redis that it is compatible with.
 pub(super) fn major_version(info: &str) -> Option<u32> {
     field(info, "redis_version")?.split('.').next()?.parse().ok()
 }
 
-/// How many keys the server tracks for all its clients.
+/// The number of keys that the server tracks for all its clients.
 pub(super) fn tracked_keys(stats: &str) -> Option<usize> {
     number(stats, "tracking_total_keys")
 }
 
-/// A replica, as its primary tells.
+/// A replica, as its primary reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Following {
-    /// As the primary names it.
+    /// The address, as the primary names it.
     pub(super) address: String,
-    /// Where `address` is, if that can be read.
+    /// Where `address` is, if it can be parsed.
     pub(super) place: Option<Place>,
     /// How many bytes it has acknowledged, of all that its primary has ever written.
     pub(super) acknowledged: Option<u64>,
-    /// All that is told of it.
+    /// All its fields.
     pub(super) fields: String,
 }
 

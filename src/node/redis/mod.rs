@@ -41,8 +41,8 @@ mod wire;
 pub(crate) struct Redis(Arc<Connections>);
 
 impl Redis {
-    /// Connects. The home connection is made on the runtime `home`, if there is one. Votes are asked for with this restart
-    /// delay, if they are. Where the address leads is looked at this often; never at zero.
+    /// Connects. The home connection is made on the runtime `home`, if that is given. `votes` is the restart delay, if
+    /// votes are asked for. The address is checked every `check_every`; never if that is zero.
     ///
     /// Boxed, so that the transport is compiled into this crate once, and not again into every program that connects.
     pub(crate) fn connect(

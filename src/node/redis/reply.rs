@@ -1,4 +1,4 @@
-//! Reads what the scripts answer. Each script's header says what that is; `None` means it was something else.
+//! Reads the replies of the scripts. Each script's header describes its reply; `None` means a reply of another shape.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
     wire::Value,
 };
 
-/// With `votes`, the server's time and run id follow.
+/// The reply to an acquire. With `votes`, the server's time and run id follow.
 pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<VoteReply> {
     let (acquired, identity) = match array(reply) {
         [acquired @ .., time, run_id] if votes => {
@@ -40,7 +40,7 @@ pub(super) fn vote(reply: &Value, tracked: bool, votes: bool) -> Option<VoteRepl
     Some(VoteReply { acquired, identity, overtaken: false })
 }
 
-/// To an adoption.
+/// The reply to an adoption.
 pub(super) fn succession(reply: &Value, tracked: bool) -> Option<VoteReply> {
     match array(reply) {
         [gone] if gone.as_i64() == Some(3) => {
@@ -50,7 +50,7 @@ pub(super) fn succession(reply: &Value, tracked: bool) -> Option<VoteReply> {
     }
 }
 
-/// To the first step of an acquire in a slot that is being moved.
+/// The reply to the first step of an acquire in a slot that is being moved.
 pub(super) fn taken(reply: &Value) -> Option<SingleReply> {
     match array(reply) {
         [taken] if taken.as_i64() == Some(1) => Some(SingleReply::Taken),
@@ -59,8 +59,8 @@ pub(super) fn taken(reply: &Value) -> Option<SingleReply> {
     }
 }
 
-/// One for each want of a batch, in their order; `None` for what has to be asked alone. With `votes`, the server's run id
-/// follows if there is an acquire.
+/// One reply for each want of a batch, in their order; `None` for a want that has to be asked alone. With `votes`, the
+/// server's run id follows if the batch has an acquire.
 pub(super) fn combined(reply: &Value, wants: &[Want], votes: bool, overtaken: bool) -> Option<Vec<Option<Reply>>> {
     let [time, codes @ ..] = array(reply) else { return None };
     let (codes, run_id) = codes.split_at_checked(wants.len())?;
@@ -97,7 +97,7 @@ pub(super) fn combined(reply: &Value, wants: &[Want], votes: bool, overtaken: bo
     wants.iter().map(read).collect()
 }
 
-/// This reply, marked as one to a request that later requests may have overtaken.
+/// This reply, marked as answering a request that later requests may have overtaken.
 pub(super) fn overtaken(reply: Reply) -> Reply {
     match reply {
         Reply::Vote(vote) => VoteReply { overtaken: true, ..vote }.into(),
@@ -105,7 +105,7 @@ pub(super) fn overtaken(reply: Reply) -> Reply {
     }
 }
 
-/// A script has answered, with none of its replies.
+/// The failure for a reply that is not one of the script's.
 pub(super) fn unreadable() -> Failure {
     Failure::unknown("redis sent a reply that is not the script's: is there a proxy between?")
 }
@@ -139,7 +139,7 @@ pub(super) fn polled(reply: &Value, tracked: bool, notified: bool) -> Option<Pol
         [waits, pttl, value, place @ ..] if waits.as_i64() == Some(0) => {
             let mut holder = found(pttl, value)?;
             if pttl.as_i64() == Some(NO_KEY) {
-                // Free already: nothing to wait for.
+                // Free already, so there is nothing to wait for.
                 holder = match value {
                     Value::Null => Holder::nobody(),
                     _expired => holder.lasting(Some(Duration::ZERO)),
@@ -163,7 +163,7 @@ pub(super) fn polled(reply: &Value, tracked: bool, notified: bool) -> Option<Pol
     Some(Polled::Waits { holder, recovers_for, ticket, ahead, entered: flag(entered)?, tracked, notified })
 }
 
-/// Which run of the server has answered a poll or a repair, if it says so.
+/// The run of the server that answered a poll or a repair, if the reply includes it.
 pub(super) fn run_id(reply: &Value) -> Option<String> {
     match array(reply) {
         [code, _, run_id, ..] if matches!(code.as_i64(), Some(1 | 2)) => run_id.as_string(),
@@ -188,21 +188,21 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
 pub(super) fn renewed(reply: &Value, wanted: Wanted) -> Option<Vec<Result<Owned, Failure>>> {
     let verdict = |one: &Value| match array(one) {
         [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?, wanted))),
-        // A key with another fence is of another grant: the lease's own has gone.
+        // A key with another fence belongs to another grant: the lease's own key is gone.
         [code] if code.as_i64() == Some(-4) => Some(Ok(Err(Denial::Gone))),
         _ => released(one).map(Ok),
     };
     array(reply).iter().map(verdict).collect()
 }
 
-/// Whether a renewal has met errors that only a server gives that is no primary.
+/// Whether a renewal met errors that only a server that is not a primary gives.
 pub(super) fn is_of_no_primary(reply: &Value) -> bool {
     array(reply)
         .iter()
         .any(|one| matches!(array(one), [_, text] if text.as_str().is_some_and(|text| is_no_primary(&text))))
 }
 
-/// For each key what it holds and for how long, if it holds a text and for a time.
+/// The value and TTL of each key, if it holds a text and has a TTL.
 pub(super) fn looked(reply: &Value) -> Vec<Option<(String, Duration)>> {
     let read = |one: &Value| match array(one) {
         [value, pttl] => Some((value.as_string()?, Duration::from_millis(pttl.as_u64()?))),
@@ -246,7 +246,7 @@ pub(super) fn sharers(reply: &Value) -> Option<Option<Sharers>> {
     let mut first = Vec::new();
     for pair in all.chunks(2) {
         let [token, left] = pair else { return None };
-        // Anything but a token of ours counts, and is shown without a label.
+        // Anything but a token of ours is counted, and shown without a label.
         let token = token.as_str().and_then(|token| Token::parse(&token));
         first.push(Holder::of_share(token, Some(Duration::from_millis(left.as_u64()?)), holder.fence()));
     }
@@ -263,13 +263,13 @@ pub(super) fn downgraded(reply: &Value) -> Option<Downgraded> {
     }
 }
 
-/// Keys that are no text are nobody's locks.
+/// Keys that are not text are not locks, and are skipped.
 pub(super) fn page(reply: &Value) -> Option<Page> {
     let [cursor, locks @ ..] = array(reply) else { return None };
     Some((cursor.as_u64()?, locks.iter().filter_map(Value::as_string).collect()))
 }
 
-/// The memory that all floors of fences take, in bytes, from a sample of the keys.
+/// The memory that all fence floors take, in bytes, estimated from a sample of the keys.
 pub(super) fn floors(reply: &Value) -> Option<u64> {
     let [looked_at, bytes, keys] = array(reply) else { return None };
     let (looked_at, bytes, keys) = (looked_at.as_u64()?, bytes.as_u64()?, keys.as_u64()?);
@@ -284,13 +284,13 @@ pub(super) fn flag(reply: &Value) -> Option<bool> {
     }
 }
 
-/// The value of a string, or `{0, type}` of another key, or `{0}` where our user may not ask for the type.
+/// Reads the value of a string, `{0, type}` of another key, or `{0}` if our user may not ask for the type.
 fn found(pttl: &Value, value: &Value) -> Option<Holder> {
     let pttl = pttl.as_i64()?;
     Some(match value {
         Value::Array(other) => Holder::of_type(other.get(1).and_then(Value::as_str).as_deref(), pttl),
         Value::Integer(_) => Holder::of_type(None, pttl),
-        // There is none.
+        // The key does not exist.
         Value::Null => Holder::of(None, u64::try_from(pttl).ok().map(Duration::from_millis), None),
         text => Holder::read(text.as_str().as_deref(), pttl),
     })
@@ -303,7 +303,7 @@ pub(super) fn fence(value: &Value) -> Option<Fence> {
 /// PTTL's answer for a key that does not exist.
 const NO_KEY: i64 = -2;
 
-/// The wire gives an array of one as what is in it.
+/// The wire returns an array of one element as that element.
 fn array(reply: &Value) -> &[Value] {
     match reply {
         Value::Array(values) => values,

@@ -7,19 +7,19 @@ use std::sync::{
 
 use super::wire::sha1;
 
-/// One Lua script: its text is the documentation of what it does.
+/// One Lua script. Its text documents what it does.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(super) source: &'static str,
     hash: OnceLock<String>,
-    /// Its place in a set of scripts.
+    /// The script's bit in a set of scripts.
     pub(crate) bit: u32,
-    /// Whether it is sent again by a process that stood still: a replay has the same answer, and is of use that late. A
-    /// renewal is not, and a release's replay says something else.
+    /// Whether a process that stood still sends the script again: a replay has the same answer, and is still useful
+    /// that late. A renewal is no longer useful, and a replayed release answers something else.
     pub(super) repeats: bool,
 }
 
-/// Defines scripts, each with a place of its own in a set. One may need parts before it; its header says which.
+/// Defines scripts, each with its own bit in a set. A script may need parts before it; its header says which.
 macro_rules! scripts {
     ($($at:literal $name:ident $($repeats:ident)? = $($file:literal)+;)*) => {$(
         pub(super) static $name: Script =
@@ -75,7 +75,7 @@ impl Script {
     }
 }
 
-/// A script's text or hash, as it is sent.
+/// A script's text or hash, as sent.
 pub(super) enum Text {
     Fixed(&'static str),
     OfRun(Arc<str>),
@@ -90,20 +90,20 @@ impl AsRef<str> for Text {
     }
 }
 
-/// The scripts of votes that only one run of one server knows, so that a vote need not ask which run it is.
+/// The scripts of votes that only one run of one server knows, so a vote need not ask for the run id.
 ///
 /// # Invariants
 ///
-/// 1. A text is sent on a link on which that run has answered, and on no other: a link ends with the process that it
-///    leads to. So no other run learns the script.
-/// 2. A server that does not know a hash is never given the text for that: it may have been restarted.
-/// 3. They are sent only where the caller has known the run for the restart delay itself.
+/// 1. A text is sent only on a link on which that run has answered. A link ends with the server process that it is
+///    connected to, so no other run learns the script.
+/// 2. A server that does not know a hash is never sent the text because of that: it may have been restarted.
+/// 3. They are sent only if the caller itself has known the run for the restart delay.
 #[derive(Debug)]
 pub(super) struct OfRun {
     run_id: Box<str>,
-    /// [`ACQUIRE`]'s.
+    /// For [`ACQUIRE`].
     alone: KnownToOne,
-    /// [`COMBINED`]'s.
+    /// For [`COMBINED`].
     combined: KnownToOne,
 }
 
@@ -125,7 +125,7 @@ impl KnownToOne {
 }
 
 impl OfRun {
-    /// The votes of this run; `None` if that is no run id.
+    /// The votes of this run; `None` if `run_id` is not a run id.
     pub(super) fn new(run_id: &str) -> Option<Self> {
         let is_run_id = !run_id.is_empty() && run_id.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let known = |begin, end| KnownToOne::new(run_id, begin, end);
@@ -140,8 +140,7 @@ impl OfRun {
         &self.run_id
     }
 
-    /// This script as it is sent there: its text for the first time, and then its hash. The hash comes after the text on
-    /// the link.
+    /// This script as sent to that run: first its text, then its hash. On the link, the hash comes after the text.
     pub(super) fn next(&self, script: &Script) -> (&'static str, Text) {
         let known = if script.bit == COMBINED.bit { &self.combined } else { &self.alone };
         let by_hash = known.was_sent.swap(true, Ordering::Relaxed);

@@ -2,46 +2,47 @@
 //!
 //! # What is checked, and why it is sound
 //!
-//! A lease is believed *for certain* from `start`, a look at the clock after its acquire had returned, to `end`: a
-//! look at the clock before a check that said yes, or a deadline that the holder knew of and that nothing but a loss of
-//! the key could have come before.
+//! A lease is believed *for certain* from `start`, a look at the clock after its acquire had returned, to `end`. That
+//! is a look at the clock before a check that said yes, or a deadline that the holder knew of and that only a loss of
+//! the key could have preceded.
 //!
-//! - (a) No two leases of one name are believed at one instant, unless both share it. Of those who do, see
-//!   `check/sharing.rs`.
+//! - (a) No two leases of one name are believed at one instant, unless both share it. For these see `check/sharing.rs`.
 //! - (b) Fences grow in the order of acquisition. If one acquire had returned before another was begun, the order is
 //!   known. If both leases were believed, it is also the order of their `start`s: each lies within its own holding, and
-//!   holdings do not overlap. Those who share a lock have the number of their phase: what is said of a holding holds
+//!   holdings do not overlap. All sharers of a lock have the number of their phase, so what is said of a holding holds
 //!   for phases.
-//! - (c) The resource never accepts a smaller fence after a larger, as far as one write was answered before the other
-//!   was begun; and it refuses nobody who believes in the lease afterwards, for who was refused had a successor.
-//! - (d) Nobody believes in a lease after the servers have let go of it. Somebody who looks at the servers knows of an
-//!   instant at which no majority had the token; a lease that was believed before the look and after it was believed at
-//!   that instant. One server never gives back what it has lost, so there it must not be believed at any later time.
-//! - (e) Nobody is told of a loss that did not happen: that the key is gone, or somebody else's, has a cause on a
-//!   server between the acquire and the telling, or, for a release, is told after the lease's deadline. And nobody is
-//!   told that time is up before a deadline that it knew of, nor of anything else: no lease here has a longest time,
-//!   and none is left when its worker closes.
+//! - (c) The resource never accepts a smaller fence after a larger one, as far as one write was answered before the
+//!   other was begun. It refuses no holder that believes in the lease afterwards, because a refused holder had a
+//!   successor.
+//! - (d) No holder believes in a lease after the servers have let go of it. A look at the servers finds an instant at
+//!   which no majority had the token; a lease that was believed before the look and after it was believed at that
+//!   instant. One server never gives back what it has lost, so there it must not be believed at any later time.
+//! - (e) No holder is told of a loss that did not happen. If it is told that the key is gone, or is another token's,
+//!   this has a cause on a server between the acquire and the telling; or a release is told so after the lease's
+//!   deadline. No holder is told that time is up before a deadline that it knew of, or is told anything else: no lease
+//!   here has a longest time, and none is left when its worker closes.
 //! - (f) Everything ends. An acquire and a release end in their time, and the signal of a loss comes by the deadline,
-//!   but for the time for which their process was stopped and the machine stood still. After the last fault everybody
-//!   comes to rest, and every lock can be had by somebody else; and when all have gone no lock and no queue is left,
-//!   and nothing for ever.
+//!   but for the time for which their process was stopped or the machine stood still. After the last fault every worker
+//!   comes to rest, and another process can acquire every lock. When all have gone, no lock and no queue is left, and
+//!   nothing that never expires.
 //! - (g) Memory has a bound: a process at rest has not grown by more than [`GROWTH`] since its work began, whatever its
 //!   servers, its links and its log did meanwhile.
-//! - (h) Everybody hears of a new primary within two seconds, and nobody goes back to the old one.
-//! - (i) Who observes a lock is never told a holder with a smaller fence than that of the one before, unless two servers
-//!   may have had the lock.
+//! - (h) Every process hears of a new primary within two seconds, and none goes back to the old one.
+//! - (i) An observer of a lock is never told of a holder with a smaller fence than the previous one's, unless two
+//!   servers may have had the lock.
 //!
 //! # What is forgiven
 //!
-//! A server may lose a key before its time: somebody deletes it, it restarts empty, its clock jumps ahead, or its
-//! address leads to another server, which is a loss that lasts until everybody has gone over. Nothing tells the holder
-//! at that instant, so between the loss and the signal the promise is void; and what a lease rests on was sent before
-//! the end of the loss for a TTL at most. So a lease that was asked for before a loss of its name on a server of
-//! its own is forgiven from the loss until its own TTL later; until a third of it, when the next renewal tells, if the
-//! key was deleted on one server and nothing else happened to that, to the holder or between them. Not a moment longer,
-//! and no lease that was granted after the loss: none that was asked for after it, and none whose own key was seen
-//! after it on the one server that had lost it. A quorum's node that restarts empty is covered by its restart delay,
-//! and (a) to (c) forgive nothing for it. What a failover forgives is said in `check/failovers.rs`.
+//! A server may lose a key before its time: the key is deleted, the server restarts empty, its clock jumps ahead, or
+//! its address leads to another server, which is a loss that lasts until every process has gone over. The holder is not
+//! notified at that instant, so the promise is void between the loss and the signal. What a lease rests on was sent
+//! before the end of the loss, for a TTL at most. So a lease that was asked for before a loss of its name on a server
+//! of its own is forgiven from the loss until its own TTL later. If the key was deleted on one server, and nothing else
+//! happened to that server, to the holder or between them, it is forgiven until a third of its TTL, when the next
+//! renewal reports the loss. It is forgiven not a moment longer. No lease is forgiven that was granted after the loss:
+//! none that was asked for after it, and none whose own key was seen after it on the one server that had lost it. A
+//! quorum's node that restarts empty is covered by its restart delay, and (a) to (c) forgive nothing for it. For
+//! failovers see `check/failovers.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -51,11 +52,11 @@ use crate::{
     record::{Ending, LeaseId, MILLI, Nanos, Process, Written},
 };
 
-/// How late the news of a loss may be then, with nothing in its way.
+/// How late the news of a loss may be, with nothing in its way.
 const NEWS: Nanos = 100 * MILLI;
-/// What had happened so long before a loss is not in the way of its news any more.
+/// An event this long before a loss is not in the way of its news.
 const OVER: Nanos = 5_000 * MILLI;
-/// What a process at rest may have grown by, in KiB.
+/// The most that a process at rest may have grown by, in KiB.
 const GROWTH: u64 = 24 * 1024;
 
 /// A check that failed.
@@ -69,7 +70,7 @@ pub struct Violation {
     pub what: String,
 }
 
-/// All that is wrong, in the order of time.
+/// All violations, in the order of time.
 pub fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     let failovers = Failovers::new(history);
@@ -94,13 +95,13 @@ pub fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// How often two believed in one lock, forgiven or not.
+/// How often two leases of one lock were believed at a time, forgiven or not.
 pub fn rivals(history: &History) -> usize {
     let failovers = Failovers::new(history);
     (0..history.names.len()).map(|name| Judge::new(history, &failovers, name).rivals().count()).sum()
 }
 
-/// One name.
+/// The judge of one name.
 struct Judge<'a> {
     history: &'a History,
     failovers: &'a Failovers<'a>,
@@ -109,9 +110,9 @@ struct Judge<'a> {
     leases: Vec<&'a Lease>,
     losses: Vec<&'a Loss>,
     servers: std::ops::Range<usize>,
-    /// When a look began that saw this token and fence, the last one.
+    /// When the last look began that saw this token and fence.
     seen: HashMap<(Process, u64), Nanos>,
-    /// The same of those who share it.
+    /// When the last look began that saw this sharer and fence.
     seen_sharing: HashMap<(LeaseId, u64), Nanos>,
 }
 
@@ -141,7 +142,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Whether the loss may have taken the lease's key. A key that is there when all are gone came later; but a clock
-    /// that jumps leaves some, and a quorum brings its own back.
+    /// that jumps leaves some keys, and a quorum brings its own back.
     fn can_hit(&self, loss: &Loss, lease: &Lease) -> bool {
         if let Cause::Failover(failover) = loss.cause {
             return self.failovers.may_lose(failover, lease);
@@ -160,7 +161,7 @@ impl<'a> Judge<'a> {
         lease.invoked < loss.to && !seen_after()
     }
 
-    /// Whether the promise knows the loss: a quorum's node that restarts empty gives no vote.
+    /// Whether the promise covers the loss: a quorum's node that restarts empty gives no vote.
     fn is_covered(&self, loss: &Loss) -> bool {
         self.nodes() > 1 && loss.cause == Cause::EmptyRestart
     }
@@ -179,7 +180,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// How long the holder may not know of the loss: a TTL, but the next renewal tells if nothing is in its way.
+    /// How long the holder may not know of the loss: a TTL, unless the next renewal reports it with nothing in its way.
     fn unaware(&self, loss: &Loss, lease: &Lease) -> Nanos {
         let (from, to) = (loss.from.saturating_sub(OVER), loss.to + lease.ttl);
         let mut around = self.history.marks.iter().filter(|mark| mark.from <= to && from <= mark.to);
@@ -201,7 +202,8 @@ impl<'a> Judge<'a> {
         self.forgiven(lease).any(|(loss, begin, end)| !self.is_covered(loss) && begin <= from && to <= end)
     }
 
-    /// Another server may have granted it beside this one, with a larger fence: the resource refuses the smaller for good.
+    /// Whether another server may have granted it beside this one, with a larger fence: the resource refuses the
+    /// smaller for good.
     fn had_a_rival(&self, lease: &Lease, at: Nanos) -> bool {
         self.losses.iter().filter(|loss| lease.end.is_some_and(|end| loss.from <= end)).any(|loss| match loss.cause {
             Cause::Move => lease.invoked < loss.to,
@@ -214,12 +216,12 @@ impl<'a> Judge<'a> {
         Violation { check, name: self.name, at, leases: leases.iter().map(|lease| lease.id).collect(), what }
     }
 
-    /// Those that are both believed though one of them is alone, and from when until when.
+    /// Pairs of leases that are both believed though one of them is held alone, and from when until when.
     fn rivals(&self) -> impl Iterator<Item = (&'a Lease, &'a Lease, Nanos, Nanos)> {
         self.at_once().into_iter().filter(|(one, other, ..)| !is_shared_by(one, other))
     }
 
-    /// Those that are both believed, and from when until when.
+    /// Pairs of leases that are both believed, and from when until when.
     fn at_once(&self) -> Vec<(&'a Lease, &'a Lease, Nanos, Nanos)> {
         let (mut before, mut both): (Vec<(&Lease, Nanos)>, Vec<_>) = (Vec::new(), Vec::new());
         for &lease in &self.leases {
@@ -241,7 +243,7 @@ impl<'a> Judge<'a> {
     }
 
     fn fences_grow(&self, found: &mut Vec<Violation>) {
-        // Whoever had returned before: the largest fence of those, as time goes on.
+        // For each moment, the largest fence among the leases that were returned before it.
         let mut returned: Vec<&Lease> = self.leases.clone();
         returned.sort_by_key(|lease| lease.start);
         let mut largest: BTreeMap<Nanos, &Lease> = BTreeMap::new();
@@ -259,7 +261,7 @@ impl<'a> Judge<'a> {
                 }
             }
         }
-        // Those that were believed, in the order of their starts.
+        // The leases that were believed, in the order of their starts.
         let mut largest: Option<&Lease> = None;
         for lease in self.leases.iter().filter(|lease| lease.end.is_some()) {
             if self.is_forgiven(lease, lease.start, lease.start) {
@@ -337,7 +339,7 @@ impl<'a> Judge<'a> {
             let first = looks.partition_point(|look| look.from < lease.start);
             let during = looks.get(first..).unwrap_or_default().iter().take_while(|look| look.from < end);
             for look in during.filter(|look| !self.may_hold(lease, look)) {
-                // Of a quorum's nodes each is excused by itself.
+                // Each node of a quorum is excused by itself.
                 let excused = self.forgiven(lease).filter(|_| self.nodes() == 1);
                 let excused = excused.filter(|(_, from, to)| *from <= look.to && look.from <= *to);
                 let allowed = excused.map(|(_, _, to)| to).max().unwrap_or(look.to);
@@ -379,7 +381,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// In their order.
+    /// The looks at this name, in their order.
     fn looks(&self) -> Vec<&'a Look> {
         let mut looks: Vec<&Look> = self.history.looks.iter().filter(|look| look.name == self.name).collect();
         looks.sort_by_key(|look| look.from);
@@ -424,12 +426,12 @@ fn is_shared_by(one: &Lease, other: &Lease) -> bool {
     one.mode.is_shared() && other.mode.is_shared()
 }
 
-/// Whether the later one's fence should be larger than it is. Two that share a lock may be of one phase.
+/// Whether the later lease's fence should be larger than it is. Two that share a lock may be of one phase.
 fn falls(earlier: &Lease, later: &Lease) -> bool {
     earlier.fence > later.fence || earlier.fence == later.fence && !is_shared_by(earlier, later)
 }
 
-/// How long that is, for people.
+/// A span of time, for people.
 pub fn span(from: Nanos, to: Nanos) -> String {
     format!("{:?}", std::time::Duration::from_micros(to.saturating_sub(from) / 1_000))
 }

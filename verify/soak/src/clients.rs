@@ -13,7 +13,7 @@ use crate::{
     worker::{Part, say},
 };
 
-/// How often it is looked which servers are the primaries.
+/// How often to check which servers are the primaries.
 const NAME_EVERY: Duration = Duration::from_millis(20);
 
 /// The settings that every client here has.
@@ -25,7 +25,7 @@ pub fn builder(process: Process) -> Builder {
         .grant_timeout(Duration::from_millis(300))
 }
 
-/// What the locks of its stage are on: of servers on their own, those of a quorum come second.
+/// The clients for the locks of its stage. With servers on their own, the second one is the quorum's.
 pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option<Leases>)> {
     let (first, nodes) = part.servers.split_first().expect("the parent names the servers");
     if part.stage.is_routed() {
@@ -42,7 +42,7 @@ pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option
     Some((lone, Some(built(over, quorum).await?)))
 }
 
-/// Says which servers are the primaries, whenever that changes: from then on no answer of another one counts.
+/// Reports which servers are the primaries, whenever that changes: from then on no answer of another server counts.
 pub async fn name_primaries(process: Process, leases: Leases) {
     let mut last: Ports = [].into();
     loop {

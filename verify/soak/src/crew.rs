@@ -1,4 +1,4 @@
-//! Whatever the servers of a scene are: its record, the resource that the locks protect, and the worker processes.
+//! What every scene has, whatever its servers are: its record, the resource that the locks protect, and the workers.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -35,7 +35,7 @@ pub struct Crew {
     pub min_replicas: u8,
 }
 
-/// A scene: it has a crew, and tells each worker where the servers are.
+/// A scene: it has a crew, and gives each worker the addresses of the servers.
 pub trait Scenery: Deref<Target = Crew> + Sync {
     fn worker(&self, process: Process) -> Worker;
 
@@ -46,18 +46,18 @@ pub trait Scenery: Deref<Target = Crew> + Sync {
 }
 
 impl Crew {
-    /// Its workers work on these kinds of locks, by their bits.
+    /// A crew whose workers use these kinds of locks, by their bits.
     pub fn new(stage: Stage, names: Vec<Name>, seed: u64, kinds: u64) -> Self {
         let recorder = Arc::new(Mutex::new(Recorder::new(names)));
         Self { stage, resource: Server::start(), recorder, seed, lag: Lag::start(), kinds, min_replicas: 0 }
     }
 
-    /// So many replicas must have what a worker is granted.
+    /// Sets how many replicas must have what a worker is granted.
     pub fn with_min_replicas(self, min_replicas: u8) -> Self {
         Self { min_replicas, ..self }
     }
 
-    /// By which number a lock goes.
+    /// The number of a lock.
     pub fn number_of(&self, kind: &Kind) -> usize {
         self.stage.kinds().iter().position(|other| other.name == kind.name).unwrap_or(0)
     }
@@ -76,7 +76,7 @@ impl Crew {
         self.recorder().history.marks.push(mark);
     }
 
-    /// Starts a worker, and tells it where its servers are. Its lines are on record as they come.
+    /// Starts a worker with the addresses of its servers. Its lines are recorded as they come.
     pub fn hire(&self, process: Process, servers: Vec<String>, password: String) -> Worker {
         let part = Part {
             stage: self.stage,
@@ -114,7 +114,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Kills it without warning. All that it said is on record when this returns.
+    /// Kills it without warning. All that it reported is recorded when this returns.
     pub fn kill(mut self, crew: &Crew) {
         self.end();
         crew.recorder().killed(self.process);
@@ -137,7 +137,7 @@ impl Worker {
         self.tell(worker::REST);
     }
 
-    /// Has its log take no line, or take them again.
+    /// Has its log take no lines, or take them again.
     pub fn stall_log(&mut self, stalls: bool) {
         self.tell(if stalls { worker::STALL_LOG } else { worker::UNSTALL_LOG });
     }
@@ -159,7 +159,7 @@ impl Worker {
         self.input.take();
     }
 
-    /// Waits for its end after [`dismiss`](Self::dismiss); panics if it ended otherwise than well.
+    /// Waits for its end after [`dismiss`](Self::dismiss); panics if it did not end well.
     pub fn ended(mut self, crew: &Crew) {
         let start = Instant::now();
         let status = loop {

@@ -1,4 +1,4 @@
-//! One or two holders, step by step: what a random nemesis comes upon too rarely to rely on.
+//! One or two holders, step by step, for what a random nemesis meets too rarely to rely on.
 
 use std::{
     future::Future,
@@ -32,7 +32,7 @@ const A: usize = LONE + 1;
 const B: usize = LONE + 2;
 const C: usize = LONE + NODES;
 
-/// The one and the other, each with links of its own.
+/// One of the two, with links of its own.
 struct Duellist<'a> {
     scene: &'a Scene,
     process: Process,
@@ -50,7 +50,7 @@ impl<'a> Duellist<'a> {
         Self { scene, process, leases, lock: LOCK, numbers: AtomicU32::new(0) }
     }
 
-    /// On the lone server.
+    /// A duellist on the lone server.
     async fn alone(scene: &'a Scene) -> Self {
         // The link is slow, and has to be made anew at times.
         let builder = builder(DUELLISTS[0]).url(scene.links[0][LONE].url()).command_timeout(Duration::from_secs(4));
@@ -62,7 +62,7 @@ impl<'a> Duellist<'a> {
         self.scene.recorder().hear(line);
     }
 
-    /// Acquires it and says so; `None` if it took too long.
+    /// Acquires the lock and reports it; `None` if it took too long.
     async fn acquire(&self, ttl: Duration, within: Duration) -> Option<Held> {
         let invoked = now();
         let lease: Lease = match self.leases.lock(self.lock).ttl(ttl).acquire_within(within).await {
@@ -83,7 +83,7 @@ impl<'a> Duellist<'a> {
         Some(held)
     }
 
-    /// Believes in it for as long as it may, or until it is told to let go.
+    /// Believes in the lease for as long as it may, or until it is `enough`.
     async fn believe(&self, held: &mut Held, enough: impl Fn() -> bool) -> bool {
         while !enough() {
             if let Err(how) = held.check() {
@@ -101,7 +101,7 @@ impl<'a> Duellist<'a> {
         held.release().await.ok();
     }
 
-    /// No way from here to this node.
+    /// Cuts the way from here to this node.
     fn cut_off(&self, slot: usize, server: usize) {
         let from = now();
         let link = &self.scene.links[slot][server];
@@ -173,15 +173,15 @@ pub fn clocks_apart() -> Outcome {
     })
 }
 
-/// The other has a node's vote, and the next one is on its way; that node forgets. Were its key brought back to the
-/// first, both would have a majority.
+/// The second holder has a node's vote, and its next vote is on its way. Then that node forgets. If the first holder's
+/// key were brought back there, both would have a majority.
 pub fn forgetful_node() -> Outcome {
     played(16, |scene| async move {
         // Longer than the TTLs here.
         let restart_delay = Duration::from_secs(10);
         let one = Duellist::new(scene, 0, restart_delay).await;
-        // The other proposes fences that no clock has reached, so that its nodes draw them alike, and none is to be
-        // raised.
+        // The second holder proposes fences that no clock has reached, so that its nodes draw them alike, and none has
+        // to be raised.
         scene.servers.clock(B).forward(Duration::from_secs(5));
         let other = Duellist::new(scene, 1, restart_delay).await;
         other.cut_off(1, A);

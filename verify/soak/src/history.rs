@@ -1,4 +1,4 @@
-//! What happened to each name, as far as everybody who saw it has said: what the [checks](crate::check) judge.
+//! What happened to each name, as far as its witnesses have reported it: what the [checks](crate::check) judge.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ pub struct Name {
     pub text: String,
     /// One server, or the nodes of a quorum.
     pub servers: std::ops::Range<usize>,
-    /// In which modes it is held.
+    /// The modes in which it is held.
     pub modes: Vec<Mode>,
 }
 
@@ -20,7 +20,7 @@ pub struct Name {
 #[derive(Debug, Clone)]
 pub struct Lease {
     pub id: LeaseId,
-    /// What its token is called on the server: another lease, if it goes on from that.
+    /// What its token is called on the server: another lease, if it continues that one.
     pub known_as: LeaseId,
     pub name: usize,
     pub mode: Mode,
@@ -30,12 +30,12 @@ pub struct Lease {
     pub invoked: Nanos,
     /// After it had returned.
     pub start: Nanos,
-    /// The last moment at which it was believed for certain; nothing if it never was.
+    /// The last moment at which it was believed for certain; `None` if it never was.
     pub end: Option<Nanos>,
     /// The latest deadline that its holder knew of for certain; zero if it never did.
     pub until: Nanos,
     pub how: Ending,
-    /// When its holder had learned that; of one that was killed, nothing is known.
+    /// When its holder had learned how it ended; this is unknown for a killed holder.
     pub told: Nanos,
 }
 
@@ -57,15 +57,15 @@ pub struct LostRelease {
     pub at: Nanos,
 }
 
-/// What a server had under a name when it was looked at.
+/// What a look found under a name on a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// It did not answer.
     Unknown,
     Nothing,
-    /// A token of this process, and the fence beside it. A foreign token is nobody's.
+    /// A token of this process, and the fence beside it. A foreign token has no process.
     Token(Option<Process>, u64),
-    /// The fence of a phase, and those who shared it: each of them before its time was over.
+    /// The fence of a phase, and its sharers, each of them before its time was over.
     Shared(u64, Box<[LeaseId]>),
 }
 
@@ -92,36 +92,36 @@ pub struct Loss {
 /// What took keys away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// A command; the server went on.
+    /// A command; the server kept running.
     Deletion,
-    /// The same, of the set of those who share the lock.
+    /// A command, which deleted the set of the lock's sharers.
     Places,
     EmptyRestart,
-    /// They run out before their time.
+    /// The keys run out before their time.
     ClockJump,
-    /// The address leads to another server; this one goes on for those who have not looked yet.
+    /// The address leads to another server; this one keeps running for processes that have not looked yet.
     Move,
-    /// A replica has taken over, which may lack the last writes: which of the failovers.
+    /// A replica has taken over, which may lack the last writes: the number of the failover.
     Failover(usize),
 }
 
-/// A replica has taken over. Servers go by their ports.
+/// A takeover by a replica. Servers are known by their ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failover {
     pub shard: usize,
     pub old: u16,
     pub new: u16,
-    /// When it was a replica still, and when it was a primary.
+    /// A moment when it was still a replica, and one when it was a primary.
     pub promoted: (Nanos, Nanos),
-    /// By then it could be known: another server, or a Sentinel, named it.
+    /// The moment by which it could be known: another server, or a Sentinel, named it.
     pub named: Nanos,
-    /// The old one said nothing after this; nothing if it goes on.
+    /// The old one said nothing after this; `None` if it keeps running.
     pub dead: Option<Nanos>,
     /// Whether it may lack a write that the old one had confirmed: one that hands over in peace waits until it has all.
     pub loses: bool,
 }
 
-/// The primaries as a process has seen them from this moment on, as far as it has said.
+/// The primaries as a process has seen them from this moment on, as far as it has reported them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
     pub process: Process,
@@ -129,7 +129,7 @@ pub struct Named {
     pub ports: Ports,
 }
 
-/// A call that was to end within a time of its `from`, and had ended, or was given up, by `to`.
+/// A call that had to end within a time of its `from`, and had ended, or was given up, by `to`.
 #[derive(Debug, Clone)]
 pub struct Timed {
     pub process: Process,
@@ -145,27 +145,27 @@ pub struct Timed {
 pub struct Fall {
     pub process: Process,
     pub name: usize,
-    /// When the one before was told, and this one.
+    /// When the previous one was told, and this one.
     pub from: Nanos,
     pub to: Nanos,
     pub before: u64,
     pub after: u64,
 }
 
-/// A key that is there when everybody has gone.
+/// A key that is left when every process has gone.
 #[derive(Debug, Clone)]
 pub struct Remnant {
     pub name: usize,
     pub server: usize,
     pub key: String,
     pub at: Nanos,
-    /// Until it expires, if it does.
+    /// How long until it expires, if it does.
     pub lasts: Option<Nanos>,
-    /// The server's address leads to another one.
+    /// The server's address leads to another server.
     pub is_left: bool,
 }
 
-/// Something the nemesis did, for whoever reads the history, and to tell who could not be in time.
+/// Something the nemesis did, for readers of the history, and to know which processes could not be in time.
 #[derive(Debug, Clone)]
 pub struct Mark {
     pub from: Nanos,
@@ -174,7 +174,7 @@ pub struct Mark {
     pub text: String,
 }
 
-/// Whom a fault hits.
+/// What a fault hits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whom {
     Server(usize),
@@ -209,7 +209,7 @@ pub struct History {
     pub failovers: Vec<Failover>,
     pub named: Vec<Named>,
     pub marks: Vec<Mark>,
-    /// Those that were late, and the last ones.
+    /// The calls that were late, and the last ones.
     pub calls: Vec<Timed>,
     pub falls: Vec<Fall>,
     pub remnants: Vec<Remnant>,
@@ -218,7 +218,7 @@ pub struct History {
     pub lag: Nanos,
 }
 
-/// Puts lines together.
+/// Puts the workers' lines together into a history.
 #[derive(Debug, Default)]
 pub struct Recorder {
     pub history: History,
@@ -277,7 +277,7 @@ impl Recorder {
         }
     }
 
-    /// A process is no more. It could have believed in its leases until the deadlines that it knew of.
+    /// Notes that a process was killed. It could have believed in its leases until the deadlines that it knew of.
     pub fn killed(&mut self, process: Process) {
         let of_it: Vec<LeaseId> = self.open.keys().filter(|id| id.process == process).copied().collect();
         for id in of_it {
@@ -287,7 +287,7 @@ impl Recorder {
         }
     }
 
-    /// Nobody will say any more.
+    /// Closes the history: no process reports any more.
     pub fn end(&mut self) {
         for open in std::mem::take(&mut self.open).into_values() {
             self.close(open);

@@ -1,7 +1,7 @@
-//! A log that takes no line while it is told so, as a full pipe does: the nemesis of whatever writes to it.
+//! A log that takes no line while it is told to stall, as a full pipe does: the nemesis of whatever writes to it.
 //!
-//! Only threads that the worker has not started itself are held up. Its own thread, on which its jobs run, would be as
-//! if it was stopped, which is another fault.
+//! It holds up only threads that the worker has not started itself. The worker's own thread, on which its jobs run,
+//! would be as if it was stopped, which is another fault.
 
 use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -15,7 +15,7 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 
-/// A line that is held up for longer is let go of.
+/// A line that is held up for longer is let through.
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// The log of this process.

@@ -35,7 +35,7 @@ mod sharing;
 mod watch;
 mod worker;
 
-/// So long is a round at most: a history has to fit into memory, and a seed to be worth repeating.
+/// The longest round: a history has to fit into memory, and a seed has to be worth repeating.
 const ROUND: u64 = 60;
 
 fn main() -> ExitCode {
@@ -91,7 +91,7 @@ fn soak(stage: Stage, min_replicas: u8, seconds: u64, first_seed: u64) -> ExitCo
         if left.is_zero() {
             break;
         }
-        // A long outage takes longer than a round, and the time of as many.
+        // A long outage takes a longer round, and the time of as many rounds.
         let has_outage = plan::has_outage(stage, seed);
         let length = if has_outage { left.min(plan::LONG_ROUND) } else { left.min(longest) };
         left -= length;

@@ -1,4 +1,4 @@
-//! Carries the plan out, and says what it did.
+//! Carries the plan out, and records what it did.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::{
 /// Behind what a clock has shown, and its servers' rounding.
 const MARGIN: Nanos = 100 * MILLI;
 
-/// Goes through a lane until the time is up. A process is still at work then.
+/// Goes through a lane until the time is up. Returns the process that is still at work then.
 pub fn run(scene: &Scene, lane: Lane, until: Instant) -> Option<Worker> {
     match lane {
         Lane::Server(server) => {
@@ -31,7 +31,7 @@ pub fn run(scene: &Scene, lane: Lane, until: Instant) -> Option<Worker> {
     None
 }
 
-/// Rests; whether there is time left after it.
+/// Rests; returns whether time is left after it.
 pub fn rest(by: Duration, until: Instant) -> bool {
     let left = until.saturating_duration_since(Instant::now());
     std::thread::sleep(by.min(left));
@@ -42,7 +42,7 @@ struct ServerLane<'a> {
     scene: &'a Scene,
     server: usize,
     until: Instant,
-    /// Its clock shows a time that it has shown before.
+    /// Until when its clock shows a time that it has shown before.
     behind_until: Nanos,
     /// When it lost all that it had, and by how much its clock was set back since.
     emptied_at: Nanos,
@@ -70,7 +70,7 @@ impl ServerLane<'_> {
             if !in_time {
                 return;
             }
-            // Other faults of the workers have to be over.
+            // Other faults of the workers have to end first.
             let calm = (fault == ServerFault::Move).then(|| self.scene.calm());
             let from = now();
             self.act(fault, from);
@@ -79,9 +79,9 @@ impl ServerLane<'_> {
         }
     }
 
-    /// Fences grow across a loss of all data only if the clock is not behind what it has shown, then or later; and a
-    /// node's uptime is its wall clock, so a jump while it is young would have it vote too early. Both are assumptions
-    /// of the promises. Whether the moment comes before the end.
+    /// Waits for a moment, and returns whether it comes before the end. Fences grow across a loss of all data only if
+    /// the clock is not behind what it has shown, then or later. A node's uptime is its wall clock, so a jump while it
+    /// is young would have it vote too early. Both are assumptions of the promises.
     fn await_moment(&self, moment: Nanos) -> bool {
         rest(Duration::from_nanos(moment.saturating_sub(now())), self.until)
     }
@@ -173,7 +173,7 @@ impl ServerLane<'_> {
         }
     }
 
-    /// A server knows the workers no more once it was restarted.
+    /// A restarted server does not know the workers any more.
     fn know_workers(&self) {
         if self.server == LONE {
             self.scene.password().tell_servers(self.scene.lone_servers());
@@ -213,8 +213,8 @@ pub fn delete(scene: &Scene, server: usize, kind: &Kind) {
     seen_empty(scene, server, Some(name), from);
 }
 
-/// At one moment since then the server had no key of this name, or of any: that is as good as having looked. One node
-/// of a quorum is not.
+/// Records that the server had no key of this name, or of any, at one moment since then, which is as good as a look.
+/// One node of a quorum is not.
 fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
     let to = now();
     let mut recorder = scene.recorder();
@@ -226,7 +226,7 @@ fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
     recorder.history.looks.extend(looks);
 }
 
-/// Keeps one worker going, one life after the other; the last one goes on.
+/// Keeps one worker going, one life after the other; the last one keeps running.
 pub fn process_lane(scene: &impl Scenery, slot: u16, until: Instant) -> Worker {
     let mut worker = scene.worker(Process { slot, life: 0 });
     for step in plan(scene.stage, scene.seed, Lane::Process(slot)) {
@@ -269,7 +269,7 @@ fn links_lane(scene: &Scene, slot: u16, until: Instant) {
         let Fault::Link(server, fault) = step.fault else { continue };
         let _trouble = (server == LONE).then(|| scene.troubled());
         let (from, link) = (now(), &scene.links[usize::from(slot)][server]);
-        // Of a link that is silent no command may come by.
+        // On a silent link no command may come by.
         let one = |nth, action| {
             let rule = link.on(Match::any(), nth, action);
             rule.wait_hit(Duration::from_millis(500));

@@ -13,7 +13,7 @@ pub struct Password {
 }
 
 impl Password {
-    /// Known to these servers, and to who reads the file beside the first one's data.
+    /// A password that these servers know, and whoever reads the file beside the first one's data.
     pub fn new(servers: [&Server; 2]) -> Self {
         let password = Self { file: servers[0].directory().join("password"), turn: 0 };
         password.tell_servers(servers);
@@ -21,12 +21,12 @@ impl Password {
         password
     }
 
-    /// Where workers find it.
+    /// The file where workers find it.
     pub fn file(&self) -> PathBuf {
         self.file.clone()
     }
 
-    /// It is another from now on, which nobody knows yet.
+    /// Changes the password. Neither side knows the new one yet.
     pub fn turn(&mut self) {
         self.turn += 1;
     }
@@ -38,7 +38,7 @@ impl Password {
         }
     }
 
-    /// In one step, so that nobody reads half of it.
+    /// Writes the file in one step, so that no worker reads half of it.
     pub fn tell_workers(&self) {
         let whole = self.file.with_extension("new");
         fs::write(&whole, self.text())

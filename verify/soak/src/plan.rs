@@ -1,4 +1,4 @@
-//! What the nemesis will do: a function of the seed, and of nothing that happens.
+//! What the nemesis will do: a function of the seed alone.
 //!
 //! Each lane goes through its own list, one step after the other: each server has a lane, each worker process, and the
 //! links of each worker. So faults of one kind overlap with those of every other, but never with themselves.
@@ -6,9 +6,9 @@
 //! In one round of five, which is longer, the server on its own and a majority of the quorum are away for minutes; a
 //! process lives through it.
 //!
-//! The plan keeps to what the promises assume (`docs/safety.md`), or the checks would only find that they
-//! are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the restart delay,
-//! and nothing but a restart makes a node forget its fences.
+//! The plan keeps to what the promises assume (`docs/safety.md`), because otherwise the checks would only find that
+//! these assumptions are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the
+//! restart delay, and only a restart makes a node forget its fences.
 
 use std::{fmt, time::Duration};
 
@@ -23,7 +23,7 @@ const ASTRAY: i64 = 400;
 /// How long the servers of a long outage are away, and when that begins.
 const OUTAGE: Duration = Duration::from_secs(120);
 const OUTAGE_AFTER: Duration = Duration::from_secs(15);
-/// What a round with a long outage takes at least.
+/// The least time that a round with a long outage takes.
 pub const LONG_ROUND: Duration = Duration::from_secs(180);
 
 /// Whether a round of this seed has a long outage, if it has the time.
@@ -31,7 +31,7 @@ pub fn has_outage(stage: Stage, seed: u64) -> bool {
     stage == Stage::Servers && seed % 5 == 0
 }
 
-/// Whose turn it is.
+/// A lane of faults, by what they hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     Server(usize),
@@ -45,27 +45,27 @@ pub enum ServerFault {
     Stop(Duration),
     /// Killed, and back after this time with all its data.
     Restart(Duration),
-    /// The same, for minutes.
+    /// Killed, and back after minutes with all its data.
     Outage(Duration),
     RestartEmpty(Duration),
     ClockForward(Duration),
     ClockBack(Duration),
     ScriptFlush,
     FlushAll,
-    /// The key of one lock.
+    /// The key of one lock is deleted.
     Delete(&'static Kind),
-    /// The set of those who share it.
+    /// The set of the sharers of one lock is deleted.
     DeletePlaces(&'static Kind),
-    /// Another library sets the key, without a look, for so long.
+    /// Another library sets the key, without checking it, for this long.
     Overwrite(&'static Kind, Duration),
     KillClients,
-    /// The workers' password is another from now on. Those who know it first have it for so long before the others.
+    /// The workers' password changes. The side that knows it first has it for this long before the other.
     Rotate(First, Duration),
-    /// The address leads to another server with other data; this one goes on.
+    /// The address leads to another server with other data; this one keeps running.
     Move,
 }
 
-/// Who knows a new password first.
+/// The side that knows a new password first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
     Server,
@@ -77,7 +77,7 @@ pub enum First {
 pub enum ProcessFault {
     Kill(Duration),
     Stop(Duration),
-    /// Its log takes no line for so long.
+    /// Its log takes no line for this long.
     StallLog(Duration),
 }
 
@@ -124,7 +124,8 @@ pub fn plan(stage: Stage, seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
     let is_away = has_outage(stage, seed) && matches!(lane, Lane::Server(0..=2));
     let lives = has_outage(stage, seed) && lane == Lane::Process(0);
     let outage = Step { after: OUTAGE_AFTER, fault: Fault::Server(ServerFault::Outage(OUTAGE)) };
-    // Where all wait in one line, one that is stopped holds up everybody: with rests as short, hardly anything went on.
+    // Where all wait in one line, a stopped worker holds up all others: with rests as short, hardly anything would
+    // happen.
     let rests = if stage == Stage::Shared && !matches!(lane, Lane::Server(_)) { 3 } else { 1 };
     let steps = std::iter::repeat_with(move || match lane {
         Lane::Server(LONE) => {
@@ -172,7 +173,7 @@ fn lone_server(chance: &mut Chance) -> ServerFault {
     }
 }
 
-/// Its address stays where it is: of two servers each lets in as many as it may.
+/// Its address stays where it is, because each of two servers would admit as many as it may.
 fn sharing_server(chance: &mut Chance) -> ServerFault {
     match chance.below(14) {
         0 => ServerFault::DeletePlaces(one_of(chance, Stage::Shared, false)),
@@ -187,7 +188,7 @@ fn sharing_server(chance: &mut Chance) -> ServerFault {
     }
 }
 
-/// One of the locks that are there.
+/// One of the stage's locks.
 fn one_of(chance: &mut Chance, stage: Stage, quorum: bool) -> &'static Kind {
     let here: Vec<&Kind> = stage.kinds().iter().filter(|kind| kind.quorum == quorum).collect();
     here[chance.below(here.len())]
@@ -228,7 +229,7 @@ fn link(chance: &mut Chance) -> LinkFault {
 }
 
 impl Fault {
-    /// Under which word it is counted.
+    /// The word under which it is counted.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Server(fault) => match fault {

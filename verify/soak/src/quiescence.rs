@@ -1,4 +1,5 @@
-//! After the last fault: nobody begins anything any more, so every lock can be had, and then nothing is left of any.
+//! After the last fault: no worker begins anything any more, so every lock can be acquired, and then nothing is left of
+//! any.
 
 use std::time::Duration;
 
@@ -15,11 +16,11 @@ use crate::{
     setup::{Access, GIVEN_UP, LONE, RESTART_DELAY, Stage, TTLS, nanos},
 };
 
-/// By then whoever held a lock has let go of it, or its key has run out by a clock that was set back; the dead in its
-/// queue have had their grants, and nodes that forgot vote again.
+/// How soon every holder has let go of its lock, or its key has run out by a clock that was set back. By then the dead
+/// in its queue have had their grants, and nodes that forgot vote again.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Ends the workers in peace, with a look at what they leave.
+/// Ends the workers in peace, and looks at what they leave.
 pub fn run(scene: &Scene, workers: Vec<Worker>) {
     end(scene, workers, acquire_all(scene));
     // Longer than any TTL by any clock.
@@ -30,7 +31,7 @@ pub fn run(scene: &Scene, workers: Vec<Worker>) {
     }
 }
 
-/// Has the workers rest, and go when something was done meanwhile.
+/// Has the workers rest, and end when `meanwhile` is done.
 pub fn end(crew: &Crew, mut workers: Vec<Worker>, meanwhile: impl Future<Output = ()>) {
     for worker in &mut workers {
         worker.rest();
@@ -38,7 +39,7 @@ pub fn end(crew: &Crew, mut workers: Vec<Worker>, meanwhile: impl Future<Output 
     for worker in &mut workers {
         worker.rested(crew);
     }
-    // While they live: what one of them did not let go of, it still renews.
+    // This happens while they live, because a worker still renews what it did not let go of.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(meanwhile);
     for worker in &mut workers {
@@ -49,7 +50,7 @@ pub fn end(crew: &Crew, mut workers: Vec<Worker>, meanwhile: impl Future<Output 
     }
 }
 
-/// Somebody new, past every proxy, acquires each lock and lets go of it.
+/// A new process acquires each lock, past every proxy, and lets go of it.
 async fn acquire_all(scene: &Scene) {
     let process = somebody(scene.links.len());
     let (lone, nodes) = (scene.server(LONE).url(), scene.servers.urls().split_off(LONE + 1));
@@ -74,7 +75,7 @@ async fn acquire_all(scene: &Scene) {
     }
 }
 
-/// The mode of a name in which most have it.
+/// A name in the mode in which the most processes can hold it.
 fn as_shared(leases: &Leases, name: &str, access: Access) -> Lock {
     match access {
         Access::Permits(of) => leases.semaphore(name, of),
@@ -82,7 +83,7 @@ fn as_shared(leases: &Leases, name: &str, access: Access) -> Lock {
     }
 }
 
-/// A process that is none of so many workers.
+/// A process that is not one of this many workers.
 pub fn somebody(workers: usize) -> Process {
     Process { slot: u16::try_from(workers).unwrap_or(u16::MAX), life: 0 }
 }
@@ -105,7 +106,7 @@ pub async fn acquire(crew: &Crew, process: Process, locks: impl Iterator<Item = 
     crew.recorder().history.calls.extend(calls);
 }
 
-/// Looks at the keys that a server has still.
+/// Looks at the keys that a server still has.
 pub fn look(crew: &Crew, server: usize, at: &Server, is_left: bool) {
     let mut wire = at.wire();
     for key in wire.keys("*") {

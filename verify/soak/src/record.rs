@@ -1,7 +1,7 @@
-//! What a worker says of itself, line by line, and the clock that everybody here goes by.
+//! What a worker reports about itself, line by line, and the clock that all processes here use.
 //!
-//! A worker may be killed at any instant, so it writes each line at once, and *before* it acts on it: a release is said
-//! before it is asked for. What was not said by then did not happen for the check.
+//! A worker may be killed at any instant, so it writes each line at once, and *before* it acts on it: a release is
+//! reported before it is asked for. What was not reported by then did not happen for the check.
 
 use std::{fmt, str::FromStr};
 
@@ -17,14 +17,14 @@ pub fn now() -> Nanos {
     u64::try_from(SystemClock.now().as_nanos()).unwrap_or(Nanos::MAX)
 }
 
-/// Which process: its place among the workers, and how many were killed there before it.
+/// A process: its place among the workers, and how many were killed there before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Process {
     pub slot: u16,
     pub life: u16,
 }
 
-/// Which lease, of all that were ever held.
+/// A lease, among all that were ever held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId {
     pub process: Process,
@@ -43,7 +43,7 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// The text is none of ours.
+/// The error for a text that is not one of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unreadable;
 
@@ -105,13 +105,13 @@ words! {
         Forced = "forced",
         FailedOver = "failed-over",
         OtherLoss = "other-loss",
-        // Never said: what the parent makes of a lease of a killed process.
+        // Never reported: the parent assigns this to a lease of a killed process.
         Killed = "killed",
     }
 }
 
 impl Ending {
-    /// The loss of a lease, by its reason.
+    /// The ending by the loss of a lease, by its reason.
     pub fn of(reason: LossReason) -> Self {
         match reason {
             LossReason::Expired => Self::Expired,
@@ -124,14 +124,14 @@ impl Ending {
         }
     }
 
-    /// Whether nothing ended it before the deadline did.
+    /// Whether nothing ended the lease before its deadline did.
     pub fn is_by_deadline(self) -> bool {
         matches!(self, Self::Expired | Self::NoQuorum | Self::Killed)
     }
 }
 
 words! {
-    /// What a write with a fence came to.
+    /// The outcome of a write with a fence.
     Written {
         Accepted = "accepted",
         Refused = "refused",
@@ -140,7 +140,7 @@ words! {
 }
 
 words! {
-    /// What became of something that has no place in the histories, and is only counted.
+    /// The outcome of something that has no place in the histories, and is only counted.
     Outcome {
         Released = "released",
         Kept = "released-and-kept",
@@ -163,24 +163,24 @@ words! {
 }
 
 words! {
-    /// What is to end in time.
+    /// A call that has to end in time.
     Call {
         Acquire = "acquire",
         Release = "release",
         Downgrade = "downgrade",
         Signal = "signal",
-        // Said by nobody: the parent's own.
+        // Not reported by a worker: the parent's own call.
         LastAcquire = "acquire after the last fault",
     }
 }
 
-/// Where a process takes the primaries to be: their ports, in order.
+/// The primaries as a process sees them: their ports, in order.
 pub type Ports = Box<[u16]>;
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// An acquire, begun at `invoked`, had given a lease by `start`. `until`: a deadline that the holder knew for
+    /// An acquire, begun at `invoked`, had given a lease by `start`. `until` is a deadline that the holder knew for
     /// certain, or nothing if the first check already said no. Its token is called `known_as`.
     Acquired {
         lease: LeaseId,
@@ -206,7 +206,7 @@ pub enum Line {
         to: Nanos,
         written: Written,
     },
-    /// The holder believes no more, and knew it by `at`.
+    /// The holder does not believe any more, and knew it by `at`.
     Ended {
         lease: LeaseId,
         at: Nanos,
@@ -217,7 +217,7 @@ pub enum Line {
         lease: LeaseId,
         at: Nanos,
     },
-    /// A call for this name that was to end within a time was late, or was given up.
+    /// A call for this name that had to end within a time was late, or was given up.
     Late {
         process: Process,
         name: usize,
@@ -226,7 +226,8 @@ pub enum Line {
         from: Nanos,
         to: Nanos,
     },
-    /// An observer was told a leader with a smaller fence than that of the one before, which it had been told at `from`.
+    /// An observer was told of a leader with a smaller fence than the previous one, which it had been told of at
+    /// `from`.
     Fell {
         process: Process,
         name: usize,
@@ -235,7 +236,7 @@ pub enum Line {
         before: u64,
         after: u64,
     },
-    /// At this moment these were the primaries to the process, and others before.
+    /// From this moment these were the primaries to the process, and others before.
     Named {
         process: Process,
         at: Nanos,

@@ -1,4 +1,4 @@
-//! What people read: the timeline around a violation, and the totals of many rounds.
+//! Output for people: the timeline around a violation, and the totals of many rounds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
     let (from, to) = (begun.max(violation.at.saturating_sub(BEFORE)), violation.at + AFTER);
     let within = |at: Nanos| (from..=to).contains(&at);
     let mut lines: Vec<(Nanos, String)> = Vec::new();
-    // Those involved, and their neighbours.
+    // The leases involved, and their neighbours.
     let mut leases: Vec<_> = history.leases.iter().filter(|lease| lease.name == violation.name).collect();
     leases.sort_by_key(|lease| lease.start);
     let is_involved = |at: usize| leases.get(at).is_some_and(|lease| violation.leases.contains(&lease.id));
@@ -49,7 +49,7 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
         if let Some(end) = lease.end {
             lines.push((end, format!("{} believed in it until here ({}){involved}", lease.id, lease.how)));
         }
-        // An accepted write is no news but after one that was not.
+        // An accepted write is news only after one that was not accepted.
         let mut last = Written::Accepted;
         for write in history.writes.iter().filter(|write| write.lease == lease.id) {
             if std::mem::replace(&mut last, write.written) != write.written
@@ -124,13 +124,13 @@ fn describe(found: &Found) -> String {
     }
 }
 
-/// What many rounds came to.
+/// The totals of many rounds.
 #[derive(Debug, Default)]
 pub struct Totals {
     seeds: Vec<u64>,
     lasted: Duration,
     leases: u64,
-    /// In which modes each name is held.
+    /// The modes in which each name is held.
     modes: BTreeSet<(String, u32)>,
     by_name: BTreeMap<String, u64>,
     by_mode: BTreeMap<(String, u32), u64>,
@@ -182,7 +182,7 @@ impl Totals {
         }
     }
 
-    /// Whether there is a lock that nobody ever held in one of its modes, or nothing was seen of the servers or the
+    /// Whether there is a lock that was never held in one of its modes, or nothing was seen of the servers or the
     /// resource.
     pub fn is_hollow(&self) -> bool {
         let is_unheld = |mode: &(String, u32)| !self.by_mode.contains_key(mode);

@@ -1,5 +1,5 @@
-//! The resource that the locks protect, as a worker sees it: it refuses a write whose fence is older than one that it has
-//! seen. It owes nothing to the library.
+//! The resource that the locks protect, as a worker sees it: it refuses a write whose fence is older than one that it
+//! has seen. It does not use the library.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use support::{Value, Wire, try_fenced_write};
 
 use crate::record::Written;
 
-/// One value there, on a connection of its own.
+/// One value of the resource, on a connection of its own.
 pub struct Resource {
     port: u16,
     key: Arc<str>,
@@ -41,7 +41,7 @@ impl Resource {
         }
     }
 
-    /// On another thread: on this one are the locks.
+    /// Asks on another thread, because the locks are on this one.
     async fn ask<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut Wire, &str) -> io::Result<T> + Send + 'static,
@@ -51,7 +51,7 @@ impl Resource {
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             let mut wire = kept.take().map_or_else(|| Wire::try_to_port(port), Ok)?;
             let answer = ask(&mut wire, &key)?;
-            // One that has failed is not kept: its answer may still come.
+            // A connection that has failed is not kept, because its answer may still come.
             *kept = Some(wire);
             Ok(answer)
         });

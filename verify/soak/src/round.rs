@@ -27,7 +27,7 @@ pub struct Outcome {
     pub lasted: Duration,
     pub recorder: Recorder,
     pub violations: Vec<Violation>,
-    /// How often two believed in one lock.
+    /// How often two leases of one lock were believed at a time.
     pub rivals: usize,
 }
 
@@ -57,7 +57,7 @@ pub fn run(stage: Stage, seed: u64, length: Duration) -> Outcome {
     judge(seed, lasted, &scene.crew)
 }
 
-/// The history of a scene that is over, and what is wrong with it.
+/// Judges the history of a scene that has ended.
 pub fn judge(seed: u64, lasted: Duration, crew: &Crew) -> Outcome {
     let mut recorder = std::mem::take(&mut *crew.recorder());
     recorder.end();

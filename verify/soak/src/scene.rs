@@ -22,12 +22,13 @@ use crate::{
 pub struct Scene {
     pub crew: Crew,
     pub servers: Nodes,
-    /// By the lone server's clock. Its address leads here at times.
+    /// A server by the lone server's clock, to which the lone server's address leads at times.
     stand_in: Server,
     stands_in: AtomicBool,
-    /// Shared while something is in the way of a worker that looks where the address leads; alone while it moves.
+    /// Shared while something is in the way of a worker that looks where the address leads; held alone while the
+    /// address moves.
     calm: RwLock<()>,
-    /// For each worker, one to each server.
+    /// The links of each worker, one to each server.
     pub links: Vec<Vec<Proxy>>,
     password: Mutex<Password>,
 }
@@ -53,7 +54,7 @@ impl Scenery for Scene {
 }
 
 impl Scene {
-    /// Servers that keep their data over a restart and have been up for long, and links for so many workers.
+    /// Servers that keep their data over a restart and have been up for long, and links for this many workers.
     pub fn new(stage: Stage, seed: u64, workers: u16, kinds: u64) -> Self {
         // No fsync: what a killed process has written is there all the same.
         let lasting = |server: ServerBuilder| server.aof(true).arg("--appendfsync", "no");
@@ -72,7 +73,7 @@ impl Scene {
         }
     }
 
-    /// Whatever the address of this server leads to.
+    /// The server to which the address of this one leads.
     pub fn server(&self, at: usize) -> &Server {
         if at == LONE && self.stands_in.load(Ordering::SeqCst) { &self.stand_in } else { &self.servers[at] }
     }
@@ -82,7 +83,7 @@ impl Scene {
         [&self.servers[LONE], &self.stand_in]
     }
 
-    /// The lone server's address leads to the other one from now on. Connections stay where they are.
+    /// Moves the lone server's address to the other server from now on. Connections stay where they are.
     pub fn move_lone(&self) {
         self.stands_in.fetch_xor(true, Ordering::SeqCst);
         for links in &self.links {
@@ -90,12 +91,12 @@ impl Scene {
         }
     }
 
-    /// Nothing is in the way of who looks where an address leads while this is held.
+    /// While this is held, nothing is in the way of a worker that looks where an address leads.
     pub fn calm(&self) -> RwLockWriteGuard<'_, ()> {
         self.calm.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// That of the server on its own.
+    /// The password of the server on its own.
     pub fn password(&self) -> MutexGuard<'_, Password> {
         self.password.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! The checks, checked: for each seeded bug a scene in which it shows. A program with the bug's patch must find it
-//! there; a program without must find nothing.
+//! The checks, checked: each seeded bug has a scene in which it shows. A program with the bug's patch must find it
+//! there; a program without the patch must find nothing.
 
 use std::{
     sync::atomic::AtomicBool,
@@ -22,7 +22,7 @@ use crate::{
     watch,
 };
 
-/// Where a bug shows, if the soak plays it.
+/// The scene in which a bug shows, if the soak plays it.
 pub fn scene(bug: SeededBug) -> Option<fn() -> Outcome> {
     match bug {
         SeededBug::ReleaseUnchecked => Some(releases_that_come_late),
@@ -44,7 +44,7 @@ fn kinds(stage: Stage, names: &[&str]) -> u64 {
 
 const SLOW: [&str; 3] = ["slow-1", "slow-2", "slow-3"];
 
-/// Workers on these locks for so long, one for each process among the lanes, and one fault that goes on all the time.
+/// Workers on these locks for this long, one for each process among the lanes, and one fault that lasts all the time.
 fn aimed(
     stage: Stage,
     seed: u64,
@@ -74,12 +74,12 @@ fn aimed(
     round::judge(seed, start.elapsed(), &scene.crew)
 }
 
-/// Of three processes that ask three nodes at the same time, each often has one.
+/// Three processes ask three nodes at the same time, so each often has one.
 fn votes_that_split() -> Outcome {
     aimed(Stage::Servers, 17, Duration::from_secs(12), &["quorum-1", "quorum-2"], &PROCESSES, nothing_else)
 }
 
-/// Readers and writers, of whom some go on as readers, and permits.
+/// Readers and writers, some of which continue as readers, and permits.
 fn shared_names() -> Outcome {
     let names = ["rw-quick", "rw-slow", "permits-2"];
     aimed(Stage::Shared, 18, Duration::from_secs(20), &names, &PROCESSES, nothing_else)
@@ -89,13 +89,13 @@ const PROCESSES: [Lane; 3] = [Lane::Process(0), Lane::Process(1), Lane::Process(
 
 fn nothing_else(_: &Scene, _: Instant) {}
 
-/// Attempts of unknown outcome are undone by a release, which comes when somebody else has the lock.
+/// Attempts of unknown outcome are undone by a release, which comes when another process has the lock.
 fn releases_that_come_late() -> Outcome {
     let lanes = [PROCESSES.as_slice(), &[Lane::Links(0), Lane::Links(1), Lane::Links(2)]].concat();
     aimed(Stage::Servers, 11, Duration::from_secs(12), &["slow-1", "slow-2", "crowded"], &lanes, nothing_else)
 }
 
-/// Somebody deletes locks by hand that nobody else waits for.
+/// Locks are deleted by hand for which no other process waits.
 fn deleted_keys() -> Outcome {
     aimed(Stage::Servers, 13, Duration::from_secs(12), &SLOW, &PROCESSES[..1], |scene, until| {
         let mut chance = Chance::new(13, &[]);
@@ -107,7 +107,7 @@ fn deleted_keys() -> Outcome {
     })
 }
 
-/// The server's clock goes 1 % too fast, and holders are killed.
+/// The server's clock runs 1 % too fast, and holders are killed.
 fn fast_clock() -> Outcome {
     aimed(Stage::Servers, 14, Duration::from_secs(12), &SLOW, &PROCESSES, |scene, _| {
         let from = now();

@@ -1,4 +1,4 @@
-//! Which locks there are, on which servers, and who works on them: the same for the parent and its workers.
+//! The locks, their servers, and how workers use them: the same for the parent and its workers.
 
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
@@ -27,19 +27,19 @@ pub const LONE: usize = 0;
 pub const NODES: usize = 3;
 pub const SERVERS: usize = 1 + NODES;
 
-/// How often workers look where the lone server's address leads; and how long after it leads elsewhere the last of them
-/// has gone over, with nothing in its way: two looks, each with a new connection, and the news in every task.
+/// How often workers look where the lone server's address leads; and how long after a move the last of them has gone
+/// over, with nothing in its way: two looks, each with a new connection, and the news in every task.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub const GONE_OVER: Duration = Duration::from_secs(3);
 
-/// As whom the workers use the server on its own; its password changes.
+/// The user as whom the workers use the server on its own; its password changes.
 pub const USER: &str = "worker";
 
 /// Longer than the longest TTL by the second that a server's uptime may be wrong by.
 pub const RESTART_DELAY: Duration = Duration::from_secs(2);
 pub const TTLS: [Duration; 3] = [Duration::from_millis(300), Duration::from_millis(500), Duration::from_secs(1)];
 pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(400);
-/// So long after its time a call is given up, which is for the checks to judge.
+/// How long after its time a call is given up, which is for the checks to judge.
 pub const GIVEN_UP: Duration = Duration::from_secs(5);
 
 pub fn nanos(duration: Duration) -> Nanos {
@@ -49,19 +49,19 @@ pub fn nanos(duration: Duration) -> Nanos {
 /// How a task treats its locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// Mostly held for nothing.
+    /// Mostly held for no time at all.
     Quick,
     /// Mostly held for a while, at times for several TTLs.
     Slow,
 }
 
-/// In which modes a name is asked for.
+/// The modes in which a name is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     Alone,
     /// Many read, one writes.
     ReadWrite,
-    /// So many at a time.
+    /// This many at a time.
     Permits(u32),
     /// To read, to write, one of several numbers of permits, and alone without a place in the line.
     Any,
@@ -92,7 +92,7 @@ pub const KINDS: [Kind; 18] = [
     kind("plain-2", false, false, Pace::Quick, 1),
     kind("plain-3", false, false, Pace::Quick, 1),
     kind("crowded", false, false, Pace::Quick, 2),
-    // So many of one process that most of their requests travel together.
+    // So many of one process that most of their requests are batched.
     kind("together-1", false, false, Pace::Quick, 2),
     kind("together-2", false, false, Pace::Quick, 2),
     kind("together-3", false, false, Pace::Quick, 2),
@@ -109,20 +109,20 @@ pub const KINDS: [Kind; 18] = [
     kind("quorum-slow-2", true, false, Pace::Slow, 1),
 ];
 
-/// Those of a cluster, whose slots are spread over its primaries, and of a primary behind Sentinels.
+/// The locks of a cluster, whose slots are spread over its primaries, and of a primary behind Sentinels.
 pub const ROUTED_KINDS: [Kind; 28] = [
     // The slots of the first primary.
     kind("plain-4", false, false, Pace::Quick, 1),
     kind("plain-8", false, false, Pace::Quick, 1),
     kind("slow-4", false, false, Pace::Slow, 1),
     kind("fair-3", false, true, Pace::Quick, 1),
-    // Of one slot.
+    // The locks of one slot.
     kind("{two}-1", false, false, Pace::Quick, 1),
     kind("{two}-2", false, false, Pace::Slow, 1),
     kind("slow-8", false, false, Pace::Slow, 1),
     kind("slow-12", false, false, Pace::Slow, 1),
     kind("{two}-3", false, false, Pace::Slow, 1),
-    // Of the second.
+    // The slots of the second primary.
     kind("plain-1", false, false, Pace::Quick, 1),
     kind("plain-5", false, false, Pace::Quick, 1),
     kind("slow-1", false, false, Pace::Slow, 1),
@@ -133,7 +133,7 @@ pub const ROUTED_KINDS: [Kind; 28] = [
     kind("slow-9", false, false, Pace::Slow, 1),
     kind("slow-10", false, false, Pace::Slow, 1),
     kind("{one}-3", false, false, Pace::Slow, 1),
-    // Of the third.
+    // The slots of the third primary.
     kind("plain-2", false, false, Pace::Quick, 1),
     kind("plain-3", false, false, Pace::Quick, 1),
     kind("slow-2", false, false, Pace::Slow, 1),
@@ -148,7 +148,7 @@ pub const ROUTED_KINDS: [Kind; 28] = [
 /// The numbers of permits that are asked for on a name of all modes.
 pub const PERMITS: [u32; 3] = [2, 3, 5];
 
-/// Those that several may hold at a time.
+/// The names that several may hold at a time.
 pub const SHARED_KINDS: [Kind; 5] = [
     shared("rw-quick", Access::ReadWrite, Pace::Quick, 4),
     shared("rw-slow", Access::ReadWrite, Pace::Slow, 3),
@@ -187,12 +187,12 @@ impl Stage {
         matches!(self, Self::Cluster | Self::Sentinel)
     }
 
-    /// How many servers there are that go by themselves: the one on its own, and behind it the nodes of a quorum.
+    /// The number of servers that run by themselves: the one on its own, and behind it the nodes of a quorum.
     pub fn servers(self) -> usize {
         if self == Self::Servers { SERVERS } else { 1 }
     }
 
-    /// Its locks, and which of the servers have them. To a lock a cluster is one server.
+    /// Its locks, and the servers that have them. A cluster counts as one server of a lock.
     pub fn names(self) -> Vec<Name> {
         let servers = |kind: &Kind| if kind.quorum { LONE + 1..SERVERS } else { LONE..LONE + 1 };
         let name = |kind: &Kind| Name { text: kind.name.into(), servers: servers(kind), modes: kind.access.modes() };
@@ -208,7 +208,7 @@ impl Stage {
         }
     }
 
-    /// Long enough to outlive a failover, where there is one.
+    /// The TTLs, long enough to outlive a failover, where there is one.
     pub fn ttls(self, pace: Pace) -> [Duration; 3] {
         match (self, pace) {
             (Self::Servers | Self::Shared, _) => TTLS,

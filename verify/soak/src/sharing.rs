@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Job {
-    /// In one of the modes of its name, under a label that tells its lease from every other one.
+    /// The lock in one of the modes of its name, under a label that distinguishes its lease from every other one.
     pub fn lock_to_share(&mut self, id: LeaseId) -> Lock {
         let (leases, name, chance) = (&self.leases, self.kind.name, &mut self.chance);
         let names = leases.rw_lock(name);
@@ -25,7 +25,7 @@ impl Job {
         if chance.one_in(32) { lock.keep_for(chance.millis(1, 30)) } else { lock }
     }
 
-    /// Goes on as a reader, to the end of that lease too.
+    /// Continues as a reader, to the end of that lease too.
     pub async fn downgrade(&mut self, held: Held, asked: Asked) -> Option<Held> {
         Self::say_let_go(&held, Ending::Downgrade);
         let (writer, left, invoked) = (held.id(), held.lease.remaining(), now());

@@ -1,4 +1,4 @@
-//! Looks at the servers, past every proxy, as long as a round lasts: what check (d) goes by.
+//! Looks at the servers, past every proxy, as long as a round lasts, for check (d).
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -14,12 +14,12 @@ use crate::{
     setup::Stage,
 };
 
-/// A server that is stopped must not keep the looks at the others.
+/// A stopped server must not delay the looks at the others.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long such a server is left alone.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Of each name, in one step: its value, its fence, and those who share it and whose time is not over.
+/// Reads each name in one step: its value, its fence, and its sharers that have not expired.
 const PLACES: &str = "
     local time, all = redis.call('TIME'), {}
     local now_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
@@ -31,10 +31,10 @@ const PLACES: &str = "
       all[#all + 1] = one
     end
     return all";
-/// What the value of a lock that is shared begins with; its phase's fence follows.
+/// The beginning of the value of a lock that is shared; its phase's fence follows.
 const SHARED: &str = "lh1:00000000-0000-0000-0000-000000000000:";
 
-/// Ends the looks when it goes, also by a panic.
+/// Ends the looks when it is dropped, also by a panic.
 pub struct Over<'a>(pub &'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -66,8 +66,8 @@ pub fn run(scene: &Scene, servers: std::ops::Range<usize>, every: Duration, over
         let from = now();
         let sweep = Sweep { from, found: eyes.iter_mut().map(|eye| eye.look(scene, names.len())).collect() };
         let to = now();
-        // What a quorum's nodes have, they need not have at one instant: a key may go on one and come on another
-        // meanwhile. Seen twice, it would have to do so twice.
+        // The nodes of a quorum need not have had what was seen at one instant: a key may go from one and come to
+        // another meanwhile. If it was seen twice, that would have to happen twice.
         let earlier = last.replace(sweep).filter(|_| servers.len() > 1);
         let sweeps: Vec<&Sweep> = earlier.iter().chain(last.iter()).collect();
         if sweeps.len() == servers.len().min(2) {
@@ -108,11 +108,11 @@ impl Asked {
 
 struct Sweep {
     from: u64,
-    /// For each server, each name.
+    /// What was found of each name, for each server.
     found: Vec<Vec<Found>>,
 }
 
-/// A connection to whatever an address leads to; made again when that changes, or it breaks.
+/// A connection to whatever an address leads to; made again when that changes, or when it breaks.
 struct Eye {
     server: usize,
     port: u16,
@@ -178,7 +178,7 @@ fn places(of_name: &Value) -> Found {
     let [value, fence, tokens @ ..] = &parts[..] else { return Found::Unknown };
     let phase = if value.is_nil() { None } else { phase_of(&value.text()) };
     let Some(phase) = phase else { return found(&[value.clone(), fence.clone()]) };
-    // What a release has left is nobody's.
+    // What a release has left belongs to no process.
     let leases = tokens.iter().filter_map(|token| label(&token.text())?.parse::<LeaseId>().ok());
     Found::Shared(phase, leases.collect())
 }

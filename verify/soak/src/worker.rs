@@ -1,5 +1,5 @@
-//! A worker: acquires, believes, writes, lets go, and says so, until a word comes by its input; then it rests until
-//! that ends.
+//! A worker: it acquires, believes, writes, lets go, and reports all that, until a word comes by its input; then it
+//! rests until its input ends.
 
 use std::{
     io::{Read, Write},
@@ -39,7 +39,7 @@ pub struct Part {
     pub kinds: u64,
     /// How many replicas must have what it is granted.
     pub min_replicas: u8,
-    /// The port of the resource, which nothing happens to.
+    /// The port of the resource, which no fault hits.
     pub resource: u16,
     /// The file with the password for the lone server.
     pub password: String,
@@ -129,7 +129,7 @@ pub async fn run(part: Part) {
     }
 }
 
-/// Observes a lock, and says when a leader has a smaller fence than the one before.
+/// Observes a lock, and reports when a leader has a smaller fence than the previous one.
 async fn observe(process: Process, name: usize, election: Election) {
     let Ok(mut leaders) = election.observe() else { return };
     let (mut last, mut told) = (None::<(Fence, Nanos)>, 0_u32);
@@ -148,20 +148,20 @@ async fn observe(process: Process, name: usize, election: Election) {
     }
 }
 
-/// Our resident memory, in KiB; zero where the system does not tell.
+/// Our resident memory, in KiB; zero where the system does not report it.
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// Says something to the parent, at once and in one piece.
+/// Reports lines to the parent, at once and in one piece.
 pub fn say(lines: impl IntoIterator<Item = Line>) {
     let mut text = Vec::new();
     for line in lines {
         writeln!(text, "{line}").expect("there is memory");
     }
-    // The parent has gone, and so shall we.
+    // The parent has died, so this process ends too.
     if std::io::stdout().lock().write_all(&text).is_err() {
         std::process::exit(3);
     }
@@ -172,11 +172,11 @@ pub struct Job {
     name: usize,
     pub kind: Kind,
     stage: Stage,
-    /// As it is held alone.
+    /// The lock, to be held alone.
     pub lock: Lock,
     pub leases: Leases,
     resource: Resource,
-    /// Where the last ticket is that somebody has handed over, and the fence of the one that was last looked at.
+    /// The place of the last ticket that was handed over, and the fence of the last ticket that was looked at.
     tickets: Resource,
     last_ticket: Option<u64>,
     pub chance: Chance,
@@ -198,7 +198,7 @@ pub struct Asked {
 pub struct Held {
     id: LeaseId,
     pub lease: Lease,
-    /// The newest check that said yes, and a deadline known for certain; said or not.
+    /// The newest check that said yes, and a deadline known for certain; reported or not.
     at: Nanos,
     until: Nanos,
 }
@@ -218,14 +218,14 @@ impl Job {
         }
     }
 
-    /// A ticket that somebody has left, if it is another one than the last. One that was used is worth a try, too.
+    /// A ticket that was handed over, if it is not the last one seen. A used ticket is worth a try, too.
     async fn found(&mut self) -> Option<Ticket> {
         let (text, fence) = self.tickets.read().await?;
         let is_new = self.last_ticket.replace(fence).is_none_or(|last| last < fence);
         (is_new || self.chance.one_in(16)).then(|| text.parse().expect("it is a ticket"))
     }
 
-    /// Goes on with the lock of whoever gave the ticket. A ticket, if this hands it over in turn, to us.
+    /// Adopts the lock of the ticket's giver. Returns a ticket, if this task hands the lock over to itself in turn.
     async fn adopt(&mut self, ticket: Ticket) -> Option<Ticket> {
         let ttl = *self.chance.pick(&self.stage.ttls(self.kind.pace));
         let adopting = self.lock.clone().ttl(ttl).adopt(ticket);
@@ -286,7 +286,7 @@ impl Job {
         None
     }
 
-    /// What a call comes to that is to end within a time; nothing if it does not end.
+    /// The outcome of a call that has to end within a time; `None` if it does not end.
     pub async fn in_time<T>(&self, call: Call, within: Duration, outcome: impl Future<Output = T>) -> Option<T> {
         let from = now();
         let outcome = tokio::time::timeout(within + GIVEN_UP, outcome).await.ok();
@@ -310,7 +310,7 @@ impl Job {
         None
     }
 
-    /// Works for as long as it wants to. Nothing if the lease is lost before.
+    /// Works for as long as it wants to. Returns `None` if the lease is lost before.
     pub async fn hold_to_its_end(&mut self, lease: Lease, asked: Asked, start: Nanos) -> Option<Held> {
         let mut held = Held::new(asked.id, lease);
         let kept = match self.say_acquired(&mut held, asked, start) {
@@ -319,7 +319,7 @@ impl Job {
         };
         if let Err(how) = kept {
             let at = now();
-            // A job that does not look before it writes.
+            // A job that does not check before it writes.
             self.write(&held).await;
             say([Line::Ended { lease: asked.id, at, how }]);
             return None;
@@ -331,7 +331,7 @@ impl Job {
         self.kind.access != Access::Alone
     }
 
-    /// Leaves it to this task's next lease, or to whichever task of whichever process finds the ticket.
+    /// Leaves the lease to this task's next lease, or to any task of any process that finds the ticket.
     async fn hand_over(&mut self, held: Held) -> Option<Ticket> {
         Self::say_let_go(&held, Ending::HandOver);
         let ticket = held.lease.into_ticket().ok()?;
@@ -371,7 +371,7 @@ impl Job {
         held.check()
     }
 
-    /// A part of the job that asks for the lock by itself: it has the same fence. Another one is a lease of its own.
+    /// A part of the job asks for the lock by itself, and has the same fence. A lease with another fence is its own.
     async fn enter_again(&self, held: &Held, ttl: Duration) {
         let invoked = now();
         let Ok(Some(lease)) = self.lock.clone().ttl(ttl).try_acquire().await else { return };
@@ -390,7 +390,7 @@ impl Job {
         LeaseId { process: self.process, number: self.numbers.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Says that a lease is there, and checks it for the first time.
+    /// Reports that a lease is there, and checks it for the first time.
     fn say_acquired(&self, held: &mut Held, asked: Asked, start: Nanos) -> Result<(), Ending> {
         let Asked { id, known_as, mode, ttl, invoked } = asked;
         assert_eq!(held.lease.mode(), mode, "it is held as it was asked for");
@@ -497,7 +497,7 @@ impl Held {
     pub fn check(&mut self) -> Result<(), Ending> {
         let at = now();
         self.lease.check().map_err(|error| error.lost().map_or(Ending::OtherLoss, |lost| Ending::of(lost.reason())))?;
-        // What remains was reckoned from a later moment, so the deadline is not before this.
+        // What remains was calculated from a later moment, so the deadline is not before this.
         let remaining = u64::try_from(self.lease.remaining().as_nanos()).unwrap_or(0);
         self.at = at;
         self.until = at + remaining;

@@ -1,4 +1,4 @@
-//! What may happen in a state, and how it is told.
+//! The actions that are possible in a state, and how they are described.
 
 use leasehold_protocol::tally::Nodes;
 
@@ -7,26 +7,26 @@ use super::{
     state::{Client, Content, Kind, Message, Number, Owner, Session, State},
 };
 
-/// One thing that happens. What needs no fault is first.
+/// One action. Those that need no fault come first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
     /// Time passes, until something is due.
     Pass,
     Begin(usize),
     LetGo(usize, Number),
-    /// A lease becomes a ticket, and somebody adopts it.
+    /// A lease becomes a ticket, which may be adopted.
     HandOver(usize, Number),
     Adopt(usize, Owner),
-    /// The clock says that a lease is to be looked at.
+    /// A lease is due for a check by the clock.
     Check(usize, Number),
-    /// An answer was waited for long enough.
+    /// The wait for an answer times out.
     Expire(usize, Number),
-    /// A message arrives, and what is said to it is heard at once.
+    /// A message arrives, and its answer is heard at once.
     Arrive(Place),
     /// A request arrives, and the reply is late.
     ReplyIsLate(Place, Notice),
     RequestIsLate(Place, Notice),
-    /// A request arrives, and will once more.
+    /// A request arrives, and will arrive again.
     ArriveTwice(Place),
     Die(usize),
     Pause(usize),
@@ -37,7 +37,7 @@ pub(super) enum Action {
     Step(usize),
 }
 
-/// A message, by its place on the net; the rest is for people.
+/// A message, by its place on the net; the other fields are for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) at: usize,
@@ -61,7 +61,7 @@ pub(super) enum Memory {
     Lost,
 }
 
-/// Everything that may happen now.
+/// Collects the actions that are possible now.
 pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) {
     let is_closing = state.is_closing(setup);
     let mut is_urgent = false;
@@ -114,14 +114,14 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
                 }
             }
         }
-        // The clients are alike: that it is the first who begins first leaves nothing out.
+        // The clients are alike, so letting the first one begin first leaves nothing out.
         let may_be_first = me == 0 || state.clients.iter().any(|client| client.begun > 0);
         if !is_closing && client.is_idle() && client.begun < setup.attempts[me] && may_be_first {
             actions.push(Action::Begin(me));
             actions.extend(state.ticket.map(|ticket| Action::Adopt(me, ticket)));
         }
     }
-    // In the end nothing goes wrong, and in which order it goes right is of no interest.
+    // At the close no fault happens, and the order of the other actions does not matter.
     if is_closing {
         actions.truncate(1);
     } else {
@@ -181,7 +181,7 @@ impl Place {
 }
 
 impl Action {
-    /// Has it happen.
+    /// Performs the action.
     pub(super) fn take(self, run: &mut Run<'_>) -> Option<()> {
         match self {
             Self::Pass => run.pass()?,

@@ -1,4 +1,4 @@
-//! One client: the driver of [`Acquisition`] in the model. It sends what is ordered, and brings back what is answered.
+//! One client: the driver of [`Acquisition`] in the model. It sends what is ordered, and passes the answers back.
 
 use std::time::Duration;
 
@@ -24,10 +24,11 @@ use super::{
 };
 use crate::seeded::SeededBug;
 
-/// How long a node is waited for. A vote of a quorum waits for half a TTL at most, which is the same here.
+/// How long a client waits for a node's answer. A vote of a quorum waits for half a TTL at most, which is the same
+/// here.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What an attempt is made with.
+/// The configuration of an attempt.
 pub(super) fn config(ttl: Duration, nodes: usize, renew_first_after: Option<Duration>) -> Config {
     let lease = LeaseConfig { ttl, max_hold: None, patience: COMMAND_TIMEOUT };
     let (outliving, route, jitter) = (Outliving::NOTHING, Route::Home, Jitter::from_seed(0));
@@ -55,7 +56,7 @@ impl Run<'_> {
         self.state.servers.len()
     }
 
-    /// Does something to a session, if it is still there.
+    /// Runs `act` on a session, if it still exists.
     fn with(&mut self, me: usize, number: Number, act: impl FnOnce(&mut Self, usize, &mut Session)) {
         let sessions = &mut self.client(me).sessions;
         let Some(place) = sessions.iter().position(|session| session.number == number) else { return };
@@ -86,7 +87,7 @@ impl Run<'_> {
         }
     }
 
-    /// Tries once to get the lock; from whom that is, if it was handed over.
+    /// Tries once to acquire the lock; `heir_of` is the giver of a lock that was handed over.
     pub(super) fn begin(&mut self, me: usize, heir_of: Option<Owner>) {
         let is_clear = self.is_clear() && heir_of.is_none();
         self.disturb();
@@ -110,7 +111,7 @@ impl Run<'_> {
         self.client(me).sessions.push(session);
     }
 
-    /// A request is answered.
+    /// Takes the answer to a request.
     pub(super) fn hear(&mut self, message: &Message, said: Result<Said, Failure>) {
         let (me, number) = message.owner;
         self.with(usize::from(me), number, |run, me, session| {
@@ -121,7 +122,7 @@ impl Run<'_> {
         });
     }
 
-    /// Nobody waits any longer for the answers that have not come in time.
+    /// Times out a request whose answer has not come in time.
     pub(super) fn expire(&mut self, me: usize, number: Number) {
         let now = self.now();
         self.with(me, number, |run, me, session| {
@@ -154,7 +155,7 @@ impl Run<'_> {
         self.carry_out(me, session, actions);
     }
 
-    /// An event of an acquisition: what is over stays over.
+    /// Passes an event to an acquisition, and checks that a lease that has expired stays expired.
     fn watched(&mut self, session: &mut Session, event: impl FnOnce(&mut Acquisition) -> Actions) -> Actions {
         let (now, acquisition) = (self.now(), &mut session.acquisition);
         let was_over = acquisition.fence().is_some() && now >= acquisition.valid_until();
@@ -245,7 +246,7 @@ impl Run<'_> {
         *largest = (*largest).max(Some(fence));
     }
 
-    /// Looks at the lease that is held.
+    /// Checks the lease that is held.
     pub(super) fn look(&mut self, me: usize, number: Number) {
         let now = self.now();
         self.with(me, number, |run, me, session| {
@@ -254,12 +255,12 @@ impl Run<'_> {
         });
     }
 
-    /// The job is done.
+    /// Lets go of the lease, because the job is done.
     pub(super) fn let_go(&mut self, me: usize, number: Number) {
         self.with(me, number, Self::leave);
     }
 
-    /// It becomes a ticket. No more is done about it.
+    /// The lease becomes a ticket, and needs no more work.
     pub(super) fn hand_over(&mut self, me: usize, number: Number) {
         let owner = (u8::try_from(me).unwrap_or_default(), number);
         self.with(me, number, |run, _, session| {

@@ -1,5 +1,5 @@
-//! The frame of the models: a model is its states, what may happen in them, and its rules. [`search`](super::search)
-//! searches it, and what is here tells people a path through it.
+//! The frame of the models: a model is its states, its possible actions, and its rules. [`search`](super::search)
+//! searches it, and this module describes a path through it to people.
 
 use std::{fmt::Write, hash::Hash, iter};
 
@@ -16,10 +16,10 @@ pub(super) trait Model: Clone + Send + Sync + 'static {
     type State: Clone + Hash + PartialEq + Send + Sync + 'static;
     type Action: Clone + PartialEq + Send + Sync + 'static;
 
-    /// The rule that holds where nothing happens any more: everything [is over](Self::is_over).
+    /// The rule for a state without further actions: everything [is over](Self::is_over).
     const IN_THE_END: &'static str = "in the end nothing is left";
 
-    /// What has the keys, for people.
+    /// The word for what has the keys, for people.
     const SERVER: &'static str = "server";
 
     fn name(&self) -> &'static str;
@@ -29,28 +29,28 @@ pub(super) trait Model: Clone + Send + Sync + 'static {
 
     fn first(&self) -> Self::State;
 
-    /// Everything that may happen now.
+    /// Collects the actions that are possible now.
     fn possible(&self, state: &Self::State, actions: &mut Vec<Self::Action>);
 
-    /// Has it happen.
+    /// Performs an action.
     fn take(run: &mut Run<'_, Self>, action: Self::Action) -> Option<()>;
 
-    /// The rules, and the good things that should be possible; those of the end are the frame's.
+    /// The rules, and the good things that should be possible. The frame adds the rule about the end.
     fn rules() -> Vec<Rule<Self>>;
 
-    /// Whether something good must be possible here.
+    /// Whether this good thing must be possible in this world.
     fn is_expected(&self, _good: &str) -> bool {
         true
     }
 
-    /// Whether nothing happens any more.
+    /// Whether no action is possible any more.
     fn is_end(&self, state: &Self::State) -> bool {
         let mut actions = Vec::new();
         self.possible(state, &mut actions);
         actions.is_empty()
     }
 
-    /// Whether everything is over that may not go on for ever.
+    /// Whether everything that must end has ended.
     fn is_over(&self, state: &Self::State) -> bool;
 
     fn now(state: &Self::State) -> Real;
@@ -71,15 +71,15 @@ pub(super) trait Model: Clone + Send + Sync + 'static {
         Self::leases(state).filter(|(_, lease)| now < lease.valid_until()).map(|(owner, _)| owner).collect()
     }
 
-    /// Whose key each server has.
+    /// The owner of each server's key.
     fn keys(&self, _state: &Self::State) -> Vec<Option<Owner>> {
         Vec::new()
     }
 
-    /// An action, for people.
+    /// Describes an action, for people.
     fn tell(state: &Self::State, action: &Self::Action) -> String;
 
-    /// What an action has changed, for people.
+    /// Describes what an action has changed, for people.
     fn news(&self, before: &Self::State, after: &Self::State) -> Vec<String> {
         let keys = self.keys(before).into_iter().zip(self.keys(after)).enumerate();
         let moved = keys.filter(|(_, (was, is))| was != is).map(|(at, (_, is))| match is {
@@ -103,7 +103,7 @@ impl<M: Model> Run<'_, M> {
     }
 }
 
-/// What people read of time that passes. It is told where it changes something.
+/// The description of time that passes. It is shown where that changes something.
 pub(super) const TIME_PASSES: &str = "time passes";
 
 /// A path through the states: a line for everything that happened, and who believed what after it.
@@ -139,7 +139,7 @@ fn lease<M: Model>(state: &M::State, of: Owner) -> Option<&Acquisition> {
     M::leases(state).find(|(owner, _)| *owner == of).map(|(_, lease)| lease)
 }
 
-/// What has become of the leases.
+/// Describes what has become of the leases.
 fn leases_told<M: Model>(model: &M, before: &M::State, after: &M::State) -> Vec<String> {
     let mut told = Vec::new();
     for (owner, is) in M::leases(after) {

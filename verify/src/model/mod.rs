@@ -1,35 +1,36 @@
 //! The protocol, searched: every order in which two clients, one or three nodes and a bounded number of faults can take
-//! turns, by [stateright]. What decides is what is shipped: the machines of [`leasehold_protocol`], and its [`Store`]
-//! as each node. Only what carries messages and sets timers is written again. `docs/evidence/model.md` has the bounds
-//! and the figures.
+//! turns, by [stateright]. The shipped code decides: the machines of [`leasehold_protocol`], and its [`Store`] as each
+//! node. Only what carries messages and sets timers is written again. `docs/evidence/model.md` has the bounds and the
+//! figures.
 //!
 //! # What a run is
 //!
-//! 1. A message arrives at the moment at which it was sent, those of one client in the order of the nodes, those of two
-//!    clients in any; or it is *late*, and then it arrives at any later moment, before or after anything, or never. A
-//!    late one whose connection is reset is known to be unknown at once. Lateness is a fault, and faults are counted.
-//! 2. Timers are on time, unless their client stands still, which is a fault: then its clock goes on, and it hears and
-//!    does nothing until it goes on, at any later moment.
-//! 3. Time passes to the next moment at which something is due for anybody: a timer, a time limit, a deadline, the
-//!    expiry of a key, the end of a restart delay; and to every multiple of the grid. What is decided by a comparison
-//!    of times comes out the same in between, but for two things that are met where a moment falls anyway: the end of
-//!    the tries to undo, and a clock that was set back and passes a node's floor of fences again.
-//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends. What must come about
-//!    at some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
+//! 1. A message arrives at the moment at which it was sent: those of one client in the order of the nodes, those of two
+//!    clients in any order. Or it is *late*, and then it arrives at any later moment, before or after anything, or
+//!    never. If the connection of a late message is reset, its outcome is known to be unknown at once. Lateness is a
+//!    fault, and faults are counted.
+//! 2. Timers are on time, unless their client stands still, which is a fault. Then its clock runs on, but the client
+//!    hears and does nothing until it continues, at any later moment.
+//! 3. Time passes to the next moment at which something is due for a client or a node (a timer, a time limit, a
+//!    deadline, the expiry of a key, the end of a restart delay), and to every multiple of the grid. A decision that
+//!    compares times is the same in between. There are two exceptions, which are met where a moment falls anyway: the
+//!    end of the tries to undo, and a clock that was set back and passes a node's floor of fences again.
+//! 4. At the close no fault happens any more and every client lets go, so that every run ends. What must come about at
+//!    some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
 //!
 //! # What is checked
 //!
-//! In every state: no two clients believe at the same instant; fences grow in the order of the leases; and, whatever
-//! the clocks do, from every lease to every attempt that began after it; and it is the lease's fence that whoever asks
-//! the nodes sees. What is confirmed as released is free, what nobody
-//! uses is taken off, who asks for a free lock gets it, nothing is lost without a fault, what is over stays over, and
-//! at the end of every run nothing is left. And that what should be possible is.
+//! In every state: no two clients believe at the same instant. Fences grow in the order of the leases and, whatever the
+//! clocks do, from every lease to every attempt that began after it. A client that asks the nodes sees the lease's
+//! fence. A lock whose release is confirmed is free, an unused key is taken off, a client that asks for a free lock
+//! gets it, nothing is lost without a fault, an expired lease stays expired, and at the end of every run nothing is
+//! left. And what should be possible is possible.
 //!
-//! The combiner, which decides what travels together to one node, is searched by itself in [`combining`]; so are a
-//! [failover], a slot that is [moved](migrating) from server to server, leases that [replicas](replication) confirm, and
-//! locks that are [shared](sharing). Each of them has its rules; what they share is [their frame](frame).
+//! The combiner, which decides which requests to one node are batched, is searched by itself in [`combining`]. So are a
+//! [failover], a slot that is [moved](migrating) from server to server, leases that [replicas](replication) confirm,
+//! and locks that are [shared](sharing). Each of them has its rules; what they share is [their frame](frame).
 //!
-//! That the search would notice is shown outside of the assumptions: there it must find what breaks.
+//! Outside of the assumptions the search must find what breaks, which shows that it would notice.
 
 use std::time::Duration;
 
@@ -78,7 +79,7 @@ const CLIENTS: usize = 2;
 /// The TTL of every lease.
 const TTL: Duration = Duration::from_secs(1);
 
-// The names of properties that tests speak of.
+// The names of properties that tests refer to.
 const ONE_HOLDER: &str = "one holder at a time";
 const FENCES_GROW: &str = "fences grow from lease to lease";
 const LATER_IS_LARGER: &str = "who begins later has a larger fence";
@@ -89,7 +90,7 @@ const BROUGHT_BACK: &str = "a key is brought back";
 const ADOPTED: &str = "a lease that was handed over is adopted";
 const INHERITED: &str = "the second has it though the first died";
 
-/// A world to search: who is there, and what may go wrong.
+/// A world to search: its clients and nodes, and the faults that may happen.
 #[derive(Debug, Clone)]
 struct Setup {
     name: &'static str,
@@ -101,27 +102,27 @@ struct Setup {
     /// Time passes in steps of this, and to every moment between them at which something is due.
     grid: Duration,
     faults: Faults,
-    /// By how many microseconds a node's clock is stepped when it is.
+    /// The step of a node's clock, in microseconds.
     step: i64,
-    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    /// When the world closes: from then on every client lets go, and what is left runs out.
     closes: Duration,
     restart_delay: Duration,
-    /// The last node was started a second ago, and knows nothing.
+    /// Whether the last node was started a second ago, and knows nothing.
     is_one_new: bool,
     /// When a lease is renewed for the first time, if not after a third of its TTL.
     tracks_after: Option<Duration>,
     /// Whether a lease may be handed over, once.
     hands_over: bool,
-    /// Whether clients propose a fence, as far ahead of the highest clock.
+    /// How far ahead of the highest clock a fence is that clients propose, if they do.
     proposes: Option<Duration>,
-    /// What the clients do wrong.
+    /// The bug of the clients, if any.
     bug: Option<SeededBug>,
     key: Key,
     tokens: Tokens,
 }
 
 impl Setup {
-    /// The TTL that a client reckons with.
+    /// The TTL that a client calculates with.
     fn client_ttl(&self) -> Duration {
         match self.bug {
             Some(SeededBug::NoDrift) => TTL + drift(TTL) + Duration::from_micros(200),
@@ -129,7 +130,7 @@ impl Setup {
         }
     }
 
-    /// For how long a lease is believed in after it was asked for.
+    /// How long a client believes in a lease after it has asked for it.
     fn belief(&self) -> Duration {
         self.client_ttl().saturating_sub(drift(self.client_ttl()))
     }
@@ -263,7 +264,7 @@ impl Model for Setup {
 }
 
 impl State {
-    /// Who asks all nodes is certain of a fence that is not that of the lease.
+    /// Whether a client that asks all nodes is certain of a fence that is not the lease's.
     fn shows_another_fence(&self, setup: &Setup) -> bool {
         let shown =
             |server: &Server| Some(Holder::of(Some(setup.tokens.of(server.key?.0).clone()), None, server.shown));
@@ -277,7 +278,7 @@ impl State {
         })
     }
 
-    /// A node has a key that nobody cares about any more, though it could have been taken off.
+    /// Whether a node has a key that is not needed any more, though it could have been taken off.
     fn leaves_a_key(&self) -> bool {
         self.servers.iter().enumerate().any(|(node, server)| {
             let Some(((key_of, number), _)) = server.key else { return false };
@@ -299,7 +300,7 @@ impl State {
         self.sessions().filter(|(_, session)| session.acquisition.is_held())
     }
 
-    /// The second client has a lease that it tried to get after another one was won.
+    /// Whether the second client has a lease whose attempt began after another lease was won.
     fn has_followed(&self) -> bool {
         self.holders().any(|((client, _), session)| client == 1 && session.after.is_some())
     }

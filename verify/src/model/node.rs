@@ -1,4 +1,4 @@
-//! A node's answers, to which nobody listens besides who asks.
+//! A node's answers, which only the asking client hears.
 
 use leasehold_protocol::{
     acquisition::Said,
@@ -15,13 +15,13 @@ pub(super) fn ask<T: TryFrom<Reply, Error = Failure>>(store: &mut Store, now: Mi
     applied.reply.and_then(T::try_from).unwrap()
 }
 
-/// A lone node does what it is asked.
+/// A lone node executes a request.
 pub(super) fn execute(store: &mut Store, now: Micros, claim: Claim, kind: Kind) -> Said {
     match kind {
         Kind::Acquire => {
             let request = AcquireRequest { claim, voting: None, heir_of: None };
             let vote: VoteReply = ask(store, now, &Request::Acquire(request));
-            // On this network anything may overtake anything.
+            // On this network any message may overtake any other.
             Said::Vote { acquired: vote.acquired, overtaken: true }
         }
         Kind::Renew => {

@@ -1,4 +1,4 @@
-//! What may happen, for people.
+//! Descriptions of the actions, for people.
 
 use std::fmt;
 

@@ -78,7 +78,7 @@ impl Search {
     }
 }
 
-/// Searches all of it: no rule is broken, and what should be possible is.
+/// Searches the whole world: no rule is broken, and what should be possible is.
 fn holds<M: Model>(world: &M) -> Search {
     let (search, name) = (Search::of(world, &[]), world.name());
     for property in Searched(world.clone()).properties() {
@@ -100,7 +100,7 @@ pub(super) fn breaks<M: Model>(world: &M, rule: &'static str) {
     println!("{name}: not {rule:?}, found after {} states:\n{path}", search.states);
 }
 
-/// Searches all of the world of this name.
+/// Searches the whole world of this name.
 pub(super) fn within<M: Model>(worlds: Vec<M>, name: &str) {
     holds(&worlds.into_iter().find(|world| world.name() == name).unwrap());
 }
@@ -113,7 +113,7 @@ pub(super) fn table<M: Model>(worlds: impl IntoIterator<Item = M>) {
     }
 }
 
-/// Makes a test of the name of each world that `quick` has, and one of all that `quick` and `deep` have.
+/// Makes a test for each named world of `quick`, and one for all worlds of `quick` and `deep`.
 macro_rules! searches {
     ($(fn $test:ident($($world:literal),+ $(,)?);)+) => {
         $(

@@ -1,4 +1,4 @@
-//! What one moment of a run is made of. Two moments that are equal here have the same future.
+//! The parts of one moment of a run. Two moments that are equal here have the same future.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use leasehold_protocol::{
     undo::Undoing,
 };
 
-/// Real time in nanoseconds, which nobody in the model can read.
+/// Real time in nanoseconds, which no part of the model can read.
 pub(super) type Real = u64;
 
 /// The number of an acquisition of one client, and so of its token.
 pub(super) type Number = u8;
 
-/// Whose token: a client, and which of its acquisitions.
+/// The owner of a token: a client, and the number of its acquisition.
 pub(super) type Owner = (u8, Number);
 
 pub(super) fn nanos(span: Duration) -> u64 {
@@ -49,19 +49,19 @@ pub(super) struct State {
     pub(super) now: Real,
     pub(super) clients: Vec<Client>,
     pub(super) servers: Vec<Server>,
-    /// What is on its way, in an order that does not tell how it came about.
+    /// The messages on their way, in an order that does not depend on how it came about.
     pub(super) net: Vec<Message>,
-    /// What may still go wrong.
+    /// The faults that may still happen.
     pub(super) left: Faults,
     /// The largest fence of any lease so far.
     pub(super) largest: Option<Fence>,
-    /// The lease that was handed over last. Its ticket may be used by anybody, at any time.
+    /// The lease that was handed over last. Its ticket may be used by any client, at any time.
     pub(super) ticket: Option<Owner>,
     /// Rules that were broken on the way.
     pub(super) broken: Broken,
 }
 
-/// How often what goes wrong, at most, in one run.
+/// The most faults of each kind in one run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Faults {
     /// Requests and replies that are late, by any time, or lost: then they are late for ever.
@@ -74,7 +74,7 @@ pub(super) struct Faults {
     pub(super) pauses: u8,
     /// Clients that are cut off from a majority of the nodes for good: nothing arrives any more.
     pub(super) cuts: u8,
-    /// Nodes that are restarted and know nothing any more.
+    /// Nodes that are restarted, and have forgotten everything.
     pub(super) amnesias: u8,
     /// Nodes that are restarted with everything they had.
     pub(super) restarts: u8,
@@ -86,15 +86,15 @@ pub(super) struct Faults {
 pub(super) struct Broken {
     /// A lease's fence is not larger than that of every lease before it.
     pub(super) fence_fell: bool,
-    /// The same, though its attempt began after the other was won.
+    /// A lease's fence is not larger than that of a lease that was won before its attempt began.
     pub(super) fence_is_stale: bool,
     /// A confirmed release has left the key on a majority.
     pub(super) release_did_not: bool,
-    /// An attempt has failed that nobody and nothing stood in the way of.
+    /// An attempt has failed although nothing stood in its way.
     pub(super) denied_for_nothing: bool,
     /// A lease was lost without a fault.
     pub(super) lost_for_nothing: bool,
-    /// A lease was believed in again whose time had been up.
+    /// A lease that had expired was believed in again.
     pub(super) is_revived: bool,
 }
 
@@ -105,11 +105,12 @@ pub(super) struct Server {
     pub(super) stepped: i64,
     /// When it was started, by its own clock, if that was during the run.
     pub(super) started: Option<Micros>,
-    /// Whose key is there, and until when by its own clock.
+    /// Whose key is there, and when it expires by the node's own clock.
     pub(super) key: Option<(Owner, Micros)>,
-    /// The fence in its value, as whoever looks sees it.
+    /// The fence in its value, as a look shows it.
     pub(super) shown: Option<Fence>,
-    /// The key came when what put it there was not waited for any more, or after what would have taken it away.
+    /// The key came after its client had stopped waiting for the request that put it there, or after the request that
+    /// would have taken it away.
     pub(super) is_belated: bool,
     /// The tokens that were released here.
     pub(super) released: Vec<Owner>,
@@ -129,12 +130,12 @@ pub(super) struct Client {
     pub(super) recovers_until: Vec<Time>,
 }
 
-/// One token, from its drawing until nobody waits for anything about it.
+/// One token, from its drawing until no answer about it is awaited.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Session {
     pub(super) number: Number,
     pub(super) acquisition: Acquisition,
-    /// What was sent and is not answered.
+    /// The requests without an answer.
     pub(super) requests: Vec<Request>,
     /// How many requests of each kind went to each node.
     pub(super) sendings: Vec<[u8; KINDS]>,
@@ -142,7 +143,7 @@ pub(super) struct Session {
     pub(super) heir_of: Option<Owner>,
     /// The largest fence of any lease when it began.
     pub(super) after: Option<Fence>,
-    /// Nobody and nothing has stood in its way so far.
+    /// Whether nothing has stood in its way so far.
     pub(super) is_clear: bool,
 }
 
@@ -153,7 +154,7 @@ pub(super) struct Request {
     pub(super) about: About,
     pub(super) nth: u8,
     pub(super) at: Time,
-    /// Nobody waits for the answer any longer.
+    /// When the wait for the answer ends.
     pub(super) until: Time,
 }
 
@@ -188,7 +189,7 @@ impl About {
     }
 }
 
-/// Something on its way between a client and a node.
+/// A message on its way between a client and a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Message {
     pub(super) owner: Owner,
@@ -200,15 +201,15 @@ pub(super) struct Message {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Content {
-    /// A request; that of a raise and a repair has a fence, and that of an adoption whom it follows. It arrives before any
-    /// time passes unless it is late.
+    /// A request. A raise and a repair have a fence, and an adoption has the token that it follows. It arrives before
+    /// any time passes unless it is late.
     Request { fence: Option<Fence>, heir_of: Option<Owner>, is_late: bool },
     /// A reply that is late.
     Reply(Said),
 }
 
 impl Message {
-    /// Whether this is what was asked, or the answer to it.
+    /// Whether this is the request, or the answer to it.
     pub(super) fn answers(&self, request: &Request) -> bool {
         (request.node, request.about.kind(), request.nth) == (self.node, self.kind, self.nth)
     }
@@ -228,7 +229,7 @@ impl Message {
 }
 
 impl State {
-    /// Has it so that two states that differ in nothing but the order of what came about are one.
+    /// Normalises the state, so that two states that differ only in the order of what came about are equal.
     pub(super) fn tidy(&mut self) {
         self.net.sort_by_key(Message::rank);
         for client in &mut self.clients {
@@ -244,7 +245,7 @@ impl State {
 }
 
 impl Session {
-    /// Whether the client holds the lock with it, or is about to or about to let go.
+    /// Whether the client holds the lock with it, or is about to hold it or to let go.
     pub(super) fn is_on(&self) -> bool {
         !self.acquisition.is_over()
     }

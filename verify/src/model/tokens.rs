@@ -9,7 +9,7 @@ use super::{TTL, state::Owner};
 pub(super) struct Tokens(Vec<Vec<Token>>);
 
 impl Tokens {
-    /// Of so many clients, each with so many attempts.
+    /// The tokens of `clients` clients, with `attempts` attempts each.
     pub(super) fn new(clients: u64, attempts: u64) -> Self {
         let token = |client: u64, number: u64| {
             let uuid = Uuid::from_u64_pair(client, number);
@@ -22,13 +22,13 @@ impl Tokens {
         &self.0[usize::from(client)][usize::from(number)]
     }
 
-    /// What it claims of a lock, to have that alone.
+    /// The claim of an owner to have a lock alone.
     pub(super) fn claim(&self, key: &Key, owner: Owner) -> Claim {
         let (key, token) = (key.clone(), self.of(owner).clone());
         Claim { key, token, mode: Mode::Exclusive, ttl: TTL, life: TTL, fence: None, fence_memory: fence::MEMORY }
     }
 
-    /// Whose token it is.
+    /// The owner of a token.
     pub(super) fn owner(&self, token: &Token) -> Option<Owner> {
         (0_u8..).zip(&self.0).find_map(|(client, tokens)| {
             let number = tokens.iter().position(|other| other == token)?;

@@ -1,4 +1,4 @@
-//! What is around the clients: nodes, what is between them, time, and what goes wrong.
+//! Everything around the clients: nodes, messages, time, and faults.
 
 use leasehold_protocol::{
     acquisition::Said,
@@ -18,7 +18,7 @@ use super::{
 use crate::seeded::SeededBug;
 
 impl State {
-    /// What a node's clock shows.
+    /// The time on a node's clock.
     pub(super) fn time_at(&self, setup: &Setup, node: usize) -> Micros {
         self.clock(setup, node).shows(self.now).as_nanos() / 1_000
     }
@@ -67,7 +67,7 @@ impl State {
         due.chain(expiries).chain(whole).filter(|&moment| moment > self.now).min()
     }
 
-    /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
+    /// Whether the world is closing: no fault happens any more, no client begins, and each lets go.
     pub(super) fn is_closing(&self, setup: &Setup) -> bool {
         self.now >= nanos(setup.closes)
     }
@@ -105,7 +105,7 @@ impl Run<'_> {
         server.key = key;
     }
 
-    /// A node does what it is asked.
+    /// A node executes a request.
     pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>, heir_of: Option<Owner>) -> Said {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
@@ -142,7 +142,7 @@ impl Run<'_> {
                     }
                     acquired => acquired,
                 };
-                // On this network anything may overtake anything.
+                // On this network any message may overtake any other.
                 Said::Vote { acquired, overtaken: true }
             }
             Kind::Raise => {
@@ -174,7 +174,7 @@ impl Run<'_> {
         reply
     }
 
-    /// A node is started again; how long it is up it reckons from whole seconds, and so by up to one too long.
+    /// A node is started again. It calculates its uptime from whole seconds, and so by up to one second too long.
     pub(super) fn restart(&mut self, node: usize, forgets: bool) {
         let now = self.state.time_at(self.setup, node) / 1_000_000 * 1_000_000;
         let server = &mut self.state.servers[node];
@@ -193,7 +193,7 @@ impl Run<'_> {
         self.look_at(node);
     }
 
-    /// A message comes to where it is going; what is said to a request is heard at once, unless it `is_late`.
+    /// A message reaches its destination. The answer to a request is heard at once, unless it `is_late`.
     pub(super) fn deliver(&mut self, at: usize, is_late: bool) {
         let message = self.state.net.remove(at);
         let reply = match &message.content {
@@ -210,19 +210,20 @@ impl Run<'_> {
         self.hear(&message, Ok(reply));
     }
 
-    /// The connection breaks under a request: it is unknown what becomes of it.
+    /// The connection breaks under a request, whose outcome is unknown.
     pub(super) fn break_off(&mut self, message: &Message) {
         self.hear(message, Err(Failure::unknown("the connection was reset")));
     }
 
-    /// Who may be disturbed by what happens now cannot complain of it.
+    /// Notes that every attempt under way may be disturbed now, and so may fail.
     pub(super) fn disturb(&mut self) {
         for session in self.state.clients.iter_mut().flat_map(|client| &mut client.sessions) {
             session.is_clear = false;
         }
     }
 
-    /// Whether the lock is free for whoever asks: nobody has it or is about to, and everybody is well.
+    /// Whether the lock is free for any client that asks: no client has it or is about to, and all clients and nodes
+    /// are well.
     pub(super) fn is_clear(&self) -> bool {
         let State { clients, servers, net, .. } = &self.state;
         servers.iter().all(|server| server.key.is_none() && server.started.is_none())
@@ -232,7 +233,7 @@ impl Run<'_> {
             })
     }
 
-    /// On how many nodes a token is.
+    /// The number of nodes that have a token.
     pub(super) fn keys_of(&self, owner: Owner) -> usize {
         let has =
             |server: &&super::state::Server| server.key.is_some_and(|(there, _)| there == owner) && !server.is_belated;
@@ -240,7 +241,7 @@ impl Run<'_> {
     }
 }
 
-/// Until when a node gives no vote, if an answer tells.
+/// Until when a node gives no vote, if an answer says so.
 pub(super) fn recovery(now: Time, said: &Result<Said, Failure>) -> Option<Time> {
     match said {
         Ok(Said::Vote { acquired: Acquired::Recovering(left), .. } | Said::Repaired(Repaired::Recovering(left))) => {

@@ -1,8 +1,9 @@
-//! The worlds that are searched: within the assumptions of the library, from no faults at all to what takes a night.
+//! The worlds that are searched: within the assumptions of the library, from no faults at all to a search that takes a
+//! night.
 
 use super::*;
 
-/// What a node's clock shows at first: microseconds since 1970 are long past zero.
+/// The first time on a node's clock: its microseconds since 1970 are long past zero.
 const EPOCH: u64 = 1_000_000_000_000_000;
 
 /// The most that a clock may gain on a client's, and a client's on a node's: one per cent.
@@ -16,7 +17,7 @@ const THREE: [Clock; 3] = [
     Clock { offset: EPOCH, rate: 1_000 },
 ];
 
-/// Nothing goes wrong.
+/// No faults.
 pub(super) const NO_FAULTS: Faults =
     Faults { late: 0, doubled: 0, deaths: 0, pauses: 0, cuts: 0, amnesias: 0, restarts: 0, steps: 0 };
 
@@ -56,17 +57,17 @@ impl Setup {
         Self { attempts: [first, second], ..self }
     }
 
-    /// Things happen for so many milliseconds.
+    /// Closes the world after this many milliseconds.
     pub(super) fn for_millis(self, millis: u64) -> Self {
         Self { closes: Duration::from_millis(millis), ..self }
     }
 
-    /// One lease may be handed over.
+    /// Lets one lease be handed over.
     pub(super) fn handing_over(self) -> Self {
         Self { hands_over: true, ..self }
     }
 
-    /// Nodes that were started lately give no vote: for the longest TTL, rounded up to seconds, and one second more.
+    /// Has recently started nodes give no vote: for the longest TTL, rounded up to seconds, and one second more.
     pub(super) fn delayed(self) -> Self {
         Self { restart_delay: TTL * 2, ..self }
     }
@@ -75,14 +76,14 @@ impl Setup {
         Self { bug: Some(bug), ..self }
     }
 
-    /// The first node's clock runs at so many thousandths.
+    /// Sets the rate of the first node's clock, in thousandths.
     pub(super) fn rate(mut self, rate: u32) -> Self {
         self.nodes[0].rate = rate;
         self
     }
 }
 
-/// What is searched in every test run.
+/// The worlds that every test run searches.
 pub(super) fn quick() -> Vec<Setup> {
     vec![
         one("one node, no faults", NO_FAULTS).attempts(2, 2),
@@ -108,7 +109,7 @@ pub(super) fn quick() -> Vec<Setup> {
     ]
 }
 
-/// What is searched when somebody has the time.
+/// The worlds that only the deep search adds.
 pub(super) fn deep() -> Vec<Setup> {
     vec![
         one("one node, a late message, a pause", Faults { late: 1, pauses: 1, ..NO_FAULTS }),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_protocol::{jitter::Jitter, time::Time};
 
-/// The simulation's own time, in nanoseconds, which nobody in it can read.
+/// The simulation's own time, in nanoseconds, which no part of it can read.
 pub(super) type Real = u64;
 
 pub(super) fn nanos(span: Duration) -> u64 {
@@ -60,13 +60,13 @@ impl Dice {
         least + self.0.below(most.saturating_sub(least))
     }
 
-    /// Mostly short, and now and then as long as `most`.
+    /// A span that is mostly short, and now and then as long as `most`.
     pub(super) fn short(&mut self, most: Duration) -> Duration {
         let bound = most / (1 << self.below(6));
         self.0.below(bound)
     }
 
-    /// Whether something happens that happens so often in a hundred times.
+    /// Whether something happens that has this probability in percent.
     pub(super) fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

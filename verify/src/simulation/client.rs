@@ -1,5 +1,5 @@
 //! One client: it tries, holds, lets go, and tries again. It is the driver of [`Acquisition`] in the simulation: it
-//! sends what is ordered, and brings back what is answered.
+//! sends what is ordered, and passes the answers back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// A request is answered, or nobody waits for that any longer.
+    /// A request is answered, or the wait for its answer has timed out.
     pub(super) fn hear(&mut self, world: &mut World, request: u64, said: Result<Reply, Failure>, executed: Real) {
         let Some(sent) = self.sent.remove(&request) else { return };
         self.with(world, sent.session, |client, world, session| {
@@ -128,7 +128,7 @@ impl Client {
         });
     }
 
-    /// Does something to a session, if it is still there, with everything that goes with that.
+    /// Runs `act` on a session, if it still exists, with everything that goes with that.
     fn with(&mut self, world: &mut World, id: u64, act: impl FnOnce(&mut Self, &mut World, &mut Session)) {
         let Some(mut session) = self.sessions.remove(&id) else { return };
         session.witness(self.clock, world);
@@ -155,7 +155,7 @@ impl Client {
         self.wake(world, at + limit, Alarm::Limit(number));
     }
 
-    /// Tries once to get the lock.
+    /// Tries once to acquire the lock.
     fn attempt(&mut self, world: &mut World) {
         if world.is_closing() {
             return;
@@ -208,7 +208,7 @@ impl Client {
         AcquireRequest { claim: session.claim(world, self.now(world)), voting, heir_of: None }
     }
 
-    /// A seeded bug's: whoever is silent is asked again.
+    /// Part of a seeded bug: asks silent nodes again.
     fn resend(&mut self, world: &mut World, session: &mut Session) {
         if !session.acquisition.is_attempting() {
             return;
@@ -249,7 +249,7 @@ impl Client {
                     Acquired::Granted(_) | Acquired::Busy { .. } | Acquired::Gone => Time::ZERO,
                 };
                 counts.recovering += usize::from(matches!(acquired, Acquired::Recovering(_)));
-                // On this network anything may overtake anything.
+                // On this network any message may overtake any other.
                 Ok(Said::Vote { acquired, overtaken: true })
             }
             Reply::Repaired(repaired) => {
@@ -315,7 +315,7 @@ impl Client {
         }
     }
 
-    /// It has not come to a lease.
+    /// An attempt has not led to a lease.
     pub(super) fn failed(&mut self, world: &mut World, session: &Session, verdict: Verdict) {
         let check = match verdict {
             Verdict::Busy { holder, needs, tracked } => {
@@ -334,7 +334,7 @@ impl Client {
     fn try_again(&mut self, world: &mut World, session: &Session, seen: &Check) {
         let mut pause = self.backoff.after(seen);
         if matches!(seen, Check::Held { tracked: true, .. }) && world.dice.percent(70) || world.faults.is_sly {
-            // A notification wakes us.
+            // A notification wakes the client.
             pause = pause.min(world.dice.between(Duration::ZERO, session.ttl / 4));
         }
         self.try_after(world, pause);

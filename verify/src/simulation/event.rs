@@ -25,13 +25,13 @@ impl About {
     }
 }
 
-/// A timer of a client. Those of a session that is gone ring in vain.
+/// A timer of a client. A timer of a session that is gone has no effect.
 #[derive(Debug, Clone)]
 pub(super) enum Alarm {
     Try {
         life: u32,
     },
-    /// Nobody waits for the answer to this request any longer.
+    /// The wait for the answer to this request ends.
     Limit(u64),
     Resend(u64),
     GiveUp(u64),

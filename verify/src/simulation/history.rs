@@ -10,13 +10,13 @@ pub(super) enum Violation {
     TwoHolders { at: Real },
     /// A later holder had a fence that was not larger.
     FenceFell { at: Real },
-    /// Who looks is certain of a fence that is not the lease's.
+    /// A look is certain of a fence that is not the lease's.
     AnotherFence { at: Real },
-    /// Somebody won before the key of the lease before it could end (rule 14).
+    /// A client won before the key of the previous lease could end (rule 14).
     TooSoon { at: Real },
-    /// A key stays on a node though nobody will use it, and nobody has asked the node to let go of it since.
+    /// A key stays on a node though it will not be used, and no client has asked the node to remove it since.
     Abandoned { at: Real },
-    /// A key was left when nobody had sent anything for longer than a TTL.
+    /// A key was left when no request had been sent for longer than a TTL.
     Immortal { at: Real },
 }
 
@@ -63,9 +63,9 @@ struct Belief {
 struct Won {
     at: Real,
     fence: Fence,
-    /// Nobody else wins before, at any rate.
+    /// Before this, no other client wins in any case.
     until: Real,
-    /// Nor for so long after the belief in it has ended, unless it was let go of.
+    /// For this long after its belief has ended, no other client wins, unless the lease was let go of.
     delay: Real,
     is_let_go: bool,
 }
@@ -79,28 +79,28 @@ pub(super) struct History {
 }
 
 impl History {
-    /// A client has got a lease: its number.
+    /// Notes that a client has got a lease, and returns the lease's number.
     pub(super) fn acquired(&mut self, at: Real, fence: Fence) -> usize {
         self.counts.acquired += 1;
         self.leases.push(Won { at, fence, until: 0, delay: 0, is_let_go: false });
         self.leases.len() - 1
     }
 
-    /// Its key outlives it: until then, and by so much.
+    /// Notes that a lease's key outlives it: until this moment, and by this delay.
     pub(super) fn outlives(&mut self, lease: usize, until: Real, delay: Real) {
         if let Some(lease) = self.leases.get_mut(lease) {
             (lease.until, lease.delay) = (until, delay);
         }
     }
 
-    /// Its holder has released it, or let go of it in time.
+    /// Notes that the holder has released the lease, or let go of it in time.
     pub(super) fn let_go(&mut self, lease: usize) {
         if let Some(lease) = self.leases.get_mut(lease) {
             lease.is_let_go = true;
         }
     }
 
-    /// Between these moments a client did not doubt its lease.
+    /// Notes that a client did not doubt its lease between these moments.
     pub(super) fn believed(&mut self, lease: usize, from: Real, until: Real) {
         if from >= until {
             return;
@@ -115,11 +115,10 @@ impl History {
         self.seen.push(violation);
     }
 
-    /// Everything that was not allowed, in the order of time. Beliefs are whole spans, so what is missed between two
-    /// events is missed nowhere.
+    /// All violations, in the order of time. Beliefs are whole spans, so nothing is missed between two events.
     pub(super) fn violations(&self) -> Vec<Violation> {
         let mut violations = self.seen.clone();
-        // A lease that nobody believed in for any time is a fence that may have been used all the same.
+        // The fence of a lease may have been used even if no client believed in that lease for any time.
         for pair in self.leases.windows(2) {
             if let [earlier, later] = pair {
                 if later.fence <= earlier.fence {

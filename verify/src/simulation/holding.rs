@@ -74,7 +74,7 @@ impl Client {
         }
     }
 
-    /// A seeded bug's: the lease counts from another moment than that of its attempt.
+    /// Part of a seeded bug: the lease counts from another moment than that of its attempt.
     fn pretend(&self, world: &World, session: &mut Session, at: Time) {
         for node in 0..world.nodes() {
             let renewed = Sent { node, ask: Ask::Renew, at };
@@ -82,7 +82,7 @@ impl Client {
         }
     }
 
-    /// Sees to it that a held lease ticks no later than it asks for.
+    /// Makes sure that a held lease ticks no later than it asks for.
     pub(super) fn plan(&self, world: &mut World, session: &mut Session) {
         let id = session.id;
         let (Some(held), Some(next)) = (&mut session.held, session.acquisition.next_tick()) else { return };
@@ -126,14 +126,14 @@ impl Client {
             }
             let mode = session.mode(world, self.now(world));
             let actions = if world.dice.percent(30) {
-                // Dropped: in the background.
+                // A dropped lease is released in the background.
                 session.acquisition.abandon(mode)
             } else {
                 session.acquisition.release(Route::Home, mode)
             };
             self.carry_out(world, session, actions);
         }
-        // Until it wants the lock again.
+        // It waits until it wants the lock again.
         let pause = world.dice.between(Duration::ZERO, session.ttl / 4);
         self.try_after(world, pause);
     }

@@ -7,18 +7,18 @@ use super::chance::{Dice, Skewed, nanos};
 /// Which kinds of faults there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultProfile {
-    /// None but clocks that disagree.
+    /// No faults but clocks that disagree.
     Quiet,
     /// Any, each seed with its own mixture.
     Mixed,
-    /// Much is lost, no fences are proposed, and the nodes' clocks are far apart.
+    /// Many messages are lost, no fences are proposed, and the nodes' clocks are far apart.
     Leaky,
     /// Clients stand still, or are cut off, for longer than a lease lives.
     Pausing,
     /// Nodes restart and have forgotten everything, all the time.
     Forgetting,
-    /// As [`Forgetting`](Self::Forgetting), by somebody who knows the protocol: votes are forgotten once they are
-    /// given, and requests to bring a key back are held up until then.
+    /// Like [`Forgetting`](Self::Forgetting), by an adversary that knows the protocol: votes are forgotten once they
+    /// are given, and requests to bring a key back are held up until then.
     Sly,
 }
 
@@ -56,11 +56,11 @@ pub(super) struct Faults {
     pub(super) proposes: bool,
 }
 
-/// A little less than half of what a TTL allows for (1 %), for it is the difference of two clocks that counts.
+/// A little less than half of what a TTL allows for (1 %), because the difference of two clocks counts.
 const GAINS: u64 = 4_900;
 
 impl FaultProfile {
-    /// What one run has of it.
+    /// Draws the faults of one run.
     pub(super) fn draw(self, dice: &mut Dice, ttl: Duration, restart_delay: Duration) -> Faults {
         let quiet = Faults {
             lost: 0,
@@ -76,7 +76,7 @@ impl FaultProfile {
             cuts: None,
             longest_cut: ttl * 2,
             deaths: None,
-            // What fences take: clocks agree better than the restart delay. A proposal is ahead by 50 ms and by what a
+            // Fences need clocks that agree better than the restart delay. A proposal is ahead by 50 ms and by what a
             // client's clock gains in ten seconds, and during a run the clocks drift apart.
             skew: dice.between(Duration::ZERO, restart_delay.saturating_sub(Duration::from_millis(400))),
             gains: GAINS,
@@ -134,7 +134,7 @@ impl FaultProfile {
 }
 
 impl Faults {
-    /// A machine's clock. The nodes' show the time since 1970, the clients' any.
+    /// A machine's clock. The clocks of nodes show the time since 1970, those of clients any time.
     pub(super) fn clock(&self, dice: &mut Dice) -> Skewed {
         const EPOCH: Duration = Duration::from_secs(1_000_000);
         let most = i64::try_from(self.gains).unwrap_or_default();

@@ -33,14 +33,14 @@ pub(super) struct Session {
     pub(super) nodes: Vec<OnNode>,
 }
 
-/// What a session has to do with a node.
+/// The state of a session at one node.
 #[derive(Default, Clone)]
 pub(super) struct OnNode {
-    /// How much is under way that may put the token there, or is to take it away.
+    /// How many requests are under way that may put the token there, or take it away.
     pub(super) open: u32,
-    /// When the node executed the newest of that which it has answered.
+    /// When the node executed the newest of the requests that it has answered.
     pub(super) heard: Real,
-    /// It is left to expire.
+    /// Whether its key is left to expire.
     pub(super) is_given_up: bool,
 }
 
@@ -48,19 +48,19 @@ pub(super) struct OnNode {
 pub(super) struct Held {
     /// Its number there.
     pub(super) lease: usize,
-    /// Until when its belief is there.
+    /// Until when its belief is recorded there.
     pub(super) seen: Real,
     /// When the next tick is planned.
     pub(super) tick_at: Option<Real>,
 }
 
 impl Session {
-    /// How long a vote is waited for.
+    /// How long to wait for a vote.
     pub(super) fn limit(&self, world: &World) -> Duration {
         attempt::limit(self.nodes.len(), world.command_timeout, self.ttl)
     }
 
-    /// The lock as it wants it from now on.
+    /// The claim of the lock, as the session wants it from now on.
     pub(super) fn claim(&self, world: &World, now: Time) -> Claim {
         let life = match world.bug {
             Some(SeededBug::LifeForgotten) if self.held.is_some() => self.ttl,
@@ -78,7 +78,7 @@ impl Session {
         ReleaseMode::Retain(rest, Token::new(Uuid::from_u128(u128::from(self.id)), "released"))
     }
 
-    /// Writes down for how long the client has believed in its lease since the last time.
+    /// Records how long the client has believed in its lease since the last time.
     pub(super) fn witness(&mut self, clock: Skewed, world: &mut World) {
         if let Some(held) = &mut self.held {
             let until = clock.when(self.acquisition.valid_until()).min(world.now);
@@ -87,7 +87,7 @@ impl Session {
         }
     }
 
-    /// Whether nothing is under way any more that may put the token anywhere, and what was there is taken away.
+    /// Whether no request that may put the token anywhere is under way any more, and what was there is taken away.
     pub(super) fn is_settled(&self, world: &mut World) -> bool {
         if !self.acquisition.is_over() {
             return false;
@@ -97,7 +97,7 @@ impl Session {
         for (node, on) in
             self.nodes.iter().enumerate().take_while(|_| !runs_out).filter(|(_, on)| on.open == 0 && !on.is_given_up)
         {
-            // What has arrived since the node's last word is gone within a TTL, and cannot be helped.
+            // A key that arrived after the node's last answer expires within a TTL, and cannot be helped.
             if world.owner(node).as_ref() == Some(&self.token) && world.appeared(node) <= on.heard {
                 world.note(|| format!("{} is left on node {node}", self.id));
                 world.history.saw(Violation::Abandoned { at: world.now });

@@ -1,14 +1,14 @@
-//! That nothing is ever violated, and that the checks would notice if it were.
+//! Tests that no rule is ever violated, and that the checks would notice if one were.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What led up to a violation is told from so long before it.
+/// How long before a violation its trace begins.
 const BEFORE: Real = 4_000_000_000;
 
 impl Scene {
-    /// Plays it, with nothing that is not allowed.
+    /// Plays it, and asserts that no rule is violated.
     fn is_clean(self) -> Counts {
         let Outcome { violations, counts, .. } = self.play(false);
         if let Some(first) = violations.first() {

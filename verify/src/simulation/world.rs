@@ -1,4 +1,4 @@
-//! Everything outside of the clients: the nodes, what is between them, and what befalls them.
+//! Everything outside of the clients: the nodes, the messages, and the faults.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -46,19 +46,19 @@ pub(super) struct World {
     pub(super) command_timeout: Duration,
     pub(super) key: Key,
     pub(super) history: History,
-    /// From then on everybody lets go, and nothing more breaks.
+    /// When the world closes: from then on every client lets go, and no fault happens.
     pub(super) closes: Real,
     pub(super) last_arrival: Real,
-    /// What is to come, in order; of what comes at one moment, first what was settled first.
+    /// The events to come, in order. Events of one moment are in the order in which they were settled.
     events: BTreeMap<(Real, u64), Event>,
     tickets: u64,
     servers: Vec<Server>,
     paused_until: Vec<Real>,
     /// Until when a client's messages to and from a node are lost.
     cut_until: Vec<Vec<Real>>,
-    /// Until when nothing is lost or slow, for what was arranged to take its course.
+    /// Until when nothing is lost or slow, so that what was arranged takes its course.
     lull_until: Real,
-    /// What happened, for people, if anybody wants to read it.
+    /// What happened, for people, if a trace was asked for.
     pub(super) trace: Option<Vec<(Real, String)>>,
 }
 
@@ -68,7 +68,7 @@ struct Server {
     is_down: bool,
     /// When the key got its present token.
     appeared: Real,
-    /// The fence in its value, as whoever looks sees it.
+    /// The fence in its value, as a look shows it.
     shown: Option<Fence>,
 }
 
@@ -165,7 +165,7 @@ impl World {
         self.events.insert((at.max(self.now), self.tickets), event);
     }
 
-    /// The next event, with the time moved on to it. What is for a client that stands still waits for it.
+    /// The next event, with the time moved on to it. An event for a client that stands still waits for that client.
     pub(super) fn next(&mut self) -> Option<Event> {
         loop {
             let ((at, _), event) = self.events.pop_first()?;
@@ -181,7 +181,7 @@ impl World {
         }
     }
 
-    /// Sends a request: its number, with which it is answered.
+    /// Sends a request, and returns its number, with which it is answered.
     pub(super) fn send(&mut self, client: usize, node: usize, request: Request) -> u64 {
         self.tickets += 1;
         let number = self.tickets;
@@ -221,7 +221,7 @@ impl World {
         nanos(usual + more)
     }
 
-    /// The client hears of it at once, or finds out by waiting.
+    /// A message is lost. The client hears of it at once, or finds out by waiting.
     fn lose(&mut self, client: usize, number: u64) {
         if self.dice.percent(50) {
             self.answer(client, number, Err(Failure::unknown("the connection was reset")));
@@ -233,7 +233,7 @@ impl World {
         self.at(at, Event::Answered { client, request, said, executed: self.now });
     }
 
-    /// A request is there.
+    /// A request arrives.
     pub(super) fn arrive(&mut self, message: Message) {
         let Message { client, node, number, request } = message;
         if self.servers[node].is_down {
@@ -294,13 +294,13 @@ impl World {
         }
     }
 
-    /// The lock, as a token wants it that has this fence.
+    /// The claim of a token for the lock, with this fence.
     pub(super) fn claim(&self, token: &Token, ttl: Duration, fence: Option<Fence>) -> Claim {
         let (key, token) = (self.key.clone(), token.clone());
         Claim { key, token, mode: Mode::Exclusive, ttl, life: ttl, fence, fence_memory: fence::MEMORY }
     }
 
-    /// Whoever asks all nodes is certain of the fence of this lease, or of none.
+    /// Checks that a client that asks all nodes is certain of the fence of this lease, or of none.
     pub(super) fn check_shown(&mut self, token: &Token, fence: Fence) {
         let mut held = Vec::new();
         for node in 0..self.nodes() {
@@ -332,7 +332,7 @@ impl World {
         Outliving::new(delay.saturating_sub(MILLI), once_per.saturating_sub(MILLI))
     }
 
-    /// A lease is won: nobody else may win before its key can have ended. Two clocks take part that may be wrong.
+    /// A lease is won: no other client may win before its key can have ended. Two clocks that may be wrong take part.
     pub(super) fn outlives_by(&mut self, session: &Session, lease: usize) {
         let outliving = session.acquisition.outliving();
         let least = |span: Duration| nanos(span) / 100 * 98;
@@ -361,7 +361,7 @@ impl World {
         self.servers[node].appeared
     }
 
-    /// Whether no node has anything left.
+    /// Checks that no node has anything left.
     pub(super) fn check_is_empty(&mut self) {
         if (0..self.nodes()).any(|node| self.holder(node).is_some()) {
             let at = self.now;
@@ -370,7 +370,7 @@ impl World {
     }
 }
 
-/// What a node answers that nobody listens to.
+/// A node's answer, without notifications to others.
 fn apply(store: &mut Store, now: Micros, request: &Request) -> Reply {
     store.apply(now, request, Process { name: "", hears: false }, &|_| false).reply.unwrap()
 }
@@ -386,7 +386,7 @@ fn again(reply: Reply) -> Reply {
     }
 }
 
-/// What is asked, for people.
+/// Names a request, for people.
 fn name(request: &Request) -> &'static str {
     match request {
         Request::Acquire(_) => "an acquire",
@@ -398,7 +398,7 @@ fn name(request: &Request) -> &'static str {
     }
 }
 
-/// What is answered, for people.
+/// Describes a reply, for people.
 fn brief(reply: &Reply) -> String {
     match reply {
         Reply::Vote(VoteReply { acquired: Acquired::Busy { holder, .. }, .. }) => format!("busy with {holder}"),

@@ -1,9 +1,9 @@
-//! Prints how often a cycle allocates: on average, once everything is warm.
+//! Prints how often a cycle allocates on average, once everything is warm.
 
 #[global_allocator]
 static COUNTED: dhat::Alloc = dhat::Alloc;
 
-/// Frames of a backtrace that nobody reads: the fewest that dhat takes.
+/// The frames of an unread backtrace: the fewest that dhat takes.
 const FRAMES: usize = 4;
 
 fn main() -> leasehold_guards::Result<()> {

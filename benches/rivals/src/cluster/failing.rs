@@ -1,4 +1,4 @@
-//! What a primary's failure costs: the locks of the others, and its own.
+//! What a primary's failure costs: for the locks of the other primaries, and for its own.
 
 use std::{
     sync::{
@@ -26,18 +26,19 @@ use crate::{
     server::{client_at, client_of},
 };
 
-/// Of each primary.
+/// The number of tasks for each primary.
 const TASKS: usize = 16;
-/// More than are taken one after the other: a lock that was not released in a failure stays until its TTL has passed.
+/// More names than are taken one after the other: a lock that was not released in a failure stays until its TTL has
+/// passed.
 const NAMES: usize = 2_000;
-/// So long everything is well, and so long it is not.
+/// How long everything is well, and then how long it is not.
 const WINDOW: Duration = Duration::from_secs(3);
 /// The most that a contestant may take to find the new primary.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// So many failures one after the other, where no cluster has as many primaries.
+/// How many failures follow each other, where no cluster has as many primaries.
 const SETS: usize = 3;
 
-/// A cycle: when it began, how long it took, and whether it was one.
+/// A cycle: when it began, how long it took, and whether it was completed.
 #[derive(Debug, Clone, Copy)]
 struct Cycle {
     began: Instant,
@@ -45,14 +46,14 @@ struct Cycle {
     is_done: bool,
 }
 
-/// Tasks that do cycles one after the other until they are told to stop.
+/// Tasks that run cycles one after the other until they are told to stop.
 struct Load {
     running: JoinSet<Vec<Cycle>>,
     stop: watch::Sender<bool>,
 }
 
 impl Load {
-    /// So many of them, which share these names: each is taken once before the first is taken again.
+    /// Starts `tasks` tasks, which share these names: each name is taken once before the first is taken again.
     fn start(contestant: &Contestant, tasks: usize, names: Vec<String>) -> Self {
         let (stop, stopped) = watch::channel(false);
         let (next, names) = (Arc::new(AtomicUsize::new(0)), Arc::new(names));
@@ -76,7 +77,7 @@ impl Load {
         Self { running, stop }
     }
 
-    /// All of their cycles, once the last has ended.
+    /// All cycles of the tasks, once the last has ended.
     async fn stop(mut self) -> Result<Vec<Cycle>> {
         self.stop.send_replace(true);
         let mut cycles = Vec::new();
@@ -87,12 +88,12 @@ impl Load {
     }
 }
 
-/// Those that began in this window of time.
+/// The cycles that began in this window of time.
 fn within(cycles: &[Cycle], from: Instant, until: Instant) -> impl Iterator<Item = &Cycle> {
     cycles.iter().filter(move |cycle| (from..until).contains(&cycle.began))
 }
 
-/// One of three primaries answers nothing any more, and nobody takes its place: do the others' locks notice?
+/// One of three primaries stops answering, and no replica takes its place. Do the others' locks notice?
 pub async fn frozen(section: &mut Section) -> Result<()> {
     let rows = each(0, async |contestant, cluster| {
         let names = |primary| cluster.names_in(&cluster.slots_of(primary), "job", NAMES);
@@ -139,7 +140,7 @@ pub async fn frozen(section: &mut Section) -> Result<()> {
 /// How a primary fails.
 type Fault = fn(&Server);
 
-/// From the promotion of the replica until the first cycle there.
+/// Measures from the promotion of the replica until the first cycle there.
 pub async fn promoted(section: &mut Section) -> Result<()> {
     let rows = each(1, async |contestant, cluster| back(contestant, cluster, Server::kill).await).await?;
     let frozen = each(1, async |contestant, cluster| back(contestant, cluster, Server::stop).await).await?;
@@ -154,7 +155,7 @@ pub async fn promoted(section: &mut Section) -> Result<()> {
 }
 
 async fn back(contestant: &Contestant, cluster: &Cluster, fault: Fault) -> Result<Vec<String>> {
-    // Asked of a server that fails later.
+    // The names are asked of a server that fails later.
     let names_of = |primary| cluster.names_in(&cluster.slots_of(primary), "job", NAMES);
     let names: Vec<Vec<String>> = (0..PRIMARIES).map(names_of).collect();
     let mut times = Vec::new();
@@ -170,7 +171,7 @@ async fn back(contestant: &Contestant, cluster: &Cluster, fault: Fault) -> Resul
     Ok(vec![shown(&times)])
 }
 
-/// The moment when something is so.
+/// The moment when a condition becomes true.
 async fn moment_of(mut is_so: impl FnMut() -> bool + Send + 'static) -> Result<Instant> {
     let looking = spawn_blocking(move || {
         let began = Instant::now();
@@ -185,7 +186,7 @@ async fn moment_of(mut is_so: impl FnMut() -> bool + Send + 'static) -> Result<I
     looking.await?
 }
 
-/// A task that does cycles for good, and says when it has done one.
+/// A task that runs cycles for good, and reports when it has completed one.
 struct First {
     done: watch::Receiver<Option<Instant>>,
     _running: JoinSet<()>,
@@ -207,7 +208,7 @@ impl First {
         Self { done, _running: running }
     }
 
-    /// How long after this moment; nothing, where it is too long.
+    /// How long after this moment the first cycle was completed; `None` if that took too long.
     async fn since(mut self, moment: Instant) -> Option<Duration> {
         let is_after = |done: &Option<Instant>| done.is_some_and(|done| done > moment);
         let done = timeout(PATIENCE, self.done.wait_for(is_after)).await.ok()?.ok()?;
@@ -227,7 +228,7 @@ fn shown(times: &[Option<Duration>]) -> String {
     }
 }
 
-/// A primary hands over to its replica by order: how long is the slowest cycle?
+/// A primary hands over to its replica by order. How long is the slowest cycle?
 pub async fn planned(section: &mut Section) -> Result<()> {
     let rows = each(1, async |contestant, cluster| {
         let (mut slowest, mut failed) = (Vec::new(), 0);
@@ -242,7 +243,7 @@ pub async fn planned(section: &mut Section) -> Result<()> {
             moment_of(is_primary).await?;
             sleep(WINDOW / 3).await;
             let cycles = load.stop().await?;
-            // Those that were under way count too.
+            // The cycles under way count too.
             let under_way = || cycles.iter().filter(|cycle| cycle.began + cycle.took > at);
             slowest.push(under_way().map(|cycle| millis(cycle.took)).fold(0.0, f64::max));
             failed += under_way().filter(|cycle| !cycle.is_done).count();
@@ -255,7 +256,7 @@ pub async fn planned(section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// From the moment at which the first Sentinel names another primary until the first cycle there.
+/// Measures from the moment at which the first Sentinel names another primary until the first cycle there.
 pub async fn named(section: &mut Section) -> Result<()> {
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..SETS {

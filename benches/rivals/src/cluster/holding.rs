@@ -1,4 +1,4 @@
-//! What holding costs on a cluster, beside one server.
+//! What holding costs on a cluster, and on one server for comparison.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     stats,
 };
 
-/// Several looks at the servers' addresses, and several renewals.
+/// Long enough for several looks at the servers' addresses, and several renewals.
 const WINDOW: Duration = Duration::from_secs(30);
 
 pub fn main(section: &mut Section) -> Result<()> {

@@ -38,7 +38,7 @@ pub fn main() -> Result<()> {
     section.write()
 }
 
-/// The last tables alone, which no page gets.
+/// The last tables alone, which are on no page.
 pub fn replicas() -> Result<()> {
     machine::pin_to_two()?;
     replicas::main(&mut Section::new("cluster"))
@@ -62,7 +62,8 @@ fn cycles(section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// A row for each of [`Contestant::cluster`], which has a cluster of its own: nobody meets what another has broken.
+/// A row for each of [`Contestant::cluster`], each with a cluster of its own, so that none meets what another has
+/// broken.
 async fn each(
     replicas: usize,
     measure: impl AsyncFn(&Contestant, &Cluster) -> Result<Vec<String>>,

@@ -23,15 +23,15 @@ use crate::{
 };
 
 const PLACE: &str = "a primary, its replica and the client on the same 2 cores";
-/// Those whose acquires wait for the replica, beside calls that do not.
+/// The tasks whose acquires wait for the replica, beside calls that do not.
 const TASKS: usize = 16;
 const HELD: usize = 1_000;
 /// Short, so that there is something to count.
 const TTL: Duration = Duration::from_secs(3);
-/// So long a replica is there, and so long it is not; and so long renewals are counted.
+/// How long a replica is there, and how long it is not; and how long renewals are counted.
 const WINDOW: Duration = Duration::from_secs(15);
-/// Between two calls: a server that hears nothing meanwhile looks at its clock every 100 ms, and each call comes at
-/// another part of these.
+/// The pause between two calls. A server that hears nothing meanwhile looks at its clock every 100 ms, so each call
+/// comes at another part of these 100 ms.
 const PAUSE: Duration = Duration::from_millis(131);
 
 pub fn main(section: &mut Section) -> Result<()> {
@@ -53,7 +53,7 @@ pub fn main(section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// One `WAIT` for many locks, beside none, and beside one for each.
+/// One `WAIT` for many locks, compared with none, and with one for each.
 fn shared(all: &[Turns]) -> Vec<Vec<String>> {
     let rate = |turns: &Turns| turns.rate().show(thousands);
     let [none, ours, each, ..] = all else { return Vec::new() };
@@ -66,7 +66,7 @@ fn shared(all: &[Turns]) -> Vec<Vec<String>> {
     ]
 }
 
-/// Milliseconds of the calls that wait for no replica, and the worst of the control meanwhile.
+/// Milliseconds of the calls that wait for no replica, and the worst lag of the control meanwhile.
 #[derive(Default)]
 struct Calls {
     holder: Vec<f64>,
@@ -74,7 +74,8 @@ struct Calls {
     late: Duration,
 }
 
-/// A replica answers nothing any more: what do those notice, beside acquires that wait for it in vain, who need none?
+/// A replica stops answering. What do calls notice that do not need it, beside acquires that wait for it until they
+/// time out?
 async fn missing(servers: &Replicated) -> Result<Vec<Vec<String>>> {
     let url = servers.primary().url();
     let (other, leases) = (leases_at(&url, TTL, false).await?, leases_that_replicas_have(url, crate::TTL, 1).await?);
@@ -82,7 +83,7 @@ async fn missing(servers: &Replicated) -> Result<Vec<Vec<String>>> {
     let busy = leases.lock("busy");
     let calls = async || {
         let (lag, began, mut calls) = (Lag::start(), Instant::now(), Calls::default());
-        // By the clock: a pause behind each answer would keep step with what has delayed it.
+        // The calls keep to the clock: a pause behind each answer would keep step with what has delayed it.
         let mut due = interval(PAUSE);
         while began.elapsed() < WINDOW {
             due.tick().await;
@@ -123,7 +124,7 @@ async fn missing(servers: &Replicated) -> Result<Vec<Vec<String>>> {
     ])
 }
 
-/// Each is tried once, on the connection of the calls beside it: an acquire that waits goes on elsewhere.
+/// Each lock is tried once, on the connection of the calls beside it, because an acquire that waits uses another one.
 fn acquires(leases: &Leases) -> JoinSet<Result<()>> {
     let mut running = JoinSet::new();
     for task in 0..TASKS {
@@ -139,7 +140,7 @@ fn acquires(leases: &Leases) -> JoinSet<Result<()>> {
     running
 }
 
-/// A second: all commands at the primary but the replica's own, scripts, and `WAIT`s.
+/// Figures per second: all commands at the primary but the replica's own, scripts, and `WAIT`s.
 #[derive(Clone, Copy)]
 struct Commands {
     all: f64,

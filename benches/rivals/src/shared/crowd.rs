@@ -1,4 +1,4 @@
-//! A process of many who hold a name, or wait for it, on command.
+//! A process of many tasks that hold a name, or wait for it, on command.
 
 use std::{io::stdin, time::Duration};
 
@@ -15,12 +15,12 @@ use crate::{
     peer::{Peer, monotonic},
 };
 
-/// So long that none of them renews.
+/// So long that no lease is renewed.
 const TTL: Duration = Duration::from_hours(1);
-/// So many acquires at once of those that nobody keeps waiting: more would be one burst.
+/// How many acquires that do not have to wait run at once: more would be one burst.
 const AT_ONCE: usize = 256;
 
-/// This program once more, as such a process.
+/// Another process of this program, as such a crowd.
 #[derive(Debug)]
 pub struct Crowd(Peer);
 
@@ -29,30 +29,30 @@ impl Crowd {
         Ok(Self(Peer::start(["crowd", url])?))
     }
 
-    /// Has so many of it read a name; nobody else wants to write it.
+    /// Has `count` tasks read a name, which no other task wants to write.
     pub fn read(&mut self, name: &str, count: usize) -> Result<()> {
         self.0.order(&format!("read {count} {name}"))?;
         self.0.report().map(drop)
     }
 
-    /// Has so many of it wait for a name, to read it, or each to have it alone.
+    /// Has `count` tasks wait for a name, to read it, or each to have it alone.
     pub fn wait(&mut self, name: &str, count: usize, reads: bool) -> Result<()> {
         self.0.order(&format!("{} {count} {name}", if reads { "wait-to-read" } else { "wait-alone" }))
     }
 
-    /// When the last of those that wait to read had come in, by [`monotonic`].
+    /// When the last of those that wait to read was admitted, by [`monotonic`].
     pub fn all_in(&mut self) -> Result<i128> {
         self.0.report()
     }
 
-    /// Has nobody of it hold or want a name any more.
+    /// Has all its tasks let go of their names, and stop waiting.
     pub fn leave(&mut self) -> Result<()> {
         self.0.order("leave 0 all")?;
         self.0.report().map(drop)
     }
 }
 
-/// Does what such a process does.
+/// Acts as such a process.
 pub fn serve(url: &str) -> Result<()> {
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let leases = runtime.block_on(leases_at(url, TTL, true))?;
@@ -82,7 +82,7 @@ pub fn serve(url: &str) -> Result<()> {
                 continue;
             }
             "wait-alone" => {
-                // Who comes in has the lock until it leaves.
+                // A task that is admitted has the lock until the crowd leaves.
                 let mut came_in = crowd.wait(&leases.lock(name), count);
                 crowd.waiting.spawn_on(
                     async move {

@@ -1,4 +1,4 @@
-//! What a cycle of one who shares costs, beside that of one in a fair queue.
+//! What a cycle of a sharer costs, compared with a cycle in a fair queue.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     stats,
 };
 
-/// So many of them read the name all the time.
+/// This many tasks read the name all the time.
 const BESIDE: [(usize, &str); 5] = [
     (1, "a reader beside 1 other"),
     (100, "a reader beside 100"),
@@ -25,7 +25,7 @@ const BESIDE: [(usize, &str); 5] = [
     (100_000, "a reader beside 100,000"),
 ];
 const ALONE: &str = "a reader alone, a phase each time";
-/// Of those whose time in scripts is measured: so many turns of so many cycles.
+/// How many turns there are, and how many cycles in each, where the time in scripts is measured.
 const TURNS: usize = 9;
 const CYCLES: u32 = 300;
 
@@ -35,7 +35,7 @@ pub fn main(section: &mut Section) -> Result<()> {
     tasks(section, &server)
 }
 
-/// A cycle of a lone task: the server's processor time, and what of it is in scripts.
+/// The server's processor time for a cycle of a lone task, and the part of it in scripts.
 fn server_time(section: &mut Section, server: &Server) -> Result<()> {
     let mut crowd = Crowd::start(&server.url())?;
     for (count, title) in BESIDE {
@@ -84,7 +84,7 @@ fn server_time(section: &mut Section, server: &Server) -> Result<()> {
     section.bars("shared", &Bars::of_one(title, "microseconds", bars))
 }
 
-/// A fair cycle, and those of ours that are compared with it.
+/// A fair cycle, and the cycles of ours that are compared with it.
 async fn lone(server: &Server) -> Result<Vec<Contestant>> {
     let leases = leases_at(server.url(), TTL, true).await?;
     let own = leases.clone();
@@ -96,12 +96,12 @@ async fn lone(server: &Server) -> Result<Vec<Contestant>> {
     Ok(all)
 }
 
-/// All tasks, in all rounds, have this lock.
+/// A contestant with this lock, in all tasks and all rounds.
 fn of_one(title: &'static str, lock: Lock) -> Contestant {
     Contestant::Locks(title, Arc::new(move |_| lock.clone()))
 }
 
-/// For each contestant, the microseconds of a cycle in scripts, in turns with the others.
+/// The microseconds of a cycle in scripts, for each contestant, in turns with the others.
 async fn in_scripts(server: &Server) -> Result<Vec<Vec<f64>>> {
     let (client, contestants) = (server.client().await?, lone(server).await?);
     let mut micros = vec![Vec::with_capacity(TURNS); contestants.len()];
@@ -120,7 +120,7 @@ async fn in_scripts(server: &Server) -> Result<Vec<Vec<f64>>> {
     Ok(micros)
 }
 
-/// Tasks that have one name in common, beside tasks with names of their own.
+/// Tasks that have one name in common, compared with tasks with names of their own.
 fn tasks(section: &mut Section, server: &Server) -> Result<()> {
     let mut loads = Vec::new();
     for tasks in [1, 256] {

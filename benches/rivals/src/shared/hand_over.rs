@@ -1,4 +1,4 @@
-//! From a release in this process to one who waits in another, where the name is shared before or after.
+//! From a release in this process to a waiter in another one, where the name is shared before or after.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
 
 const WARM_UP: u32 = 5;
 const ROUNDS: u32 = 100;
-/// The waiter is well settled by then.
+/// The waiter has settled by then.
 const HELD: Duration = Duration::from_millis(20);
 const PERMITS: u32 = 4;
 
@@ -21,7 +21,7 @@ const WRITER: usize = 1;
 const READER: usize = 2;
 const PERMIT: usize = 3;
 
-/// In the order of the numbers above.
+/// The contestants, in the order of the numbers above.
 pub async fn contestants(url: &str) -> Result<Vec<Contestant>> {
     let leases = leases_at(url, TTL, true).await?;
     let of = |title, lock_of: fn(&Leases, &str) -> Lock| {
@@ -36,7 +36,7 @@ pub async fn contestants(url: &str) -> Result<Vec<Contestant>> {
     ])
 }
 
-/// Who has it, who waits for it, and how many others have a share all the time.
+/// A hand-over: who has the name, who waits for it, and how many others have a share all the time.
 struct Hand {
     title: &'static str,
     from: usize,
@@ -86,7 +86,7 @@ async fn measure() -> Result<Vec<Vec<f64>>> {
             for other in others {
                 from.release(other).await?;
             }
-            // Nothing of one meets the next.
+            // This keeps one hand-over from meeting the next.
             sleep(Duration::from_millis(1)).await;
         }
     }

@@ -1,5 +1,5 @@
-//! Names that many hold at a time, beside fair locks in the same run: what a reader costs, alone and beside many, how
-//! fast a name goes from one to the next, and what a crowd that waits costs at one release.
+//! Names that many hold at a time, compared with fair locks in the same run: what a reader costs, alone and beside
+//! many, how fast a name goes from one to the next, and what a waiting crowd costs at one release.
 
 pub mod crowd;
 mod cycles;
@@ -28,7 +28,7 @@ pub fn main() -> Result<()> {
     section.write()
 }
 
-/// So many shares of one name, and so many locks.
+/// Compares shares of one name with as many locks.
 fn held(section: &mut Section) -> Result<()> {
     let mut rows = Vec::new();
     for (title, shares) in [("100,000 locks", false), ("100,000 shares of one name", true)] {

@@ -1,4 +1,4 @@
-//! One release of a writer: what it costs the server, and when all who waited to read are in.
+//! One release of a writer: what it costs the server, and when all waiting readers are admitted.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 const ROUNDS: u32 = 12;
-/// Before the release, so that nothing else is under way.
+/// The pause before the release, so that nothing else is under way.
 const QUIET: Duration = Duration::from_millis(100);
 /// A poll has more parts than a release.
 const PARTS_OF_A_RELEASE: usize = 12;
@@ -26,7 +26,7 @@ const PARTS_OF_A_RELEASE: usize = 12;
 struct Released {
     /// The script of the release.
     script: f64,
-    /// Milliseconds until the last of those who waited was in, and scripts for each.
+    /// Milliseconds until the last of the waiters was admitted, and scripts for each.
     all_in: Option<(f64, f64)>,
 }
 
@@ -87,7 +87,7 @@ async fn releases(processes: usize, each: usize, reads: bool) -> Result<Vec<Rele
             for crowd in &mut crowds {
                 last = last.max(crowd.all_in()?);
             }
-            // Beside the release.
+            // The release itself is not counted.
             let scripts = stats::scripts(&client).await? - before - 1;
             let each = f64::from(u32::try_from(scripts)?) / f64::from(u32::try_from(processes * each)?);
             all_in = Some((micros(last - released) / 1e3, each));
@@ -103,7 +103,7 @@ async fn releases(processes: usize, each: usize, reads: bool) -> Result<Vec<Rele
     Ok(all)
 }
 
-/// Microseconds of the first script that releases.
+/// The microseconds of the first script that releases.
 async fn of_the_release(client: &Client) -> Result<f64> {
     let logged = stats::logged(client).await?;
     let released = logged.iter().find(|(_, sent)| {

@@ -1,4 +1,4 @@
-//! Requests for several keys while their slot is being moved, one key at a time: [`Stepwise`] says which come when.
+//! Requests for several keys while their slot is being moved, one key at a time, as [`Stepwise`] decides.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl Cluster {
             Request::Acquire(AcquireRequest { claim, voting: None, heir_of: None }) => {
                 self.acquire_in_steps(via, claim).await
             }
-            // The place in the queue runs out by itself, and so does the key of a phase that nobody is in.
+            // The place in the queue expires by itself, and so does the key of a phase without sharers.
             Request::Release { claim, mode: ReleaseMode::Delete | ReleaseMode::Leave(_) } => {
                 let single = if claim.mode.is_shared() { Single::Part } else { Single::Release };
                 Ok(self.ask_owned(via, single, &claim).await?.into())
@@ -49,7 +49,7 @@ impl Cluster {
             let answer = self.ask_single(rest(via, until, self.now()), &key, step).await;
             match steps.heard(answer) {
                 Next::Ask(next) => step = next,
-                // On many ways: later requests may have come before.
+                // The steps took several routes, so later requests may have overtaken them.
                 Next::Over(outcome) => {
                     return Ok(VoteReply { acquired: outcome?, identity: None, overtaken: true }.into());
                 }
@@ -57,7 +57,7 @@ impl Cluster {
         }
     }
 
-    /// The key first: nobody ends the phase while the share is not over, and the second step brings none back.
+    /// The key comes first: no client ends the phase before the share expires, and the second step brings none back.
     async fn renew_share_in_steps(self: &Arc<Self>, via: Via, claim: &Claim) -> Result<Owned, Failure> {
         let until = self.now() + via.limit;
         let phase = self.ask_owned(via, Single::ExtendPhase, claim).await?;

@@ -3,10 +3,10 @@
 //!
 //! # Invariants
 //!
-//! 1. What a primary answers counts while the newest topology that we have seen names it for the key (rule 11).
-//! 2. Nothing that is asked of one primary waits for another.
-//! 3. A primary that has no slot any more is left at once: what is in flight there is unknown then.
-//! 4. A server without slots is asked only for what the slot's owner sends on to it.
+//! 1. A primary's answer counts while the newest topology that we have seen names it for the key (rule 11).
+//! 2. No request to one primary waits for another.
+//! 3. A primary that has no slot any more is left at once: the outcome of what is in flight there is unknown then.
+//! 4. A server without slots gets only the requests that the slot's owner redirects to it.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -73,50 +73,50 @@ pub(crate) struct Routed(Arc<Cluster>);
 
 struct Cluster {
     seeds: Vec<Endpoint>,
-    /// They name the primary, if it is no cluster.
+    /// The Sentinels that name the primary, if this is not a cluster.
     sentinels: Option<Sentinels>,
-    /// For every server: whose the connections are, and by which clock.
+    /// For every server: the owner of the connections, and the clock.
     pattern: Endpoint,
     names: CertificateNames,
-    /// Where servers are that others announce.
+    /// Where announced servers are reached.
     map: AddressMap,
     address: String,
     metrics: NodeMetrics,
     host: Host,
     home: Option<Handle>,
     transport: Handle,
-    /// For those who listen on its behalf.
+    /// For listeners on its behalf.
     me: Weak<Self>,
-    /// Where fair waiters are notified, whichever primary has their queue.
+    /// The channel on which fair waiters are notified, whichever primary has their queue.
     channel: Arc<str>,
     left_out: Arc<LeftOut>,
     topology: RwLock<Topology>,
-    /// The views that bring nothing new to the topology, as it is now. To merge one takes 16,384 steps, once a second.
+    /// The views that bring nothing new to the current topology. Merging one takes 16,384 steps, once a second.
     settled: Mutex<Vec<View>>,
-    /// Counts how often the topology has changed.
+    /// Counts the changes of the topology.
     changes: Sender<u64>,
-    /// The primaries in use, each with what its notifications go through.
+    /// The primaries in use, each with the listener for its notifications.
     servers: Mutex<HashMap<Shard, (Connected, Arc<Narrowed>)>>,
-    /// Servers without slots that were asked for keys of a slot which is being moved to them.
+    /// Servers without slots that were asked for keys of a slot that is being moved to them.
     guests: Mutex<HashMap<Place, Connected>>,
     listener: OnceLock<Weak<dyn NodeListener>>,
-    /// The topology may be another by now: it was doubted since the watch looked last.
+    /// Whether the topology was doubted since the watch last checked: it may have changed.
     is_doubted: AtomicBool,
-    /// Nothing was under way when the watch looked last.
+    /// Whether nothing was under way when the watch last checked.
     is_asleep: AtomicBool,
     woken: Arc<Notify>,
-    /// The questions under way, such as that for a server's view: each is asked by one at a time.
+    /// The questions under way, such as the one for a server's view: each is asked by one caller at a time.
     asking: Mutex<BTreeSet<String>>,
     closed: CancellationToken,
 }
 
-/// Our connections to a server, and what is under way with it.
+/// Our connections to a server, and the requests under way with it.
 type Connected = (Arc<Connections>, Arc<Pulse>);
 
-/// The most primaries that are connected to before they are asked for anything.
+/// With more primaries than this, none is connected to before the first request to it.
 const AT_ONCE: usize = 16;
 
-/// The number of guests from which on idle ones have to leave before another one comes.
+/// From this number of guests on, idle ones are disconnected before another is added.
 const GUESTS: usize = 16;
 
 impl Routed {
@@ -174,7 +174,7 @@ impl Routed {
     }
 }
 
-/// Ends the connections to those of whom nothing is asked.
+/// Ends the connections to guests without requests under way.
 fn leave_idle(guests: &mut HashMap<Place, Connected>) {
     guests.retain(|_, (connections, pulse)| {
         let is_asked = pulse.is_under_way();
@@ -185,7 +185,7 @@ fn leave_idle(guests: &mut HashMap<Place, Connected>) {
     });
 }
 
-/// Others have named a place, and nobody was reached there, or where the map leads.
+/// The text for a server that others have named, and that was not reached there, or where the map leads.
 fn out_of_reach(named: &str, place: &Place, target: &Target, why: &str) -> String {
     let (address, advice) = (target.to_string(), advice_on_tls(target, why));
     let at = if place.to_string() == address { String::new() } else { format!(" at {address}") };
@@ -194,7 +194,7 @@ fn out_of_reach(named: &str, place: &Place, target: &Target, why: &str) -> Strin
     )
 }
 
-/// With the name in the certificate of the server; others may have announced it on this host.
+/// Adds the name in the server's certificate; others may have announced the server on the host `announced`.
 fn named(mut endpoint: Endpoint, announced: Option<&str>, kind: Wanted, names: &CertificateNames) -> Endpoint {
     if let Address::Tcp { host, .. } = &endpoint.target.address {
         if let Some(name) = names.of(announced.unwrap_or(host), host, kind) {
@@ -205,24 +205,24 @@ fn named(mut endpoint: Endpoint, announced: Option<&str>, kind: Wanted, names: &
 }
 
 impl Cluster {
-    /// Requests find connections there, or on their way.
+    /// Connects to all primaries in advance, unless there are many.
     fn connect_to_all(&self) {
         let servers = self.topology.read().servers();
         if servers.len() <= AT_ONCE {
             for server in servers {
-                // A request to it tells why there is none.
+                // A request to it reports why there is none.
                 drop(self.server(server));
             }
         }
     }
 
-    /// A primary, and what is under way with it. It is connected to in the background, if it is not yet.
+    /// A primary, and the requests under way with it. If necessary, it is connected to in the background.
     fn server(&self, shard: Shard) -> Result<Connected, Failure> {
         let mut servers = self.servers.lock();
         if let Some((server, _)) = servers.get(&shard) {
             return Ok(server.clone());
         }
-        // A close, or the end of a primary, looks at the servers afterwards.
+        // A close, or the end of a primary, reads the servers afterwards.
         if self.closed.is_cancelled() {
             return Err(Failure::unsent("it was closed meanwhile"));
         }
@@ -243,7 +243,7 @@ impl Cluster {
         (begun, Arc::default())
     }
 
-    /// A server to which the owner of a slot has sent a request on.
+    /// A server to which the owner of a slot has redirected a request.
     fn guest(&self, place: &Place) -> Result<Connected, Failure> {
         let known = self.topology.read().at(place);
         if let Some(shard) = known {
@@ -270,23 +270,23 @@ impl Cluster {
         all.into_iter().map(|(connections, _)| connections).collect()
     }
 
-    /// A server that keeps locks, as others announce it.
+    /// The endpoint of a server that keeps locks, as announced.
     fn endpoint(&self, place: &Place) -> Endpoint {
         let kind = if self.sentinels.is_some() { Wanted::Named } else { Wanted::InCluster };
         self.reach(place, &self.pattern, kind)
     }
 
-    /// A server that is announced there: as we are on another one of its kind.
+    /// The endpoint of an announced server, with our user as on another one of its kind.
     fn reach(&self, place: &Place, like: &Endpoint, kind: Wanted) -> Endpoint {
         let Place { host, port } = self.map.reach(place);
         let address = Address::Tcp { host: host.into(), port, tls: like.target.address.has_tls() };
-        // Without the name in the certificate of that one.
+        // Without the name in that other server's certificate.
         let target = Target { address, tls: self.pattern.target.tls.clone(), ..like.target.clone() };
         named(like.another(target, kind), Some(&place.host), kind, &self.names)
     }
 
-    /// A failure of a primary, perhaps asked for this slot; or of the server that it has sent the request `on` to. One that
-    /// was never reached may have another address from here than the others say.
+    /// Explains a failure of a primary, perhaps asked for this slot, or of the server `on` to which it redirected the
+    /// request. A server that was never reached may have another address from here than the announced one.
     fn unsent(&self, failure: Failure, by: &Connections, of: Shard, on: Option<Place>, slot: Option<u16>) -> Failure {
         let why = if failure.is_unsent() { by.never_reached() } else { None };
         let announced = on.or_else(|| self.topology.read().place(of).cloned());
@@ -312,13 +312,13 @@ impl Cluster {
         self.topology.read().owner(slot::of(key.lock())).unwrap_or(Shard::FIRST)
     }
 
-    /// The topology may be another by now.
+    /// Notes that the topology may have changed.
     fn doubt(&self) {
         self.is_doubted.store(true, Ordering::Release);
         self.woken.notify_one();
     }
 
-    /// Something is under way.
+    /// Notes that something is under way.
     fn wake(&self) {
         if self.is_asleep.load(Ordering::SeqCst) {
             self.woken.notify_one();

@@ -1,4 +1,4 @@
-//! The notifications of one primary, for those who wait for them.
+//! Passes the notifications of one primary on to the node's listener.
 
 use std::{
     sync::{Arc, Weak},
@@ -10,7 +10,7 @@ use leasehold_protocol::{place::Shard, slot::Keys};
 use super::Cluster;
 use crate::node::NodeListener;
 
-/// Passes notifications on. A gap in those of a primary is one of its own slots only.
+/// Passes notifications on. A gap in a primary's notifications concerns its own slots only.
 #[derive(Debug)]
 pub(super) struct Narrowed {
     cluster: Weak<Cluster>,
@@ -27,7 +27,7 @@ impl Narrowed {
     }
 }
 
-/// Defines calls that are passed on. While nobody listens, nothing is needed, held or awaited.
+/// Defines calls that are passed on. Without a listener, nothing is needed, held or awaited.
 macro_rules! passed_on {
     ($($call:ident($($what:ident: $kind:ty),*) $(-> $answer:ty)?;)*) => {
         $(

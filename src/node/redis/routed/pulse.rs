@@ -11,17 +11,17 @@ use std::{
 use leasehold_protocol::{cross_check::CrossCheck, key::Key, time::Time};
 use parking_lot::Mutex;
 
-/// The silence after which a primary of which something was asked may be one no more.
+/// After this silence, a primary with a request under way may no longer be one.
 pub(super) const SILENCE: Duration = Duration::from_millis(250);
 
-/// Of one primary.
+/// The activity of one primary.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     under_way: AtomicUsize,
-    /// The last answer, or the first request since there was nothing under way.
+    /// The last answer, or the first request after nothing was under way.
     heard: AtomicU64,
     counted: AtomicU64,
-    /// Another server is asked about this one.
+    /// The key for which another server is asked about this one.
     key: Mutex<Option<Key>>,
     check: Mutex<CrossCheck>,
 }
@@ -37,15 +37,15 @@ impl Pulse {
         UnderWay(self.clone())
     }
 
-    /// An answer has come.
+    /// Notes that an answer arrived.
     pub(super) fn heard(&self, now: Time) {
         self.heard.store(now.as_nanos(), Ordering::Release);
     }
 
-    /// An answer about this key counts.
+    /// Notes that an answer about this key counts.
     pub(super) fn counted(&self, key: &Key, now: Time) {
         let before = Time::from_nanos(self.counted.swap(now.as_nanos(), Ordering::AcqRel));
-        // Mostly there is a key, and any is good enough.
+        // Usually there is a key already, and any is good enough.
         if before == Time::ZERO {
             self.key.lock().get_or_insert_with(|| key.clone());
         }
@@ -59,7 +59,7 @@ impl Pulse {
         self.is_under_way() && now.since(Time::from_nanos(self.heard.load(Ordering::Acquire))) >= SILENCE
     }
 
-    /// When another server is to be asked about it.
+    /// When another server is to be asked about this one.
     pub(super) fn check_due(&self, is_needed: bool) -> Time {
         match &*self.key.lock() {
             Some(_) => self.check.lock().due(Time::from_nanos(self.counted.load(Ordering::Acquire)), is_needed),
@@ -67,14 +67,14 @@ impl Pulse {
         }
     }
 
-    /// The key is another primary's by now.
+    /// Forgets the key, which another primary has by now.
     pub(super) fn forget(&self) {
         let mut key = self.key.lock();
         *key = None;
         self.counted.store(0, Ordering::Release);
     }
 
-    /// It is asked now, for this key.
+    /// Notes that it is asked now, for this key.
     pub(super) fn check(&self, now: Time) -> Option<Key> {
         self.check.lock().ask(now);
         self.key.lock().clone()

@@ -1,4 +1,4 @@
-//! Asks servers of a cluster who has which slot, or Sentinels who is the primary, and takes in what they say.
+//! Asks cluster servers which of them has which slot, or Sentinels which server is the primary. Merges the answers.
 
 use std::{
     collections::BTreeSet,
@@ -39,10 +39,10 @@ use crate::{
 /// The primaries that are asked in one round, and one server besides.
 const ASKED: usize = 4;
 
-/// The most views that are known to bring nothing new.
+/// The most views that are remembered as bringing nothing new.
 const MOST_SETTLED: usize = 32;
 
-/// For how long the other seeds are heard once one has answered.
+/// How long the other seeds are waited for once one has answered.
 const OTHERS: Duration = Duration::from_millis(200);
 
 const NO_SLOTS: &str = "is in a cluster in which no server has a slot, or none tells where it is";
@@ -54,12 +54,12 @@ const VIEW: [&str; 2] = ["NODES", "SLOTS"];
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Somebody to ask.
+/// A server to ask.
 #[derive(Clone)]
 pub(super) enum Source {
-    /// On the connections that there are.
+    /// A primary, on its existing connections.
     Primary(Shard),
-    /// On a connection that is made for it.
+    /// Any server, on a connection that is made for it.
     Other(Box<Endpoint>),
 }
 
@@ -84,8 +84,8 @@ impl Drop for Asking<'_> {
 }
 
 impl Cluster {
-    /// The views of all seeds that answer, or what follows from the words of all Sentinels that do. One that is heard first
-    /// may be behind the times, or wrong.
+    /// Merges the views of all seeds that answer, or what follows from the reports of all Sentinels that do. The first
+    /// one to answer may be out of date, or wrong.
     pub(super) async fn first_view(&self) -> Result<(), Error> {
         if let Some(sentinels) = &self.sentinels {
             return Box::pin(self.first_words(sentinels)).await;
@@ -114,7 +114,7 @@ impl Cluster {
         Ok((target, view))
     }
 
-    /// The answers of all seeds that come within [`OTHERS`] of each other, and what the others say.
+    /// The answers of all seeds that arrive within [`OTHERS`] of each other, and the errors of the others.
     async fn first_answers<'a, T>(&'a self, ask: impl Fn(&'a Endpoint) -> Coming<'a, T>) -> (Vec<T>, Vec<Error>) {
         let mut asking: FuturesUnordered<_> =
             self.seeds.iter().map(|seed| self.answer_of(seed, || ask(seed))).collect();
@@ -186,7 +186,7 @@ impl Cluster {
         }
     }
 
-    /// The cluster as this server sees it. Nothing if it is being asked that.
+    /// The cluster as this server sees it; `None` if the server is being asked already.
     async fn view(&self, source: &Source) -> Option<Result<View, NoView>> {
         match source {
             Source::Primary(shard) => {
@@ -217,7 +217,7 @@ impl Cluster {
             return Err(WireError::new(WireKind::Other, "a cluster has no sockets").into());
         };
         let limit = server.limits.command;
-        // It is large, and seldom.
+        // Boxed: it is large, and rarely needed.
         let asking = Box::pin(question::ask(self.host.clone(), server, &self.left_out, async |link| {
             try_join_all(VIEW.map(|what| link.command("CLUSTER", vec![what.into()], limit))).await
         }));
@@ -230,20 +230,20 @@ impl Cluster {
             let arguments: Vec<Value> = more.iter().map(|argument| (*argument).into()).collect();
             link.command(what, arguments, of.limits.command).await
         });
-        // It is large, and seldom.
+        // Boxed: it is large, and rarely needed.
         Box::pin(asking).await
     }
 
-    /// Asks some servers side by side, others in each round.
+    /// Asks some servers in parallel, others in each round.
     pub(super) async fn look(self: Arc<Self>, round: usize) {
         self.look_at(self.sources(round), round).await;
     }
 
-    /// Asks these, and takes in what is believed of their words as they come. Where one alone says that a primary has lost
-    /// something, that is asked too, and others are.
+    /// Asks these servers, and merges what is believed of their answers as they arrive. If one server alone reports
+    /// that a primary has lost something, that primary is asked too, and so are others.
     pub(super) async fn look_at(&self, sources: Vec<Source>, round: usize) {
-        // Each is asked by one round at a time, so one that is not there keeps none from those that are. Two connections
-        // may have to be made.
+        // Each server is asked by one round at a time, so one that is unreachable does not keep a round from the
+        // others. Two connections may have to be made.
         let limit = (self.pattern.limits.connect + self.pattern.limits.command) * 2;
         let ask = async |source| {
             let answer = tokio::time::timeout(limit, self.view(&source)).await.ok().flatten();
@@ -298,7 +298,7 @@ impl Cluster {
         None
     }
 
-    /// The primaries that do not answer what was asked of them, or say that they do not serve.
+    /// The primaries that leave requests unanswered, or report that they do not serve.
     fn silent(&self) -> Vec<Shard> {
         let now = self.now();
         let servers = self.servers.lock();
@@ -306,7 +306,7 @@ impl Cluster {
         silent.chain(self.topology.read().down()).collect()
     }
 
-    /// Takes in what is believed by now.
+    /// Merges what is believed by now.
     fn go_on(&self, hearsay: &mut Hearsay) {
         let next = |hearsay: &mut Hearsay| hearsay.believed(&self.topology.read(), self.now());
         while let Some(view) = next(hearsay) {
@@ -326,13 +326,13 @@ impl Cluster {
         if *topology != before {
             settled.clear();
         } else if !topology.is_foreign() && settled.len() < MOST_SETTLED {
-            // A foreign view counts once all were such for a while.
+            // A foreign view counts once all views have been foreign for a while.
             settled.push(view.clone());
         }
         changes
     }
 
-    /// Those to ask in this round: primaries on the connections that there are, and a replica or a seed.
+    /// The servers to ask in this round: primaries on their existing connections, and a replica or a seed.
     fn sources(&self, round: usize) -> Vec<Source> {
         if let Some(sentinels) = &self.sentinels {
             return sentinels.from(&self.seeds, round).into_iter().map(|one| Source::Other(Box::new(one))).collect();
@@ -352,7 +352,7 @@ impl Cluster {
             .collect()
     }
 
-    /// The topology is another: who was served by another server asks anew.
+    /// Acts on a changed topology: holders and waiters that another server has served ask again.
     pub(super) fn have_changed(&self, changes: &Changes) {
         self.take_over(changes);
         self.have_missed(changes);
@@ -372,7 +372,7 @@ impl Cluster {
         }
     }
 
-    /// Holders and waiters of these slots ask anew.
+    /// Has the holders and waiters of these slots ask again.
     pub(super) fn have_missed(&self, changes: &Changes) {
         let mut slots = changes.slots.clone();
         for shard in &changes.elsewhere {
@@ -386,8 +386,8 @@ impl Cluster {
         }
     }
 
-    /// The topology is another: who waits for it goes on, and servers that have no slot any more, or are elsewhere, are
-    /// left.
+    /// Acts on a changed topology: requests that wait for it continue, and servers that have no slot any more, or have
+    /// moved, are left.
     pub(super) fn take_over(&self, changes: &Changes) {
         if *changes == Changes::default() {
             return;
@@ -405,22 +405,22 @@ impl Cluster {
             let taken_over = changes.taken_over.iter().map(|taken_over| taken_over.slots.clone());
             taken_over.for_each(|slots| listener.taken_over(&Keys::Of(slots)));
         }
-        // Some are guests no more.
+        // Some guests are primaries now.
         self.connect_to_all();
         leave_idle(&mut self.guests.lock());
         self.changes.send_modify(|changes| *changes += 1);
     }
 }
 
-/// The answers to the questions of [`VIEW`].
+/// Reads the answers to the questions of [`VIEW`].
 fn read(answers: &[Value], server: &str, host: &str) -> Result<View, NoView> {
     let text = || format!("{server}: its CLUSTER NODES and CLUSTER SLOTS cannot be read, or do not belong together");
     let view = if let [nodes, slots] = answers { views::view(slots, nodes, host) } else { None };
     view.ok_or_else(|| NoView::Told(Error::unavailable(text())))
 }
 
-/// Why no seed is of use: what each has said, and once what all have. Only if all of them turn us down is trying again
-/// pointless.
+/// The error if no seed is of use: each reply, and a common one once. Trying again is pointless only if all of them
+/// refuse us.
 fn none_of(mut said: Vec<Error>, of_sentinels: bool) -> Error {
     let mut texts = BTreeSet::new();
     said.retain(|error| texts.insert(error.to_string()));

@@ -1,5 +1,5 @@
-//! Renewals of leases in many slots. Those of one primary go in one pipeline, each lease by a script of its own. A lease without
-//! an answer that counts goes alone then, as any request: a renewal may be sent again.
+//! Renewals of leases in many slots. The leases of one primary share a pipeline, with a script for each. A lease
+//! without an answer that counts is then renewed alone, like any request: a renewal may be sent again.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use super::{Cluster, pulse::Pulse, travel::rest};
 use crate::node::redis::server::Via;
 
 impl Cluster {
-    /// If none has an answer, the primary has given none.
+    /// Renews these leases. Fails if the primary answered none.
     pub(super) async fn renew(self: &Arc<Self>, via: Via, claims: &[Claim]) -> Result<Reply, Failure> {
         let Some(first) = claims.first() else { return Ok(Reply::Renewed(Vec::new())) };
         let (began, primary) = (self.now(), self.shard(&first.key));
         let trips: Vec<Option<Trip>> = claims.iter().map(|claim| self.trip_to(primary, claim)).collect();
-        // Others do not wait for a primary that is none of theirs.
+        // Leases of other primaries do not wait for this one.
         let elsewhere = claims.iter().zip(&trips).map(|(claim, trip)| async move {
             if trip.is_some() { None } else { Some(self.renew_alone(via, began, claim).await) }
         });
@@ -44,12 +44,12 @@ impl Cluster {
     }
 
     async fn renew_alone(self: &Arc<Self>, via: Via, began: Time, claim: &Claim) -> Result<Owned, Failure> {
-        // The others' answers do not wait for one that has to go elsewhere.
+        // The other leases' answers do not wait for one that another server has.
         let patience = self.pattern.limits.command;
         only(self.send_alone(via, began, patience, Request::Renew([claim.clone()].into())).await?.try_into()?)
     }
 
-    /// The answers of their primary to those that have a trip to it; nothing for those that have to go alone then.
+    /// The primary's answers to the leases with a trip to it; `None` for each that has to be renewed alone then.
     async fn renew_together(
         self: &Arc<Self>,
         via: Via,
@@ -59,12 +59,12 @@ impl Cluster {
         trips: &[Option<Trip>],
     ) -> Vec<Option<Result<Owned, Failure>>> {
         let each = |answer: Option<Result<Owned, Failure>>| claims.iter().map(|_| answer.clone()).collect();
-        // Made before the look, it hears of what comes after that.
+        // Created before the check, so that it catches every later change.
         let mut changes = self.changes.subscribe();
         let Ok((server, pulse)) = self.server(primary) else { return each(None) };
         let _under_way = pulse.begin(began);
         self.wake();
-        // They wait for a link as one: by itself each would cost some kilobytes, in each of its rounds.
+        // They wait for a link together: alone, each would cost some kilobytes, in each of its rounds.
         let connection = server.connection(via.route);
         let linked = tokio::select! {
             biased;
@@ -72,7 +72,7 @@ impl Cluster {
             linked = connection.linked(via.limit) => linked,
         };
         if let Err(failure) = linked {
-            // Its connections end before the change is told.
+            // Its connections end before the change is announced.
             let is_replaced = claims.first().is_some_and(|first| self.shard(&first.key) != primary);
             return each((!is_replaced).then_some(Err(failure)));
         }
@@ -89,7 +89,7 @@ impl Cluster {
         }
     }
 
-    /// The way of its renewal, if that is to this primary.
+    /// The trip of a lease's renewal, if it goes to this primary.
     fn trip_to(&self, primary: Shard, claim: &Claim) -> Option<Trip> {
         let mut trip = Trip::new(slot::of(claim.key.lock()));
         (trip.next(&self.topology.read()) == Step::Send(primary)).then_some(trip)
@@ -107,7 +107,7 @@ impl Cluster {
         let (mut answers, mut counts) = (answers.into_iter(), None);
         let counted = trips.map(|(claim, trip)| {
             let (mut trip, answer) = (trip?, answers.next()?);
-            // The next script finds out what it was that this one met.
+            // The next script finds out the cause of an error that this one met.
             let owned = answer.ok().filter(|_| trip.heard(primary, None, &topology).is_counted)?;
             counts = Some(&claim.key);
             Some(Ok(owned))
@@ -120,7 +120,7 @@ impl Cluster {
             self.wake();
         }
         if counted.iter().flatten().any(|one| matches!(one, Ok(Err(_)))) {
-            // Perhaps it is a replica now.
+            // Perhaps the primary is a replica now.
             self.doubt();
         }
         counted

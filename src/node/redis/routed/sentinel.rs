@@ -1,9 +1,9 @@
-//! A primary behind Sentinels, which say where it is. They are asked, and not listened to: one tells of a change up to a
-//! second late, and once.
+//! A primary behind Sentinels, which report where it is. They are asked, and not subscribed to: a Sentinel publishes a
+//! change up to a second late, and once.
 //!
 //! # Invariants
 //!
-//! 1. Another primary is taken when [`Reports`] say so, and it says itself that it is one.
+//! 1. Another primary is accepted when [`Reports`] decide so, and it reports itself that it is one.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,32 +29,32 @@ use crate::{
 /// The most Sentinels that are asked: those of the url, and those that they name.
 const MOST: usize = 64;
 
-/// For how long a Sentinel that does not answer, and those that it has named, are asked still.
+/// How long a Sentinel that does not answer, and those that it has named, are still asked.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
-/// The question where the primary is.
+/// The question for the primary's address.
 const ADDRESS: &str = "GET-MASTER-ADDR-BY-NAME";
 
 /// The Sentinels of a service.
 pub(super) struct Sentinels {
-    /// The name that they have for the primary.
+    /// The name of the primary on the Sentinels.
     pub(super) service: String,
     /// The Sentinels that each of them has named last.
     named: Mutex<BTreeMap<String, (Time, Vec<Endpoint>)>>,
     reports: Mutex<Reports>,
 }
 
-/// The words of the Sentinel at an address.
+/// The report of the Sentinel at an address.
 pub(super) type Said = (Box<str>, Report);
 
-/// A Sentinel's words, and where the others are that it knows.
+/// A Sentinel's report, and the addresses of the others that it knows.
 type Answers = (Report, Vec<Place>);
 
 /// Why there is no view.
 pub(super) enum NoView {
-    /// The server was not reached, or has said something else.
+    /// The server was not reached, or replied with something else.
     Failed(WireError),
-    /// It has answered, and this is what follows.
+    /// The server answered, and this error follows from it.
     Told(Error),
 }
 
@@ -69,12 +69,12 @@ impl Sentinels {
         Self { service: service.into(), named: Mutex::default(), reports: Mutex::default() }
     }
 
-    /// The first words, those first that are most likely right.
+    /// Sorts the first reports, the most likely ones first.
     pub(super) fn sort(&self, now: Time, words: Vec<Said>) -> Vec<Said> {
         self.reports.lock().sort(now, words, |(at, report)| (at, report))
     }
 
-    /// All of them, beginning with another one each round. One that goes by several addresses is there with each.
+    /// All Sentinels, beginning with another one each round. A Sentinel with several addresses is listed with each.
     pub(super) fn from(&self, seeds: &[Endpoint], round: usize) -> Vec<Endpoint> {
         let mut all = seeds.to_vec();
         for one in self.named.lock().values().flat_map(|(_, named)| named) {
@@ -90,7 +90,7 @@ impl Sentinels {
 }
 
 impl Cluster {
-    /// Asks a Sentinel for its words.
+    /// Asks a Sentinel for its report.
     pub(super) async fn said_by(&self, sentinels: &Sentinels, asked: &Endpoint) -> Result<Said, NoView> {
         let (service, at) = (&*sentinels.service, asked.target.to_string());
         let asking = question::ask(self.host.clone(), asked, &self.left_out, async |link| {
@@ -109,12 +109,12 @@ impl Cluster {
         let (heard, named) = (self.now(), others.chain([asked.clone()]).collect());
         let mut all = sentinels.named.lock();
         all.insert(at.clone(), (heard, named));
-        // The words of one that has not answered for so long are forgotten.
+        // The Sentinels named by one that has not answered for this long are forgotten.
         all.retain(|_, (at, _)| heard.since(*at) < REMEMBERED);
         Ok((at.into(), report))
     }
 
-    /// Concludes from a Sentinel's words, if they are to be believed.
+    /// The view that follows from a Sentinel's report, if that is to be believed.
     pub(super) async fn judge(&self, sentinels: &Sentinels, (at, report): Said) -> Result<View, NoView> {
         let ours = {
             let topology = self.topology.read();
@@ -123,7 +123,7 @@ impl Cluster {
         let known = ours.as_ref().map(|(place, epoch)| (place, *epoch));
         let now = known.map(|(place, _)| place);
         let mut verdict = sentinels.reports.lock().heard(self.now(), &at, report.clone(), known);
-        // Whether they say so for long enough is to be seen.
+        // It remains to be seen whether they report it for long enough.
         if verdict == Verdict::Perhaps && self.is_needed() {
             self.doubt();
         }
@@ -155,15 +155,15 @@ impl Cluster {
         Ok(View { by: None, primaries, known, begins_anew })
     }
 
-    /// Whether it says that it is one.
+    /// Whether it reports to be a primary.
     async fn is_primary(&self, endpoint: &Endpoint) -> Result<bool, WireError> {
-        // A caller has the time of one connection for this and the Sentinel's own.
+        // A caller has the time of one connection for this one and the Sentinel's.
         let role = tokio::time::timeout(endpoint.limits.connect / 2, self.question(endpoint, "ROLE", &[])).await;
         let role = role.map_err(|_| WireError::new(WireKind::Timeout, "it does not answer"))??;
         Ok(matches!(&role, Value::Array(parts) if parts.first().and_then(Value::as_str).as_deref() == Some("master")))
     }
 
-    /// Fails unless it says that it is a primary.
+    /// Fails unless the server reports that it is a primary.
     async fn check_primary(&self, sentinel: &str, service: &str, place: &Place) -> Result<(), NoView> {
         let endpoint = self.endpoint(place);
         let named = format!("Sentinel {sentinel} names {place} as the primary of {service:?}");
@@ -174,19 +174,19 @@ impl Cluster {
                 None | Some(Error::Unavailable(_)) => {
                     Error::unavailable(out_of_reach(&named, place, &endpoint.target, words(&error)))
                 }
-                // Every Sentinel names it: without this one's name, all say the same.
+                // Every Sentinel names it: without this Sentinel's name, all errors are the same.
                 Some(mistake) => of_primary(service, &mistake),
             },
         }))
     }
 
-    /// Where this one says that the primary is; nothing if it does not say that.
+    /// Where this Sentinel says that the primary is; `None` if it does not say.
     pub(super) async fn primary_by(&self, asked: &Endpoint) -> Option<Place> {
         let asking = [ADDRESS, self.sentinels.as_ref()?.service.as_str()];
         read_address(&self.question(asked, "SENTINEL", &asking).await.ok()?)
     }
 
-    /// Why a failover would not happen now, if this one says so.
+    /// Why a failover would not happen now, if this Sentinel reports that.
     pub(super) async fn no_quorum_by(&self, asked: &Endpoint) -> Option<String> {
         let asking = ["CKQUORUM", self.sentinels.as_ref()?.service.as_str()];
         let error = self.question(asked, "SENTINEL", &asking).await.err()?;
@@ -237,7 +237,7 @@ fn unknown(sentinel: &str, service: &str, services: &[String]) -> Error {
     Error::config(format!("Sentinel {sentinel} does not watch {service:?}; it watches {watches}"))
 }
 
-/// The primary itself turns us down.
+/// The error if the primary itself refuses us.
 fn of_primary(service: &str, mistake: &Error) -> Error {
     let text = format!("the primary of {service:?}: {mistake}");
     if mistake.is_mistake() { Error::config(text) } else { Error::of(Failure::refused(text)) }
@@ -254,7 +254,7 @@ fn read_address(answer: &Value) -> Option<Place> {
     Place::read(&format!("{}:{}", host.as_str()?, port.as_str()?), "")
 }
 
-/// A field of names and values in turn.
+/// A field of an answer with names and values in turn.
 fn field(answer: &Value, name: &str) -> Option<String> {
     let Value::Array(parts) = answer else { return None };
     let mut pairs = parts.chunks_exact(2).filter_map(<[Value]>::first_chunk::<2>);
@@ -266,7 +266,7 @@ fn fields(answer: &Value, name: &str) -> Vec<String> {
     all.iter().filter_map(|one| field(one, name)).collect()
 }
 
-/// Where the servers of a list are.
+/// The addresses of the servers in a list.
 fn places(answer: &Value) -> Vec<Place> {
     let Value::Array(all) = answer else { return Vec::new() };
     let place = |one| Place::read(&format!("{}:{}", field(one, "ip")?, field(one, "port")?), "");

@@ -1,4 +1,4 @@
-//! The words of a primary about its cluster, or of Sentinels about theirs: for people who look at a deployment.
+//! Asks a primary about its cluster, or Sentinels about theirs, for people who inspect a deployment.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Cluster {
-    /// Asks with this limit for each question.
+    /// Surveys a primary, with `limit` for each question.
     pub(super) async fn survey(&self, shard: Shard, limit: Duration) -> Result<ServerSaid, Failure> {
         let (server, _) = self.server(shard)?;
         let said = server.survey(limit, |place| self.endpoint(place)).await;
@@ -29,7 +29,7 @@ impl Cluster {
         server.keeper.command("CLUSTER", vec!["NODES".into()], limit).await.ok()?.as_string()
     }
 
-    /// The words of the Sentinels, if they name the primary.
+    /// The reports of the Sentinels, if they name the primary.
     async fn said_by_all(&self, limit: Duration) -> Option<SentinelsSaid> {
         let sentinels = self.sentinels.as_ref()?;
         let all = sentinels.from(&self.seeds, 0);

@@ -1,4 +1,4 @@
-//! Sends a request through the cluster: to the server that has its key, and on to another if it must be. [`Trip`] decides.
+//! Sends a request through the cluster: to the server that has its key, or on to another. [`Trip`] decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ impl Cluster {
     pub(super) async fn send(self: &Arc<Self>, via: Via, request: Request) -> Result<Reply, Failure> {
         match request {
             Request::Renew(claims) if claims.len() != 1 && self.sentinels.is_none() => self.renew(via, &claims).await,
-            // It is about what this very server has.
+            // The request is about what this very server has.
             Request::Held { shard, .. } => {
                 let (server, _) = self.server(shard)?;
                 let answer = server.ask(via, request).await;
@@ -41,7 +41,7 @@ impl Cluster {
         }
     }
 
-    /// One request, which began then; in steps where its keys are in two places.
+    /// Sends one request, which began at `began`; in steps if its keys are in two places.
     pub(super) async fn send_alone(
         self: &Arc<Self>,
         via: Via,
@@ -57,20 +57,20 @@ impl Cluster {
             Ok(counted) => counted,
             // The slot is being moved, and not all that the request needs is on either server.
             Err(failure) if matches!(failure.redirection(), Some(Redirection::Moving { .. })) => {
-                // It is large, and seldom.
+                // Boxed: it is large, and rarely needed.
                 return Box::pin(self.send_in_parts(rest(via, began + via.limit, self.now()), request)).await;
             }
             Err(failure) => return Err(failure),
         };
         if matches!(&reply, Reply::Renewed(all) if all.iter().any(Result::is_err)) {
-            // Perhaps it is a replica now.
+            // Perhaps the primary is a replica now.
             self.doubt();
         }
         Ok(if was_repeated { reply::overtaken(reply) } else { reply })
     }
 
-    /// One request for one key, which began then. It is sent again, or waits for an owner of the slot, for `patience` at
-    /// most.
+    /// Sends one request for one key, which began at `began`. It is sent again, or waits for an owner of the slot, for
+    /// `patience` at most.
     pub(super) async fn travel<T>(
         self: &Arc<Self>,
         via: Via,
@@ -81,7 +81,7 @@ impl Cluster {
     ) -> Result<Counted<T>, Failure> {
         let slot = slot::of(key.lock());
         let (until, patient_until) = (began + via.limit, began + patience.min(via.limit));
-        // Its first sending has all of the limit: by that the server sees who may travel with others.
+        // The first sending has the whole limit, by which the server's connections decide what may be batched.
         let (mut trip, mut changes, mut now) = (Trip::new(slot), None, began);
         loop {
             let step = trip.next(&self.topology.read());
@@ -126,7 +126,7 @@ impl Cluster {
         }
     }
 
-    /// Waits for another topology. The first call only begins to listen: so the look after it misses nothing.
+    /// Waits for a change of the topology. The first call only subscribes, so that the check after it misses nothing.
     async fn await_owner(
         &self,
         slot: u16,
@@ -146,7 +146,7 @@ impl Cluster {
         }
     }
 
-    /// Does what follows from an answer of the server that has this key's slot, or of the one that it has sent it on to.
+    /// Does what follows from an answer of the server that has this key's slot, or of the one that it redirected to.
     fn carry_out(&self, orders: &TripOrders, owner: Shard, (key, slot): (&Key, u16), pulse: Option<&Pulse>, now: Time) {
         if let Some(pulse) = pulse.filter(|_| orders.is_heard) {
             pulse.heard(now);
@@ -157,9 +157,9 @@ impl Cluster {
                 self.settled.lock().clear();
                 topology.moved(owner, slot, to.clone())
             };
-            // Others with a key there hear it from the server that has lost it.
+            // Other requests for keys there learn it from the server that has lost the slot.
             self.take_over(&moved);
-            // Unless that has died.
+            // Unless that server has died.
             if !moved.taken_over.is_empty() {
                 self.have_missed(&moved);
             }
@@ -201,7 +201,7 @@ impl Cluster {
     }
 }
 
-/// This way, with what is left of the time.
+/// This `via`, with what is left of its time.
 pub(super) fn rest(via: Via, until: Time, now: Time) -> Via {
     Via { limit: until.since(now).max(Duration::from_millis(1)), ..via }
 }

@@ -1,5 +1,5 @@
-//! Reads a cluster as one of its servers sees it. Its answer to `CLUSTER SLOTS` has the places to connect to. That to
-//! `CLUSTER NODES` has the epochs, and those replicas too that have nothing to replicate yet.
+//! Reads a cluster as one of its servers sees it. The answer to `CLUSTER SLOTS` contains the places to connect to. The
+//! answer to `CLUSTER NODES` contains the epochs, and also the replicas that have nothing to replicate yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use leasehold_protocol::{
 
 use crate::node::redis::wire::Value;
 
-/// The view of a server on this host. Nothing if that is not what it has answered, or its answers do not belong together.
+/// The view of a server on this host; `None` if its answers are not a view, or do not belong together.
 pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
     let Value::Array(entries) = slots else { return None };
     let nodes = nodes.as_str()?;
@@ -28,14 +28,14 @@ pub(super) fn view(slots: &Value, nodes: &Value, host: &str) -> Option<View> {
             primary.place = place;
             primary.slots.push(slots);
         } else if !out_of_reach.contains(&*id) {
-            // It was no primary a moment ago: one answer is from before a failover, the other from after it. The slots
-            // would seem to be nobody's.
+            // It was not a primary a moment ago: one answer is from before a failover, the other from after it. The
+            // slots would seem to have no owner.
             return None;
         }
     }
     for (of, mut replica) in nodes.lines().filter_map(|line| replica(line, host)) {
         if let Some(primary) = primaries.get_mut(of) {
-            // The place to connect to may have a name.
+            // The place to connect to may be a name.
             replica.place = places.remove(&*replica.id).unwrap_or(replica.place);
             primary.replicas.push(replica);
         }
@@ -63,7 +63,7 @@ fn entry_of(entry: &Value, host: &str) -> Option<Listed> {
     Some(Listed { slots: number(first)?..=number(last)?, id, place, replicas })
 }
 
-/// Its id, and where it is. Without a host of its own it is on that of the server that was asked.
+/// A server's id, and where it is. Without a host of its own it is on the host of the server that was asked.
 fn server(value: &Value, host: &str) -> Option<(String, Option<Place>)> {
     let Value::Array(parts) = value else { return None };
     let [its_host, port, id, ..] = &**parts else { return None };
@@ -155,11 +155,11 @@ mod tests {
             [Replica { id: "ccc".into(), place: Place { host: host.into(), port: 7003 }, is_failing: false }]
         };
         assert_eq!(of_a.replicas, at("asked"));
-        // It replicates nothing yet.
+        // The replica replicates nothing yet.
         let View { primaries, .. } = view(&array([]), &NODES.into(), "asked").unwrap();
         let of_a = primaries.iter().find(|primary| &*primary.id == "aaa").unwrap();
         assert_eq!(of_a.replicas, at("127.0.0.1"));
-        // One that seems to be dead to this server has its slots still.
+        // A primary that this server takes for dead still has its slots.
         let doubted = NODES.replace("myself,master", "master,fail?");
         let View { primaries, .. } = view(&slots, &doubted.as_str().into(), "asked").unwrap();
         assert!(primaries.iter().any(|primary| &*primary.id == "aaa" && primary.slots.len() == 2));

@@ -1,4 +1,4 @@
-//! Looks after the topology: asks other servers whether the primaries are still what they were, and asks for views
+//! Keeps the topology up to date: asks other servers whether the primaries are still what they were, and asks for views
 //! whenever there is a doubt.
 
 use std::{
@@ -21,10 +21,10 @@ use leasehold_protocol::{
 use super::{Cluster, leave_idle, pulse::Pulse, refresh::Source, sentinel::Sentinels};
 use crate::node::redis::{transport::Endpoint, wire::is_answer};
 
-/// How often it is looked whether a primary answers what was asked of it.
+/// How often to check whether a primary answers its requests.
 const TICK: Duration = Duration::from_millis(50);
 
-/// The pause between two rounds of questions for views, while there is a doubt; and how long one lasts.
+/// The pause between two rounds of questions for views, while there is a doubt; and how long a doubt lasts.
 const PAUSE: Duration = Duration::from_millis(100);
 const DOUBT: Duration = Duration::from_millis(1_500);
 
@@ -35,18 +35,18 @@ const LONG_DOUBT: Duration = Duration::from_secs(60);
 /// The most Sentinels that are asked at a time which server is the primary.
 const ASKED: usize = 5;
 
-/// The state from look to look.
+/// The state from check to check.
 #[derive(Default)]
 struct Watch {
     doubted_since: Time,
     doubted_until: Time,
     asked: Time,
-    /// When those were asked that have said that their cluster is down.
+    /// When the servers that reported their cluster as down were last asked.
     asked_down: Time,
     round: usize,
 }
 
-/// Looks after it until it is closed. While nothing is asked, held or awaited, it asks nothing.
+/// Watches the topology until the cluster is closed. While nothing is requested, held or awaited, it asks nothing.
 pub(super) async fn run(cluster: Weak<Cluster>) {
     let Some((closed, woken)) = cluster.upgrade().map(|cluster| (cluster.closed.clone(), cluster.woken.clone())) else {
         return;
@@ -54,7 +54,7 @@ pub(super) async fn run(cluster: Weak<Cluster>) {
     let mut watch = Watch::default();
     loop {
         let Some(cluster) = cluster.upgrade() else { return };
-        // Set before the look: what begins after it wakes us.
+        // Set before the check, so that whatever begins after it wakes us.
         cluster.is_asleep.store(true, Ordering::SeqCst);
         let now = cluster.now();
         let next = cluster.tick(&mut watch, now);
@@ -75,7 +75,7 @@ pub(super) async fn run(cluster: Weak<Cluster>) {
 }
 
 impl Cluster {
-    /// Asks what is due. Returns when to look again.
+    /// Asks the questions that are due. Returns when to check again.
     fn tick(self: &Arc<Self>, watch: &mut Watch, now: Time) -> Time {
         let is_needed = self.is_needed();
         let pulses: Vec<(Shard, Arc<Pulse>)> =
@@ -116,13 +116,13 @@ impl Cluster {
             next = next.min(pulse.check_due(is_needed));
         }
         if next > now + LONG_PAUSE {
-            // Nothing is under way: keys that were moved to them may never arrive.
+            // Nothing is under way: slots that were being moved to the guests may never arrive.
             leave_idle(&mut self.guests.lock());
         }
         next
     }
 
-    /// Asks those that have said that their cluster is down whether it is up again.
+    /// Asks the servers that reported their cluster as down whether it is up again.
     async fn ask_down(self: Arc<Self>, down: Vec<Shard>) {
         let Some(_asking) = self.ask_once("those that are down".into()) else { return };
         let ask = async |shard| {
@@ -130,7 +130,7 @@ impl Cluster {
             let info = server.keeper.command("CLUSTER", vec!["INFO".into()], self.pattern.limits.command).await;
             let serves = match &info {
                 Ok(info) => info.as_str().is_some_and(|info| info.contains("cluster_state:ok")),
-                // It may not be asked that: a request will tell.
+                // Our user may not ask that: a request will show it.
                 Err(error) => is_answer(error),
             };
             if serves && self.topology.write().serves_again(shard) {
@@ -140,11 +140,11 @@ impl Cluster {
         join_all(down.into_iter().map(ask)).await;
     }
 
-    /// Asks Sentinels side by side whether this is the primary still. If one names another, all say what they know.
+    /// Asks Sentinels in parallel whether this is still the primary. If one names another, all are asked to report.
     async fn cross_check_by_sentinels(&self, sentinels: &Sentinels, place: Option<Place>, round: usize) {
         let (all, limits) = (sentinels.from(&self.seeds, round), self.pattern.limits);
         let ask = async |sentinel: &Endpoint| {
-            // One that hangs is asked again once it has answered, or will not.
+            // A Sentinel that hangs is asked again once it has answered, or has timed out.
             let _asking = self.ask_once(format!("who it is: {}", sentinel.target))?;
             tokio::time::timeout(limits.connect + limits.command, self.primary_by(sentinel)).await.ok().flatten()
         };
@@ -157,7 +157,7 @@ impl Cluster {
         }
     }
 
-    /// Asks another server who has the key of this primary.
+    /// Asks another server which server has the key of this primary.
     async fn cross_check(self: Arc<Self>, shard: Shard, key: Key, round: usize) {
         let (place, others, replicas) = {
             let topology = self.topology.read();
@@ -190,14 +190,14 @@ impl Cluster {
             Err(error) => match Redirection::read(error.details(), &asked) {
                 Some(Redirection::Moved { to, .. }) if to.is_some() && to == place => return,
                 Some(_) => self.look_at(vec![source], round).await,
-                // It may not be asked that, but perhaps for its view.
+                // Our user may not ask that, but perhaps for the view.
                 None if is_answer(&error) => return self.look_at(vec![source], round).await,
                 None => {}
             },
-            // It has the key itself: it has taken over.
+            // That server has the key itself, so it has taken over.
             Ok(_) => self.look_at(vec![source], round).await,
         }
-        // Others are asked too, and again in a moment.
+        // Other servers are asked too, and again in a moment.
         self.doubt();
     }
 }

@@ -1,5 +1,5 @@
 
--- An acquire that is not as simple: a vote, a floor that is later than the clock, a lock that somebody holds.
+-- An acquire that is not as simple: a vote, a floor that is later than the clock, or a lock that is held.
 --
 -- Needs  what acquire.lua says
 local reply, run_id, missing, refused
@@ -16,7 +16,7 @@ if not reply then
   if stored == nil then
     stored = redis.pcall('GET', fence)
   end
-  -- The time, or an error reply.
+  -- `now` is the time, or an error reply.
   local issued, now = issue(fence, stored, time, ARGV[5])
   if not issued then
     return now
@@ -38,7 +38,7 @@ if not reply then
     elseif denied then
       reply = {0, pttl, type(value) == 'string' and value or {0, redis.pcall('TYPE', lock).ok}}
     else
-      -- A replay writes too: what it answers counts for a write.
+      -- A replay writes too, because its reply counts as a write.
       redis.call('PEXPIRE', lock, math.max(pttl, tonumber(ttl)))
       reply = {1, fence_of(value)}
     end

@@ -1,23 +1,23 @@
--- Releases and acquires of many locks in one call, where each is the common case.
+-- Releases and acquires of many locks in one call, if each is the common case.
 --
 -- Needs  value.lua, issue.lua and may_vote.lua before it
--- KEYS   of n releases and m acquires: n locks, m fences, n queues, m locks
+-- KEYS   for n releases and m acquires: n locks, m fences, n queues, m locks
 -- ARGV   1 n   2 fence memory in ms   3 for votes the restart delay in s, else ""; then the values of the n locks; the tokens
 --        of the m acquires; their TTLs in ms; for votes also the fences to issue if they are large enough, or ""; and
 --        perhaps a witness of this server's uptime: run id, seconds
--- Reply  {the time in µs, or "", and for each of them, releases first:
+-- Reply  {the time in µs, or "", and for each request, releases first:
 --        1                       released, or granted with the time as its fence
---        {1, fence}              granted with another one
---        {0, PTTL in ms, value}  somebody holds it; the first 256 bytes
---        {2, seconds}            up for too short a time to vote, and for how long that lasts
+--        {1, fence}              granted with another fence
+--        {0, PTTL in ms, value}  it is held; value is its first 256 bytes
+--        {2, seconds}            not up for long enough to vote, and the seconds that are missing
 --        -2                      not as simple as that: ask for this one alone;
 --        and for votes  the run id, or nil}
 --
--- Atomic per lock as release.lua and acquire.lua are; the locks are in one call only to travel together.
+-- Atomic per lock like release.lua and acquire.lua; the locks share a call only to be batched.
 -- Releases come first, so an acquire of the same lock finds it free.
--- Everything is read before the first write, and every call catches its error. So an error of the whole call has changed
--- nothing, and what is answered by -2 has changed nothing that the lone script would not find and repeat.
--- Fences are compared for one lock only, so that of many may be the same: the time, or what a vote proposes.
+-- Everything is read before the first write, and every call catches its error. So an error of the whole call has
+-- changed nothing, and a request that gets -2 has changed nothing that the lone script would not find and repeat.
+-- Fences are compared for one lock only, so many locks may have the same one: the time, or what a vote proposes.
 local n, memory, delay = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local m = #KEYS / 2 - n
 local votes = m > 0 and delay ~= ''
@@ -46,7 +46,7 @@ if m > 0 then
   time = redis.call('TIME')
   drawn = time[1] .. string.sub('00000' .. time[2], -6)
   replies[1] = drawn
-  -- A fence of another type looks as if there was none.
+  -- MGET returns a fence of another type as missing.
   local missing = {}
   for i = n + 1, n + m do
     if not read[i] then
@@ -63,7 +63,7 @@ if m > 0 then
   end
 end
 
--- Of a quorum each node may have raised the fence.
+-- In a quorum each node may have raised the fence.
 local function is_its_own(value, known)
   return value == known or value and delay ~= '' and string.sub(value, 1, 40) == string.sub(known, 1, 40)
 end
@@ -106,7 +106,7 @@ for i = 1, m do
       if not option or redis.pcall('SET', fence, issued, option, expires).ok then
         reply = issued == drawn and 1 or {1, issued}
       else
-        -- Without its floor a lock could be followed by one with its fence.
+        -- Without its floor, the next acquire could be issued the same fence.
         redis.pcall('DEL', lock)
       end
     end

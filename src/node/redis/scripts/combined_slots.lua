@@ -4,14 +4,15 @@
 -- Needs  value.lua and issue.lua before it
 -- ARGV   1 n releases   2 m acquires   3 fence memory in ms; then for each release its lock, queue and value; then for each
 --        acquire its lock, fence, token and TTL in ms
--- Reply  as combined.lua's. -2 says too that a key is another server's, or on its way to one
+-- Reply  as combined.lua's. -2 also means that a key is on another server, or on its way to one
 --
--- Atomic per lock as release.lua and acquire.lua are. Every command but the first catches its error: an error of the whole call has
--- changed nothing, and what is answered by -2 has changed nothing that the lone script would not find and repeat.
+-- Atomic per lock like release.lua and acquire.lua. Every command but the first catches its error: an error of the
+-- whole call has changed nothing, and a request that gets -2 has changed nothing that the lone script would not find
+-- and repeat.
 local n, m, memory, at = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], 3
 local replies = {''}
 
--- All is read before the first write, so two requests of one lock are answered as by combined.lua.
+-- Everything is read before the first write, so two requests for one lock are answered as by combined.lua.
 local values, floors, time = {}, {}, redis.call('TIME')
 for i = 1, n do
   values[i] = redis.pcall('GET', ARGV[at + 3 * i - 2])
@@ -48,7 +49,7 @@ if m > 0 then
         if not option or redis.pcall('SET', fence, drawn, option, expires).ok then
           reply = 1
         else
-          -- Without its floor a lock could be followed by one with its fence.
+          -- Without its floor, the next acquire could be issued the same fence.
           redis.pcall('DEL', lock)
         end
       end

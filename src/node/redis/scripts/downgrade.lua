@@ -1,8 +1,8 @@
--- A lock that is ours alone becomes one that we share, with no moment in between; those who wait and fit come in.
+-- Turns a lock that we hold alone into one that we share, without a gap; waiters that fit are admitted.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
--- ARGV   1 token that shares   2 TTL in ms   3 token or value that has it alone   4 fence memory in ms
+-- ARGV   1 token that shares   2 TTL in ms   3 token or value that holds it alone   4 fence memory in ms
 --        and perhaps a witness of this server's uptime  5 run id   6 seconds
 -- Reply  {1, fence}, {0} it is gone, {-1} it holds something else, {-3, who took it by force}
 --
@@ -25,15 +25,15 @@ end
 local denied = denial(value, ARGV[3], lock)
 if denied then
   if denied == 0 then
-    -- A server that has become a replica may not have the key yet. Only a write tells what it is.
+    -- The server may have become a replica that does not have the key yet. Only a write shows that.
     redis.call('DEL', lock)
   end
   return type(denied) == 'number' and {denied} or denied
 end
--- The floor may be forgotten, and the clock behind: the fence in the value is a floor too.
+-- The floor may be forgotten, and the clock behind, so the fence in the value is a floor too.
 local stored, own = redis.pcall('GET', fence), fence_of(value)
 local is_number = type(stored) == 'string' and not string.find(stored, '%D')
--- A write that needs no memory: without any, who has the lock goes on, and a server that has allowed it allows the others.
+-- A write that needs no memory: if there is none, the holder continues, and a server that allowed it allows the others.
 redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ttl))
 if own and (not stored or is_number and (#own > #stored or #own == #stored and own > stored)) then
   stored = own

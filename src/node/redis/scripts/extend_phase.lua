@@ -1,14 +1,14 @@
--- Has the key of a lock that is shared outlive a sharer: the first step of its renewal while the slot is being moved.
+-- Makes the key of a shared lock outlive a sharer: the first step of its renewal while the slot is being moved.
 --
 -- KEYS   1 lock
 -- ARGV   1 fence of the phase   2 TTL in ms
 -- Reply  1 it is that phase, 0 the key is gone, -1 it holds something else
 --
--- Atomic because between the look and the write the phase could end. Idempotent: a replay extends again.
+-- Atomic because between the read and the write the phase could end. Idempotent: a replay extends again.
 local value = redis.pcall('GET', KEYS[1])
 local is_text = type(value) == 'string'
 if not value then
-  -- A server that has become a replica may not have the key yet. Only a write tells what it is.
+  -- The server may have become a replica that does not have the key yet. Only a write shows that.
   redis.call('DEL', KEYS[1])
   return 0
 elseif not is_text and not string.find(value.err, 'WRONGTYPE', 1, true) then
@@ -20,6 +20,6 @@ if not is_text or string.sub(value, 1, #expected) ~= expected then
 end
 local left, span = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 local longer = left > span and left or math.ceil(span * 4 / 3)
--- It writes in any case: what is answered counts for a write.
+-- It writes in any case, because its reply counts as a write.
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, longer)))
 return 1

@@ -1,13 +1,13 @@
--- Extends a place among those who share a lock, or gives it up: the second step of a renewal while the slot is being moved,
--- and all of a release.
+-- Extends a place among the sharers of a lock, or gives it up: the second step of a renewal while the slot is being
+-- moved, and all of a release.
 --
 -- KEYS   1 holders
 -- ARGV   1 token   2 TTL in ms; 0 to give it up
 -- Reply  1 it was in, 0 it was not
 --
--- Atomic because between the look and the write its time could be over. Idempotent: a replay extends again, or finds it
--- gone. Sound without the lock's key: while a place is not over nobody ends its phase, and a later phase has begun with no
--- places of this one.
+-- Atomic because between the read and the write its time could expire. Idempotent: a replay extends again, or finds it
+-- gone. Sound without the lock's key: no client ends a phase before its places expire, and a later phase begins without
+-- the places of this one.
 local time = redis.call('TIME')
 local now_ms, span = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[2])
 local until_then = redis.pcall('ZSCORE', KEYS[1], ARGV[1])

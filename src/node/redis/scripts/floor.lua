@@ -2,8 +2,8 @@
 --
 -- Needs  issue.lua and value.lua before it
 --
--- raise_floor(fence, to, memory) takes the fence's key, the text of a fence, and for how long the floor is kept, in ms. It gives
--- nothing, or an error reply if the key holds no fence. What is there already and larger stays.
+-- raise_floor(fence, to, memory) takes the fence's key, the text of a fence, and how long the floor is kept, in ms. It
+-- returns nil, or an error reply if the key holds no fence. A larger floor that is there already stays.
 local function raise_floor(fence, to, memory)
   local stored = redis.pcall('GET', fence)
   if type(stored) == 'table' then
@@ -22,7 +22,7 @@ local function raise_floor(fence, to, memory)
   end
 end
 
--- raised(value, to) gives the same value with at least this fence.
+-- raised(value, to) returns the same value with at least this fence.
 local function raised(value, to)
   local own = fence_of(value)
   return own and tonumber(own) >= tonumber(to) and value or with_fence(value, to)

@@ -1,11 +1,11 @@
--- How much memory the floors of fences take, by a sample.
+-- How much memory the floors of fences take, estimated from a sample.
 --
--- ARGV   1 how many keys to look at, about   2 the prefix of the locks' names
--- Reply  {how many it has looked at, the bytes of the floors among them, how many keys there are}
+-- ARGV   1 about how many keys to sample   2 the prefix of the locks' names
+-- Reply  {how many keys were sampled, the bytes of the floors among them, how many keys there are}
 --
--- One call, so that not every key travels to be looked at. Floors of names with another prefix may be kept from this user: a
--- look at them would be noted in the ACL log. One of ours that it may not read is an error, since without it the sum would be too
--- small. Writes nothing.
+-- One call, so that not every key is sent to the client. This user may have no right to floors of names with another
+-- prefix: reading them would be noted in the ACL log. A floor of ours that it may not read is an error, because without
+-- it the sum would be too small. Writes nothing.
 
 -- What MEMORY USAGE leaves out of a key: its places in the tables of keys and of expiries.
 local PLACES = 60

@@ -1,15 +1,15 @@
--- Takes a lock away from whoever holds or shares it, unless it is no lock at all: for the first of its queue, or for
--- nobody. Its holder finds out who did it, for as long as the key would have lived, and so do all who share it.
+-- Takes a lock from its holder or sharers, unless the key is not a lock: for the first of its queue, or it becomes
+-- free. The holder finds out who did it, for as long as the key would have lived, and so do all sharers.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
--- ARGV   1 the key where its holder looks   2 the text for it there, behind the holder's identity, or behind that of all
---        who share it and their fence
+-- ARGV   1 the key that its holder reads   2 the text for it there, after the holder's identity, or after that of all
+--        sharers and their fence
 -- Reply  1 deleted or passed on, 0 there was none, or a WRONGTYPE error
 --
--- Atomic because between the look at the type and the deletion the key could become somebody's data. A replay takes
--- the lock away from the next holder too: nothing tells it from a second wish. The text comes last, and is no declared
--- key: a user who may not write it can take a lock all the same.
+-- Atomic because between the check of the type and the deletion the key could become other data. A replay takes the
+-- lock from the next holder too, because it looks like a second request. The text is written last, and its key is not
+-- declared, so that a user without the right to write it can still take a lock.
 local value = redis.call('GET', lock)
 if not value then
   return 0

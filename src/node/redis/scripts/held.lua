@@ -1,11 +1,11 @@
--- One page of the locks that tokens of ours hold.
+-- Lists one page of the locks that tokens of ours hold.
 --
--- ARGV   1 cursor   2 pattern   3 how many keys to look at
+-- ARGV   1 cursor   2 pattern   3 how many keys to scan
 -- Reply  {the next cursor, which is 0 at the end, lock, lock, ...}
 --
--- One call for a page, so that not every string on a server that has many travels to be looked at. A key that this user may
--- not read is nothing to it; one who may read none, for want of the command, is told (Redis says "can't run this command",
--- Valkey "no permissions to run the 'getrange' command"). Writes nothing.
+-- One call for a page, so that not every string of a large server is sent to the client. A key that this user may not
+-- read is skipped. A user that may read none, without the right to the command, gets the error (Redis says "can't run
+-- this command", Valkey "no permissions to run the 'getrange' command"). Writes nothing.
 local page = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'string')
 local reply = {page[1]}
 for _, lock in ipairs(page[2]) do

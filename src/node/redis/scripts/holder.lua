@@ -1,8 +1,8 @@
--- Who holds a lock.
+-- Reads who holds a lock.
 --
 -- KEYS   1 lock
--- Reply  {0}                     nobody
---        {1, PTTL in ms, value}  somebody; value is its first 256 bytes, {0, type} for another type than a string, {0} if that is not told
+-- Reply  {0}                     it is free
+--        {1, PTTL in ms, value}  it is held; value is as in acquire.lua
 --
 -- Atomic so that the value and its TTL belong together. Writes nothing.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)

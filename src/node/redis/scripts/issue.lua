@@ -1,6 +1,6 @@
 -- Part of a script: the next fence of a lock, and for how long its floor is kept.
 
--- no_fence(fence, stored) gives an error reply for what GET answered of a key that holds no fence.
+-- no_fence(fence, stored) returns an error reply for a key that holds no fence, but what GET returned.
 local function no_fence(fence, stored)
   local what = 'no fence'
   if type(stored) ~= 'string' then
@@ -12,11 +12,12 @@ local function no_fence(fence, stored)
   return redis.error_reply('ERR the fence key ' .. fence .. ' holds ' .. what .. ': delete it to go on')
 end
 
--- issue(fence, stored, time, proposal) takes the fence's key, what GET and TIME answered, and perhaps the number that is
--- wanted (or ""). It gives the text of the new fence, which is below neither the time nor the proposal, and the time in µs.
--- For a key that holds no fence it gives nil and an error reply, so that a script can stop before its first write.
+-- issue(fence, stored, time, proposal) takes the fence's key, the replies of GET and TIME, and perhaps the number that
+-- is wanted (or ""). It returns the text of the new fence, which is below neither the time nor the proposal, and the
+-- time in µs. For a key that holds no fence it returns nil and an error reply, so that a script can stop before its
+-- first write.
 local function issue(fence, stored, time, proposal)
-  -- Text all the way: a number would be printed and parsed again, which costs more than the calls.
+  -- Text throughout: a number would be printed and parsed again, which costs more than the calls.
   local now = time[1] .. string.sub('00000' .. time[2], -6)
   local issued = now
   if proposal and #proposal == #issued and proposal > issued then
@@ -28,8 +29,8 @@ local function issue(fence, stored, time, proposal)
   if type(stored) ~= 'string' then
     return nil, no_fence(fence, stored)
   end
-  -- Something else than an earlier time. From 2^53 on a Lua number skips integers, and the next fence would not be
-  -- larger; NaN is no multiple of anything.
+  -- This is not an earlier time. From 2^53 on a Lua number skips integers, and the next fence would not be larger; NaN
+  -- is not a multiple of anything.
   local floor = tonumber(stored)
   if not floor or floor < 0 or floor % 1 ~= 0 or floor >= 9007199254740992 then
     return nil, no_fence(fence, stored)
@@ -37,14 +38,14 @@ local function issue(fence, stored, time, proposal)
   if floor < tonumber(issued) then
     return issued, now
   end
-  -- The clock stands behind what was issued before. tostring would print 14 digits.
+  -- The clock is behind what was issued before. tostring would print 14 digits.
   return string.format('%.0f', floor + 1), now
 end
 
--- floor_expires(issued, now, memory) tells how to store a fence: SET fence issued option expires. `now` is when it was issued.
--- The floor is kept for its memory, in ms, after the fence's own time, or after now. Without memory it is kept until the
--- clock has passed the fence, and nothing is stored, and nothing given, if it has. From Redis 7.2 on, and in Valkey, TIME stands
--- during a script: there it has not passed what the same script has drawn.
+-- floor_expires(issued, now, memory) returns how to store a fence: SET fence issued option expires. `now` is when it
+-- was issued. The floor is kept for its memory, in ms, after the fence's own time, or after now. Without memory it is
+-- kept until the clock has passed the fence; if it has, nothing is stored, and nil is returned. From Redis 7.2 on, and
+-- in Valkey, TIME does not advance during a script, so there it has not passed what the same script has drawn.
 local function floor_expires(issued, now, memory)
   if memory == '0' then
     local time = redis.call('TIME')
@@ -55,7 +56,7 @@ local function floor_expires(issued, now, memory)
   elseif issued == now then
     return 'PX', memory
   elseif issued - now < 60000000 then
-    -- A minute more is enough, and cheaper than to compute the moment.
+    -- A minute more is enough, and cheaper than computing the moment.
     return 'PX', memory + 60000
   end
   return 'PXAT', string.format('%.0f', math.floor(issued / 1000) + math.max(memory, 1))

@@ -5,7 +5,7 @@
 -- ARGV   1 fence memory in ms
 -- Reply  the fence
 --
--- Atomic because two must not be issued one number. A replay issues a larger one.
+-- Atomic because two holders must not be issued one number. A replay issues a larger one.
 local time = redis.call('TIME')
 local issued, now = issue(KEYS[1], redis.pcall('GET', KEYS[1]), time)
 if not issued then

@@ -1,11 +1,12 @@
--- Lets one share a lock, where that is simple: nobody waits, and the lock is free or shared already. Else it is a poll.
+-- Admits a sharer if that is simple: no waiter is queued, and the lock is free or shared. Otherwise it is a poll.
 --
 -- Needs  behind it what poll.lua needs, and poll.lua
 -- KEYS, ARGV, Reply  as poll.lua
 --
--- Atomic and idempotent as poll.lua, which does the same. To define a function takes as long as a call: all functions
--- stand behind this. A dead sharer counts here: if it fills the place, the poll looks more closely. So it does where all
--- are dead, for a phase of its own. As in poll.lua, the first write is one that is refused when memory is out.
+-- Atomic and idempotent like poll.lua, which does the same. Defining a function takes as long as a call, so all
+-- functions are behind this. A dead sharer counts here: if it takes up the limit, the poll checks more closely. If all
+-- sharers are dead, the poll begins a phase of its own. As in poll.lua, the first write is one that is refused when
+-- memory is out.
 if ARGV[8] == '0' and redis.pcall('EXISTS', KEYS[3]) == 0 then
   local value, time = redis.pcall('GETRANGE', KEYS[1], 0, 255), redis.call('TIME')
   local now, span = time[1] .. string.sub('00000' .. time[2], -6), tonumber(ARGV[2])
@@ -17,7 +18,7 @@ if ARGV[8] == '0' and redis.pcall('EXISTS', KEYS[3]) == 0 then
     local is_number = type(floor) == 'string' and not string.find(floor, '%D')
     local is_earlier = not floor or is_number and #floor == #now and floor < now
     if memory ~= '0' and is_earlier and redis.pcall('SET', KEYS[2], now, 'PX', memory).ok then
-      -- Before the lock's own key: without the right to it nothing is left that keeps others out.
+      -- Before the lock's own key: without the right to this one, nothing would be left that keeps others out.
       redis.call('DEL', KEYS[5])
       redis.call('SET', KEYS[1], 'lh1:00000000-0000-0000-0000-000000000000:' .. now .. '@shared', 'PX', span)
       redis.call('ZADD', KEYS[5], later, ARGV[1])
@@ -36,7 +37,7 @@ if ARGV[8] == '0' and redis.pcall('EXISTS', KEYS[3]) == 0 then
         redis.call('PEXPIRE', KEYS[5], string.format('%.0f', math.max(set, longer)))
         redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', '(' .. now_ms)
       elseif changed == 0 then
-        -- A replay writes too: what it answers counts for a write.
+        -- A replay writes too, because its reply counts as a write.
         redis.call('PEXPIRE', KEYS[5], set)
       end
       return {1, fence}

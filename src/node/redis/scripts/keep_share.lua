@@ -1,12 +1,12 @@
--- Parts with a share that is still ours, but leaves its place taken for a while.
+-- Releases a share that is still ours, but leaves its place taken for a while.
 --
 -- Needs  keys.lua, value.lua and phase.lua before it
 -- KEYS   1 lock   2 to 4 not used   5 holders
--- ARGV   1 token   2 how long in ms   3 the token that stays, known to nobody else
+-- ARGV   1 token   2 how long in ms   3 the token that stays, which no client knows
 -- Reply  1 kept, 0 it is gone, -1 the key holds something else
 --
--- Atomic because between the look and the write the phase could end. The token changes so that a renewal that is still
--- on its way does not find it. Idempotent: a replay finds what stays, and lets it be.
+-- Atomic because between the read and the write the phase could end. The token changes so that a renewal that is still
+-- on its way does not find it. Idempotent: a replay finds what stays, and leaves it alone.
 local value, time = redis.pcall('GETRANGE', lock, 0, 255), redis.call('TIME')
 if value == '' and redis.call('EXISTS', lock) == 0 then
   value = false
@@ -14,7 +14,7 @@ end
 if not phase_of(value) then
   local denied = denial(value, SHARED) or -1
   if denied == 0 then
-    -- A server that has become a replica may not have the key yet. Only a write tells what it is.
+    -- The server may have become a replica that does not have the key yet. Only a write shows that.
     redis.call('DEL', lock)
   end
   return denied

@@ -1,15 +1,15 @@
--- Takes tokens out of the queue, and parts with the lock if it is one of theirs, or with their shares: a waiter that gives
--- up sends it, or many of one process together. The first of the queue may fit then too: who leaves may have been the one
--- to look, or in its way.
+-- Takes tokens out of the queue, and releases the lock if it is one of theirs, or their shares. A waiter that gives up
+-- sends it, or many of one process together. Then the first of the queue may fit: the leaving waiter may have been the
+-- one that was to check, or in its way.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
--- ARGV   1 channel of their process, whether or not it hears there  2 window in ms, as in a poll   3 n   then n tokens
+-- ARGV   1 channel of their process, even if it does not listen  2 window in ms, as in a poll   3 n   then n tokens
 --        and perhaps a witness of this server's uptime   n + 4 run id   n + 5 seconds
--- Reply  1 the lock is deleted or passed on, or a share given back; 0 none has either, -1 the key holds something else
+-- Reply  1 the lock is deleted or passed on, or a share given back; 0 no token has it, -1 the key holds something else
 --
 -- Atomic because a waiter may be granted the lock at the instant in which it gives up: then the next one gets it.
--- Idempotent: a replay finds the tokens nowhere. As in a release, the queue's keys can make nothing fail.
+-- Idempotent: a replay finds none of the tokens. As in a release, the queue's keys cannot make it fail.
 local process, n = ARGV[1], tonumber(ARGV[3])
 local tokens = {unpack(ARGV, 4, n + 3)}
 witness_run, witnessed = ARGV[n + 4], ARGV[n + 5]
@@ -21,7 +21,7 @@ if waiting == 0 then
   clear()
 elseif type(waiting) == 'number' then
   redis.pcall('HDEL', wait, unpack(tokens))
-  -- It has said something, so its other waiters may be granted the lock. As in a poll, the hash may be new.
+  -- The process is alive, so its other waiters may be granted the lock. As in a poll, the hash may be new.
   redis.pcall('HSET', wait, '!' .. process, string.format('%.0f', time[1] * 1000000 + time[2] + ARGV[2] * 1000))
   redis.pcall('PEXPIRE', queue, 2 * ARGV[2])
   redis.pcall('PEXPIRE', wait, 2 * ARGV[2])
@@ -36,7 +36,7 @@ if phase_of(value) then
   end
   redis.pcall('ZREM', holders, unpack(tokens))
   local count = sharers(now_ms)
-  -- A set of another type says nothing of who shares: nobody is let in beside them.
+  -- A set of another type does not show who shares, so no waiter is admitted.
   if type(count) == 'number' then
     ends_with_the_last(now_ms)
     pass_on(count)

@@ -3,7 +3,7 @@
 -- KEYS   the locks
 -- Reply  for each lock: {the first 256 bytes of its value, PTTL in ms}; "" if the key is gone, nil if it is of another type
 --
--- Writes nothing, so that the caller, who has the keys watched, hears of nothing but what others do after it.
+-- Writes nothing, so that the caller, which has the keys tracked, is notified only of what others do after it.
 local replies = {}
 for i, lock in ipairs(KEYS) do
   local value = redis.pcall('GETRANGE', lock, 0, 255)

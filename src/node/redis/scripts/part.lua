@@ -1,4 +1,4 @@
--- Parts with a share of a lock (rule 8): those who wait may come in, and the last one deletes the key.
+-- Releases a share of a lock (rule 8): waiters may be admitted, and the last sharer deletes the key.
 --
 -- Needs  behind it keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua, promote.lua, pass_on.lua and
 --        part_and_pass_on.lua
@@ -6,15 +6,15 @@
 -- ARGV   1 token; and perhaps a witness of this server's uptime  2 run id   3 seconds
 -- Reply  1 it does not share it any more, 0 it did not, -1 the key holds something else
 --
--- Atomic because between the look and the removal a phase could end. Idempotent: a replay does not find the token. To
--- define a function takes as long as a call: all functions stand behind this.
+-- Atomic because between the read and the removal a phase could end. Idempotent: a replay does not find the token.
+-- Defining a function takes as long as a call, so all functions are behind this.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)
 if type(value) ~= 'string' or string.sub(value, 1, 41) ~= 'lh1:00000000-0000-0000-0000-000000000000:'
     or not string.find(value, '^%d+@', 42) then
   if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
     return value
   elseif value == '' and redis.call('EXISTS', KEYS[1]) == 0 then
-    -- A server that has become a replica may not have the key yet. Only a write tells what it is.
+    -- The server may have become a replica that does not have the key yet. Only a write shows that.
     redis.call('DEL', KEYS[1])
     return 0
   end
@@ -33,7 +33,7 @@ redis.call('ZREM', KEYS[5], ARGV[1])
 local left = redis.call('ZCOUNT', KEYS[5], at, '+inf')
 local last = left > 0 and redis.pcall('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES') or {}
 if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
-  -- As in phase.lua: key and set live no longer than who was released and stays, if nobody is in for longer.
+  -- As in phase.lua: key and set live no longer than a released place that stays, if no sharer is in for longer.
   local span = last[2] - at + 1
   for _, key in ipairs({KEYS[1], KEYS[5]}) do
     if span < redis.call('PTTL', key) then

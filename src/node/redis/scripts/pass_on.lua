@@ -1,10 +1,10 @@
--- Part of a script: goes on after somebody has parted with a lock that is known to be there, or with a share of one.
+-- Part of a script: continues after the release of a lock that is known to be there, or of a share of one.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
 --
--- pass_on(count) is for a lock that so many share still. It lets those of the queue in who fit and can be reached, and
--- deletes the lock if nobody has it then: so it is never free while somebody waits, unless this server was started too
--- short a time ago to grant anything. It gives 1, and fails only where DEL fails.
+-- pass_on(count) is for a lock that `count` sharers still hold. It admits the waiters that fit and can be reached, and
+-- deletes the lock if it has no holder then: so it is never free while a waiter is queued, unless this server has not
+-- been up for long enough to grant anything. It returns 1, and fails only where DEL fails.
 local function pass_on(count)
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) ~= 'number' or waiting == 0 then
@@ -23,7 +23,7 @@ local function pass_on(count)
   end
   local deleted = redis.call('DEL', lock)
   if is_full then
-    -- Somebody else goes on with the work by knocking. Among the last there may be one who is not dead as well.
+    -- Another waiter continues the work by polling. Among the last ones there may be one that is alive.
     for _, token in ipairs(redis.pcall('ZRANGE', queue, -16, -1)) do
       local entry = redis.pcall('HGET', wait, token)
       local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|%d+|(.*)$')

@@ -1,23 +1,23 @@
--- Part of a script: those who share a lock.
+-- Part of a script: the sharers of a lock.
 --
 -- Needs  keys.lua and value.lua before it
 -- KEYS   1 lock   2 fence   5 holders, a sorted set: token -> until when, in ms of this server's clock
 --
--- While a lock is shared, its key has the value of an acquisition that nobody has made: that of the nil UUID, with the
+-- While a lock is shared, its key has the value of an acquisition that was never made: that of the nil UUID, with the
 -- fence of this phase. So other libraries, and older versions of this one, find it taken.
 --
--- 1. What is in `holders` counts only while the lock's key says that it is shared: who begins a phase empties the set.
--- 2. A sharer counts until its time is over by this server's clock, as a key would. Where somebody comes in because
---    others are over, those are taken out: they do not come back when the clock goes back.
--- 3. The lock's key and the set outlive each sharer: whatever confirms a share looks at both. They are written when
---    less than a TTL of either is left, and then to 4/3 of a TTL: about once in a third of a TTL, however many renew.
---    So those who track the lock's key are left in peace. Once nobody lives on but who was released and stays, they live
---    no longer than that.
--- 4. The first write is one that `maxmemory` may refuse, but for who shares already.
+-- 1. An entry of `holders` counts only while the lock's key says that it is shared: each new phase empties the set.
+-- 2. A sharer counts until its time expires by this server's clock, like a key. When another is admitted because some
+--    have expired, those are removed: they do not return when the clock goes back.
+-- 3. The lock's key and the set outlive each sharer: whatever confirms a share reads both. They are written when less
+--    than a TTL of either is left, and then to 4/3 of a TTL: about once in a third of a TTL, however many renew. So
+--    clients that track the lock's key are not disturbed. Once only released places that stay are left, key and set
+--    live no longer than those.
+-- 4. The first write is one that `maxmemory` may refuse, except for a token that already shares.
 local holders = KEYS[5]
 local SHARED = 'lh1:00000000-0000-0000-0000-000000000000'
 
--- phase_of(value) gives the text of the fence of the phase that this value stands for, or nil.
+-- phase_of(value) returns the text of the fence of the phase that this value stands for, or nil.
 local function phase_of(value)
   return type(value) == 'string' and string.sub(value, 1, 40) == SHARED and fence_of(value) or nil
 end
@@ -27,7 +27,7 @@ local function millis(now)
   return tonumber(string.sub(now, 1, -4))
 end
 
--- sharers(now_ms) gives how many share a lock whose key says so, or an error reply.
+-- sharers(now_ms) returns how many share a lock whose key says so, or an error reply.
 local function sharers(now_ms)
   return redis.pcall('ZCOUNT', holders, now_ms, '+inf')
 end
@@ -37,7 +37,7 @@ local function is_in(token, now_ms)
   return type(until_then) == 'string' and tonumber(until_then) >= now_ms
 end
 
--- outlives(span, now_ms) has key and set live longer than who has just come in or stayed for so many ms. It tells
+-- outlives(span, now_ms) makes key and set outlive a sharer that was just admitted, or stays, for `span` ms. It returns
 -- whether that was due. Neither ever lives for less than before.
 local function outlives(span, now_ms)
   local key, set = redis.call('PTTL', lock), redis.call('PTTL', holders)
@@ -51,8 +51,8 @@ local function outlives(span, now_ms)
   return true
 end
 
--- touches() is a write that changes nothing and needs no memory: what is answered counts for a write, and a server
--- without memory allows what comes after one.
+-- touches() is a write that changes nothing and needs no memory: the reply counts as a write, and a server without
+-- memory allows what comes after one.
 local function touches()
   local left = redis.call('PTTL', holders)
   if left > 0 then
@@ -62,8 +62,8 @@ local function touches()
   end
 end
 
--- ends_with_the_last(now_ms): if nobody is in for longer than one who was released and stays, key and set live no longer
--- than that.
+-- ends_with_the_last(now_ms): if no sharer is in for longer than a released place that stays, key and set live no
+-- longer than that.
 local function ends_with_the_last(now_ms)
   local last = redis.pcall('ZRANGE', holders, -1, -1, 'WITHSCORES')
   if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
@@ -77,7 +77,7 @@ local function ends_with_the_last(now_ms)
   end
 end
 
--- stays(token, span, now_ms): one who is in stays for so many ms from now on. `as` takes its place, if there is one.
+-- stays(token, span, now_ms, as): a sharer stays for `span` ms from now on. `as` takes its place, if given.
 local function stays(token, span, now_ms, as)
   local until_then = string.format('%.0f', now_ms + span)
   local changed = redis.pcall('ZADD', holders, 'CH', until_then, as or token)
@@ -86,13 +86,13 @@ local function stays(token, span, now_ms, as)
     redis.call('ZADD', holders, until_then, as or token)
   end
   if as then
-    -- Not before: a set that was empty in between would have lost its expiry.
+    -- Only afterwards: a set that was empty in between would have lost its expiry.
     redis.call('ZREM', holders, token)
   end
   outlives(span, now_ms)
 end
 
--- joins(token, span, now_ms, limit) lets one in beside others. It gives nothing, or an error reply.
+-- joins(token, span, now_ms, limit) admits a sharer beside others. It returns nil, or an error reply.
 local function joins(token, span, now_ms, limit)
   local added = redis.pcall('ZADD', holders, string.format('%.0f', now_ms + span), token)
   if type(added) == 'table' then
@@ -102,20 +102,20 @@ local function joins(token, span, now_ms, limit)
   end
 end
 
--- begins(token, span, now_ms, issued, option, expires) begins a phase with one. It gives nothing, or an error reply.
+-- begins(token, span, now_ms, issued, option, expires) begins a phase with one. It returns nil, or an error reply.
 local function begins(token, span, now_ms, issued, option, expires)
   local members = redis.pcall('ZCARD', holders)
   if type(members) == 'table' then
     return string.find(members.err, 'WRONGTYPE', 1, true)
       and redis.error_reply('ERR the key ' .. holders .. ' holds another type: delete it to go on') or members
   end
-  -- The floor first: without a phase it is a gap.
+  -- The floor first: without a phase it is only a gap.
   local floor = option and redis.pcall('SET', fence, issued, option, expires) or {}
   if floor.err then
     return floor
   end
   if option and members > 0 then
-    -- Before the lock's own key: without the right to it nothing is left that keeps others out.
+    -- Before the lock's own key: without the right to this one, nothing would be left that keeps others out.
     redis.call('DEL', holders)
   end
   local set = redis.pcall('SET', lock, with_fence(SHARED .. '@shared', issued), 'PX', span)

@@ -1,36 +1,35 @@
--- Enters the queue of a lock, says that one still waits, takes the lock or a share of it when it is one's turn, and
--- confirms a grant.
+-- Enters the queue of a lock, keeps a waiter's place there, takes the lock or a share of it when it is the waiter's
+-- turn, and confirms a grant.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
--- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait for the
---        token's confirmation  5 window in ms: how long a process counts as alive that says nothing, and half of what
---        the queue outlives its last word by  6 channel of the token's process, after a "~" if it does not hear there
+-- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait to be
+--        confirmed  5 window in ms: how long a silent process counts as alive, and half of how long the queue outlives
+--        its last poll or leave  6 channel of the token's process, after a "~" if it does not listen there
 --        7 "1" to enter the queue, "0" to only look  8 restart delay in s  9 fence memory in ms
---        10 "0" to hold it alone, else to share it beside fewer than so many others
+--        10 "0" to hold it alone, else the limit: to share it beside fewer others than that
 --        and perhaps a witness of this server's uptime  11 run id  12 seconds
--- Reply  {1, fence}  the lock is the token's, or it shares it, for its TTL; and the run id, if the uptime was read
+-- Reply  {1, fence}  the token holds the lock, or shares it, for its TTL; and the run id, if the uptime was read
 --        {0, remaining in ms, value, ticket, rank, entered, sharers}  it waits. remaining is the PTTL, or -2 if the
---          lock is still free: poll again at once. Beside sharers it is the time until one of them would be over if
---          nobody renewed, or all of them for who wants it alone; and 0 if more of the queue could be let in. value is
---          its first 256 bytes, nil if the lock is free; {0, type} for another type than a string, {0} if that is not
---          told. ticket is decimal text, "0" if it only looked; rank is how many wait before it; entered is 1 if it was
---          not in the queue and the hash before, else 0; sharers is how many share it
---        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server up for too short a time
---          to grant it, and for how long that lasts: meanwhile it waits
+--          lock is still free: poll again at once. Beside sharers it is the time until one of them expires if none
+--          renews, or until all do for a waiter that wants it alone; and 0 if more waiters could be admitted. value is
+--          its first 256 bytes, nil if the lock is free; {0, type} if it is not a string, {0} if the type is not
+--          reported. ticket is decimal text, "0" if it only looked; rank is how many wait before it; entered is 1 if it
+--          was missing from the queue or the hash before, else 0; sharers is how many share it
+--        {2, seconds, run id (or nil), ticket, rank, entered}  the lock is free, but the server has not been up for
+--          long enough to grant it, and the seconds that are missing: meanwhile it waits
 --        or an error about a queue key that holds no queue, or a fence key that holds no fence
 --
--- Atomic because between the look at the queue and the taking of the lock somebody else could do the same.
--- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence that its value has, or
--- its phase (rule 5). A server that was started lately confirms it too: who still polls has not let go of what is
+-- Atomic because between reading the queue and taking the lock another client could do the same.
+-- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence of its value, or of its
+-- phase (rule 5). A server that was started lately confirms it too: a waiter that still polls has not given up what is
 -- there. Everything that can be refused is read before the first write, and that one is refused when memory is out.
 local token, ttl, channel, enters, delay = ARGV[1], tonumber(ARGV[2]), ARGV[6], ARGV[7] == '1', ARGV[8]
 local memory, limit = ARGV[9], tonumber(ARGV[10])
 local process = process_of(channel)
 witness_run, witnessed = ARGV[11], ARGV[12]
 
--- So many marks of processes that have no waiter may be in `wait` before somebody looks whether they are of any use,
--- and at so many fields at a time.
+-- `wait` may contain MARKS marks of processes without a waiter before they are checked, SAMPLE fields at a time.
 local MARKS, SAMPLE = 64, 16
 
 local function misplaced(key, reply)
@@ -48,7 +47,7 @@ local refusal = misplaced(queue, length) or misplaced(wait, fields)
 if refusal then
   return refusal
 end
--- The time, or an error reply.
+-- `now` is the time, or an error reply.
 local issued, now = issue(fence, redis.pcall('GET', fence), redis.call('TIME'))
 if not issued then
   return now
@@ -61,10 +60,10 @@ if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) t
   return value
 end
 local now_ms = millis(now)
--- -1: it is somebody's alone.
+-- -1: it is held alone.
 local phase, count = phase_of(value), -1
 if phase or limit > 0 and value == false then
-  -- Also where it is free: who may not count those who share could not part with it.
+  -- Also if it is free: a user that may not count the sharers could not release a share.
   count = sharers(now_ms)
   refusal = misplaced(holders, count)
   if refusal then
@@ -86,7 +85,7 @@ local function fits()
   return count == 0 or count > 0 and count < limit
 end
 
--- It has said something. Somebody may have deleted the hash, and a mark alone would stay for ever.
+-- Notes that the process is alive. The hash may have been deleted, and a mark alone would stay forever.
 local function mark()
   redis.call('HSET', wait, '!' .. process, string.format('%.0f', now + ARGV[5] * 1000))
   redis.call('PEXPIRE', queue, 2 * ARGV[5])
@@ -106,7 +105,7 @@ local function leave()
   end
 end
 
--- A waiter whose ticket the memo covers ends it, unless it is of the memo's process.
+-- A waiter whose ticket the memo covers ends the memo, unless it is of the memo's process.
 local function check_memo(ticket)
   local up_to, of = memo()
   if up_to and of ~= process and ticket <= tonumber(up_to) then
@@ -114,9 +113,9 @@ local function check_memo(ticket)
   end
 end
 
--- Drops marks of processes that have gone: a killed one never takes its mark away. A mark is kept for a window after it
--- is over, for a process that polls may have other waiters. A process that listens may be stopped: its mark stays, and
--- is looked at once a window. One that is further ahead than any is of before the clock was set back.
+-- Drops marks of processes that have ended: a killed one never removes its mark. A mark is kept for a window after it
+-- expires, because a process that polls may have other waiters. A process that listens may be stopped: its mark stays,
+-- and is checked once a window. A mark that is further ahead than any can be is from before the clock was set back.
 local function drop_marks(window)
   local sample = redis.pcall('HRANDFIELD', wait, SAMPLE, 'WITHVALUES')
   for i = 1, #sample, 2 do
@@ -137,20 +136,20 @@ if phase and count > 0 and is_in(token, now_ms) then
   leave()
   return {1, phase}
 elseif not phase and not denial(value, token) then
-  -- A replay writes too: what it answers counts for a write.
+  -- A replay writes too, because its reply counts as a write.
   redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ttl))
   leave()
   return {1, fence_of(value)}
 end
 
--- Nobody is before us: no need to enter what would be left at once.
+-- If no waiter is ahead, there is no need to enter a queue only to leave it at once.
 local entered, ahead, is_full, began = 0, length > 0, false, phase
 if not (open and not ahead and fits()) then
   if enters then
     local ticket, alive_until = tonumber(ARGV[3]), string.format('%.0f', now + ARGV[5] * 1000)
     if ticket == 0 then
       local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')
-      -- A clock that went back puts nobody before those who came first.
+      -- A clock that went back does not put a waiter ahead of earlier ones.
       ticket = math.max(tonumber(now), (tonumber(last[2]) or 0) + 1)
     end
     entered = redis.call('ZADD', queue, 'NX', string.format('%.0f', ticket), token)
@@ -168,7 +167,7 @@ if not (open and not ahead and fits()) then
     end
   end
   if open then
-    -- Whoever is let in first begins a phase.
+    -- The first one admitted begins a phase.
     began = count == 0 and issued or phase
     ahead, count, is_full = promote(token, now, issued, count)
   end
@@ -194,7 +193,7 @@ if open and not ahead and fits() then
   end
   leave()
   if limit > 0 and redis.call('EXISTS', queue) == 1 then
-    -- Those behind may fit as well.
+    -- Waiters behind it may fit as well.
     promote('', now, issued, count + 1)
   end
   return run_id and {1, began, run_id} or {1, began}
@@ -204,7 +203,7 @@ end
 
 local ticket, rank = '0', redis.call('ZCARD', queue)
 if enters then
-  -- A clock that is set back within this step has the queue expire at once: the next poll enters again.
+  -- If the clock is set back within this step, the queue expires at once: the next poll enters again.
   local score = redis.call('ZSCORE', queue, token)
   ticket, rank = score and string.format('%.0f', score) or '0', redis.call('ZRANK', queue, token) or 0
 end

@@ -1,56 +1,56 @@
--- Part of a script: gives a lock to the first of its queue, or lets the first ones of it share it.
+-- Part of a script: gives a lock to the first of its queue, or lets its first ones share it.
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua and phase.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
 --        4 wait, a hash:
 --          token -> "grant in ms|alive until, in µs|restart delay in s|fence memory in ms|channel". A process is known
---            by its channel. A "~" before the channel says that no notification arrives there, and the process polls. A
---            "<limit>*" before both: it shares the lock, beside fewer than so many others
---          "!" .. process -> its mark: until when, in µs, it counts as alive if it says nothing. That is a window after
---            it has spoken, and a grant after it was granted something. Without a mark it is alive. No release of this
---            library has had other marks. Clients of before the first one left the moment of a grant, which is over
---            here, so that they are passed over until they speak, as they meant it. They take any mark for that: when
---            one of them parts with the lock, those who have spoken here lose their places, and have them back within a
---            heartbeat of 5 s
+--            by its channel. A "~" before the channel: no notification arrives there, and the process polls. A
+--            "<limit>*" before both: it shares the lock, beside fewer than `limit` others
+--          "!" .. process -> its mark: until when, in µs, a silent process counts as alive. That is a window after its
+--            last poll or leave, and a grant after it was granted something. Without a mark it is alive. No release of
+--            this library has had other marks. Clients from before the first one left the time of a grant, which has
+--            passed here, so that they are skipped until they poll, as they intended. They take any mark for that: when
+--            one of them releases the lock, waiters that have polled here lose their places, and have them back within
+--            a heartbeat of 5 s
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
 --        5 holders
 --
 -- promote(me, now, issued, count): `count` share the lock now, 0 if it is free or about to be. `now` is the text of the
--- time in µs, `issued` that of the next fence. The first ones of the queue that fit have the lock for their grants
--- then, with a fence, and were called; so was who comes next. It stops at `me`, and where there is nobody to grant to,
--- or not yet, or no right to do it. It gives
---   whether somebody comes before `me` still;
---   how many share it then, -1 if it is somebody's alone;
---   whether the rest is for another call: too many could not be reached, or many were let in.
--- Who cannot be reached loses its place, and has it back when it polls with its ticket. So does the first one that does
--- not fit and is not there any more: it must not hold up those behind it. A process that is stopped, and so still
--- counts as a receiver, or that polls and was killed, is given what there is for the length of one grant: then its mark
--- is over, and keeps its other waiters from it. Until then it may have more than one grant, as one that is well does
--- that has not come to confirm the first.
--- Nothing here raises an error, since a release must not fail for its queue's sake. The first write is one that
+-- time in µs, `issued` that of the next fence. Afterwards the first waiters that fit have the lock for their grants,
+-- with a fence, and were notified; so was the next one. It stops at `me`, and where there is no waiter to grant to, or
+-- not yet, or no right to do it. It returns
+--   whether a waiter is still ahead of `me`;
+--   how many share it then, -1 if it is held alone;
+--   whether the rest is for another call: too many could not be reached, or many were admitted.
+-- A waiter that cannot be reached loses its place, and has it back when it polls with its ticket. So does the first one
+-- that does not fit and has gone: it must not hold up those behind it. A process that is stopped, and so still counts
+-- as a receiver, or that polls and was killed, is given what there is for the length of one grant: then its mark has
+-- expired, which keeps its other waiters from it. Until then it may have more than one grant, like a healthy process
+-- that has not confirmed the first one yet.
+-- Nothing here raises an error, because a release must not fail due to its queue. The first write is one that
 -- `maxmemory` does not refuse, and a server that has allowed the first write of a script allows the others.
 --
--- Calls are "granted <length of the token> <token><lock>" and "next <ms> <token>": look after so long, for who was
--- granted the lock may be stopped. The next in line hears the latter, and if that one is of the same process, so does
--- the next of another, at whatever place.
+-- Notifications are "granted <length of the token> <token><lock>" and "next <ms> <token>": poll after that many ms,
+-- because the process that was granted the lock may be stopped. The next in line gets the latter, and if that one is of
+-- the same process, so does the next of another, at whatever place.
 
 -- The field of the memo. No token and no mark looks like it.
 local MEMO = '>'
 -- How many waiters are read at a time.
 local PAGE = 32
--- How many are let in by one call: then the next one is told to go on.
+-- How many are admitted by one call: then the next one is notified to continue.
 local AT_ONCE = 32
--- How many pages are read for one grant, in some milliseconds at most. The next grant goes on from there.
+-- How many pages are read for one grant, in some milliseconds at most. The next grant continues from there.
 local PAGES = 100
 
 -- Set before promote: the caller's witness of the uptime, if it has sent one. It holds for every waiter's delay.
 local witness_run, witnessed
--- Known after recovers_for has looked at the uptime.
+-- Known once recovers_for has read the uptime.
 local run_id = false
 
--- recovers_for(delay) gives the seconds for which this server, which may have forgotten a lease, is to grant nothing to
--- who has asked for this restart delay (0 or less: it may), or nil and an error reply. One look at the uptime is enough
--- for a script, and without a delay there is none.
+-- recovers_for(delay) returns the seconds for which this server, which may have forgotten a lease, must grant nothing
+-- to a waiter with this restart delay (0 or less: it may), or nil and an error reply. A script reads the uptime once,
+-- and not at all without a delay.
 local recovery = {['0'] = 0}
 local function recovers_for(delay)
   if not recovery[delay] then
@@ -63,7 +63,7 @@ local function recovers_for(delay)
   return recovery[delay]
 end
 
--- process_of(channel) gives the process, and whether a notification can reach it.
+-- process_of(channel) returns the process, and whether a notification can reach it.
 local function process_of(channel)
   if string.sub(channel, 1, 1) == '~' then
     return string.sub(channel, 2), false
@@ -71,7 +71,7 @@ local function process_of(channel)
   return channel, true
 end
 
--- memo() gives a ticket up to which all waiters are of one process, as text, and that process; or nothing.
+-- memo() returns a ticket up to which all waiters are of one process, as text, and that process; or nil.
 local function memo()
   local text = redis.pcall('HGET', wait, MEMO)
   if type(text) == 'string' then
@@ -84,7 +84,7 @@ local function has_gone_by(moment, now)
   return (tonumber(moment) or 0) <= tonumber(now)
 end
 
--- clear() drops what nobody needs when nobody waits. A key that is no hash is not ours.
+-- clear() drops what is not needed without waiters. A key that is not a hash is not ours.
 local function clear()
   if type(redis.pcall('HDEL', wait, MEMO)) == 'number' then
     redis.pcall('DEL', wait)
@@ -102,8 +102,8 @@ local function promote(me, now, issued, count)
     return is_silent[process]
   end
 
-  -- reaches(alive_until, channel, message) tells whether a waiter is there, and gives it the message. Without one it
-  -- only asks.
+  -- reaches(alive_until, channel, message) returns whether a waiter is there, and sends it the message. Without a
+  -- message it only checks.
   local function reaches(alive_until, channel, message)
     local process, hears = process_of(channel)
     if silent(process) or hears and is_deaf[process] then
@@ -111,8 +111,8 @@ local function promote(me, now, issued, count)
     elseif not hears then
       return not has_gone_by(alive_until, now)
     end
-    -- A killed process costs one message, however many of its waiters there are. An error, such as no right to the
-    -- channel, says nothing about the process, which polls too.
+    -- A killed process costs one message, however many waiters it has. An error, such as no right to the channel, shows
+    -- nothing about the process, which polls too.
     if message then
       is_deaf[process] = redis.pcall('PUBLISH', process, message) == 0
     else
@@ -137,9 +137,9 @@ local function promote(me, now, issued, count)
     redis.pcall('HDEL', wait, token)
   end
 
-  -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than the one that was
-  -- granted the lock. It gives the ticket up to which all are of that process, and what the memo said of it; or nothing
-  -- if the first page was enough.
+  -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than `granted_to`, which
+  -- was granted the lock. It returns the ticket up to which all are of that process, and the one that the memo had; or
+  -- nil if the first page was enough.
   local function walk(grant, granted_to)
     local is_told, passed, known = false, nil, nil
     for page = 1, PAGES do
@@ -170,7 +170,7 @@ local function promote(me, now, issued, count)
             up_to, process = memo()
           end
           if process == granted_to then
-            -- `me` looks for itself, also among those that are passed over.
+            -- `me` checks for itself, also among those that are skipped.
             local mine = tonumber(redis.pcall('ZSCORE', queue, me))
             is_over = mine and mine <= tonumber(up_to)
             passed, known, last = up_to, up_to, nil
@@ -192,7 +192,7 @@ local function promote(me, now, issued, count)
 
   local granted, last_grant, last_process = 0, nil, nil
 
-  -- Tells who comes next. Without the memo each grant would walk past all waiters of a process again.
+  -- Notifies the next in line. Without the memo each grant would walk past all waiters of a process again.
   local function over(is_ahead, is_full)
     if granted > 0 then
       local passed, known = walk(granted < AT_ONCE and last_grant or 0, last_process)
@@ -227,12 +227,12 @@ local function promote(me, now, issued, count)
       return over(false)
     end
     local grant, alive_until, delay, memory, channel, limit = entry(head)
-    -- Not even what is being released here: the release may be the replay of one that this server has forgotten, with
-    -- the grant that came after it.
+    -- Not even the lock that is being released here: the release may be the replay of one that this server has
+    -- forgotten, along with the grant that came after it.
     if grant and (recovers_for(delay) or 1) > 0 then
       return over(false)
     elseif grant and count > 0 and count >= limit then
-      -- It does not fit, and waits on.
+      -- It does not fit, and keeps waiting.
       if reaches(alive_until, channel) then
         return over(true)
       end
@@ -250,7 +250,7 @@ local function promote(me, now, issued, count)
       granted, last_grant, last_process = granted + 1, grant, process
       local mark, lapses = redis.pcall('HGET', wait, '!' .. process), string.format('%.0f', now + grant * 1000)
       if type(mark) ~= 'string' or not has_gone_by(mark, lapses) then
-        -- Before the entry goes: a hash that was empty in between would have lost its expiry.
+        -- Before the entry is deleted: a hash that was empty in between would have lost its expiry.
         redis.pcall('HSET', wait, '!' .. process, lapses)
       end
       redis.pcall('HDEL', wait, head)

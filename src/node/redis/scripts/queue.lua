@@ -1,12 +1,12 @@
--- Who waits for a lock.
+-- Lists the waiters of a lock.
 --
 -- KEYS   1 queue
--- ARGV   1 how many of them at most   2 the key where they say how they want it
--- Reply  {the server's time in µs, how many wait, token, ticket, limit, token, ticket, limit, ...}, the first one
--- first. The limit is 0 if it wants the lock alone, else it shares it beside fewer than so many others
+-- ARGV   1 the most waiters to list   2 the key that holds their limits
+-- Reply  {the server's time in µs, how many wait, token, ticket, limit, token, ticket, limit, ...}, the first in line
+--        first. The limit is 0 if it wants the lock alone, else it shares it beside fewer than `limit` others
 --
--- Atomic so that the places belong together. Writes nothing. The second key is no declared one: its slot may be on its
--- way to another server. Where it may not be read, all seem to want the lock alone.
+-- Atomic so that the places belong together. Writes nothing. The second key is not declared, because its slot may be on
+-- its way to another server. If it may not be read, all seem to want the lock alone.
 local queue, most = KEYS[1], tonumber(ARGV[1])
 
 local length = redis.pcall('ZCARD', queue)

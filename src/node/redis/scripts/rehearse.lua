@@ -1,9 +1,9 @@
--- Does what an acquire, a renewal and a release need of a server, and changes nothing: what would refuse one refuses this.
+-- Does what an acquire, a renewal and a release need, and changes nothing: what would refuse one refuses this.
 --
 -- Needs  may_vote.lua before it
--- KEYS   1 a key that nobody writes
+-- KEYS   1 a key that is never written
 -- ARGV   1 restart delay in s; and perhaps a witness of this server's uptime  2 run id   3 seconds
--- Reply  {1} it could grant a lock now, {2, seconds, run id (or nil)} up for too short a time, and for how long that lasts
+-- Reply  {1} it could grant a lock now, {2, seconds, run id (or nil)} not up for long enough, and the seconds missing
 --
 -- A SET with XX needs the rights, the memory, the replicas and the disk that every SET needs. Without the key it writes
 -- nothing, so a replay does no harm.

@@ -1,4 +1,4 @@
--- Parts with a lock that is still ours (rule 8): to the first of its queue, or to nobody.
+-- Releases a lock that is still ours (rule 8): to the first of its queue, or it becomes free.
 --
 -- Needs  behind it keys.lua, value.lua, release_by_identity.lua, issue.lua, may_vote.lua, phase.lua, promote.lua,
 --        pass_on.lua and release_to_queue.lua
@@ -6,11 +6,11 @@
 -- ARGV   1 token or value; and perhaps a witness of this server's uptime  2 run id   3 seconds
 -- Reply  1 deleted or passed on, 0 the key is gone, -1 it holds something else, {-3, who took it by force}
 --
--- Atomic because between the compare and the deletion the lock could change hands, and so that it is never free while
--- somebody is queued. Idempotent: a replay finds the key gone, or somebody else's, and leaves it alone.
+-- Atomic because between the compare and the deletion the lock could change hands, and so that it is never free while a
+-- waiter is queued. Idempotent: a replay finds the key gone, or with another holder, and leaves it alone.
 --
--- Mostly the caller knows all of the value, and nobody waits. To define a function takes as long as a call: all
--- functions stand behind this.
+-- Usually the caller knows the whole value, and no waiter is queued. Defining a function takes as long as a call, so
+-- all functions are behind this.
 local found, known = redis.pcall('GET', KEYS[1]), ARGV[1]
 local has_queue = redis.pcall('ZCARD', KEYS[3]) ~= 0
 if found == known and not has_queue then

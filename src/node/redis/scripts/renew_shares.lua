@@ -5,20 +5,20 @@
 -- Reply  for each: 1 extended, 0 it is gone, -1 the key holds something else, {-2, the text of an error}, or {-3, who took
 --        it by force}
 --
--- Atomic per share because between the look and the extension its phase could end; the shares are in one call only to
--- travel together. Idempotent: a replay extends again. Never sent tracked: up to Redis 7.0 that registers all keys, and
+-- Atomic per share because between the read and the extension its phase could end; the shares share a call only to be
+-- batched. Idempotent: a replay extends again. Never sent tracked: up to Redis 7.0 that registers all keys, and
 -- `holders` changes with every renewal.
 local n = #KEYS / 2
 local SHARED = 'lh1:00000000-0000-0000-0000-000000000000:'
 local replies, time = {}, redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- The shares that are in, by their locks: their places, and one call that extends all of them.
+-- The shares that are in, by lock: their places in the call, and one command that extends all of them.
 local found, locks = {}, {}
--- Until when they share it, by their TTLs.
+-- Until when a share lasts, by its TTL.
 local later = {}
 
--- look(i, lock) notes a share that is in. For another it gives the reply.
+-- look(i, lock) notes a share that is in. For any other it returns the reply.
 local function look(i, lock)
   local holders, token = KEYS[n + i], ARGV[i]
   local until_then = redis.pcall('ZSCORE', holders, token)
@@ -39,11 +39,11 @@ local function look(i, lock)
   call[#call + 1] = token
 end
 
--- extend(lock, places, call) gives the reply for all of them.
+-- extend(lock, places, call) returns the reply for all of them.
 local function extend(lock, places, call)
   local holders, changed = call[2], redis.pcall(unpack(call))
   if type(changed) == 'table' or changed == 0 then
-    -- It writes in any case: what is answered counts for a write. And a server without memory allows what comes after a
+    -- It writes in any case, because its reply counts as a write. And a server without memory allows what comes after a
     -- write that needs none.
     local left = redis.call('PTTL', holders)
     if left > 0 then
@@ -70,7 +70,7 @@ local function extend(lock, places, call)
   return 1
 end
 
--- {-3, text}: somebody took it by force from all who shared it in this phase. The key is in the slot of the lock.
+-- {-3, text}: it was taken by force from all sharers of this phase. The key is in the slot of the lock.
 local function forced(lock, phase)
   local key = string.find(lock, '^[^{]*{[^}]+}') and lock .. ':lht:forced' or '{' .. lock .. '}:lh:forced'
   local left, whose = redis.pcall('GETRANGE', key, 0, 575), SHARED .. phase .. '@'
@@ -87,13 +87,13 @@ for i = 1, n do
   elseif string.sub(value, 1, 41) ~= SHARED then
     replies[i] = -1
   elseif is_later then
-    -- A later phase, which its token may have come into again from a queue: its own has ended.
+    -- A later phase, which its token may have joined again from a queue: its own has ended.
     replies[i] = 0
   else
     replies[i] = look(i, lock)
   end
   if replies[i] == 0 then
-    -- A server that has become a replica may never have had it, or not have it yet. Only a write tells what it is.
+    -- The server may have become a replica that never had it, or does not have it yet. Only a write shows that.
     local written = redis.pcall('ZREM', KEYS[n + i], is_later and '' or ARGV[i])
     if type(written) == 'table' and not string.find(written.err, 'WRONGTYPE', 1, true) then
       replies[i] = {-2, written.err}

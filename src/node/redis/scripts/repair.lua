@@ -4,11 +4,11 @@
 -- KEYS   1 lock   2 fence
 -- ARGV   1 token  2 TTL in ms   3 fence   4 fence memory in ms   5 restart delay in s
 --        and perhaps a witness of this server's uptime  6 run id   7 seconds
--- Reply  {1} it is there, {-1} somebody else has it, {2, seconds, run id (or nil)} up for too short a time, and for how
---          long that lasts
+-- Reply  {1} it is there, {-1} another holder has it, {2, seconds, run id (or nil)} not up for long enough, and the
+--        seconds missing
 --
--- Atomic because a server must not restart between the look at its uptime and the write: this may arrive late.
--- Idempotent: a replay finds its own key, and extends it. The floor first, for it can be refused.
+-- Atomic because a server must not restart between the check of its uptime and the write: this may arrive late.
+-- Idempotent: a replay finds its own key, and extends it. The floor comes first, because it can be refused.
 local lock, token, to = KEYS[1], ARGV[1], ARGV[3]
 
 local run_id, missing, refused = may_vote(ARGV[5], ARGV[6], ARGV[7])

@@ -1,10 +1,10 @@
--- Who shares a lock.
+-- Lists the sharers of a lock.
 --
 -- KEYS   1 lock   2 holders
--- ARGV   1 how many of them at most
--- Reply  {0}  nobody has it, or {1, PTTL in ms, value, how many share it, token, ms left, ...}, the first to go first.
---        The value is as in holder.lua; who has it alone is no sharer. Where some share it, the second is what the last
---        of them has left. Or an error about a key that holds another type than sharers
+-- ARGV   1 the most sharers to list
+-- Reply  {0}  it is free, or {1, PTTL in ms, value, how many share it, token, ms left, ...}, the first to expire first.
+--        The value is as in holder.lua; a holder that has it alone is not a sharer. If it is shared, the second is what
+--        the last sharer has left. Or an error about a key that holds another type than sharers
 --
 -- Atomic so that all belong together. Writes nothing.
 local value = redis.pcall('GETRANGE', KEYS[1], 0, 255)
@@ -25,7 +25,7 @@ if type(value) == 'string' and string.sub(value, 1, 41) == 'lh1:00000000-0000-00
     return string.find(count.err, 'WRONGTYPE', 1, true)
       and redis.error_reply('ERR the key ' .. KEYS[2] .. ' holds another type: delete it to go on') or count
   end
-  -- Somebody may have written a score that is no time.
+  -- Another program may have written a score that is not a time.
   local function left(score)
     return math.min(math.floor(score - now_ms), 9007199254740991)
   end

@@ -2,25 +2,26 @@
 --
 -- Needs  value.lua and issue.lua before it
 -- KEYS   1 lock   2 fence
--- ARGV   1 token  2 TTL in ms   3 fence memory in ms   4 the fence to issue if it is large enough, or ""   5 and on: the tokens, any of
---        which may have the lock
+-- ARGV   1 token  2 TTL in ms   3 fence memory in ms   4 the fence to issue if it is large enough, or ""   5 and on:
+--        the tokens, any of which may have the lock
 -- Reply  {1, fence}              it is the token's
---        {0, PTTL in ms, value}  somebody else holds it; as in acquire.lua
---        {3}                     nobody holds it
+--        {0, PTTL in ms, value}  another holder has it; as in acquire.lua
+--        {3}                     it is free
 --
--- Atomic because between the compare and the write the lock could change hands, and because the key must be there all the time.
--- Idempotent per token: a replay finds it, and answers its fence (rule 5). The key never lives for less than before. The queue is
--- not asked: nobody is overtaken. Everything that can be refused is read before the first write.
+-- Atomic because between the compare and the write the lock could change hands, and because the key must be there all
+-- the time. Idempotent per token: a replay finds it, and returns its fence (rule 5). The key never lives for less than
+-- before. The queue is not read, because no waiter is overtaken. Everything that can be refused is read before the
+-- first write.
 local lock, fence, token, ttl = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
 
 local value, pttl = redis.pcall('GETRANGE', lock, 0, 255), redis.call('PTTL', lock)
 if value == '' and redis.call('EXISTS', lock) == 0 then
-  -- A server that has become a replica may not have the key yet. Only a write tells what it is.
+  -- The server may have become a replica that does not have the key yet. Only a write shows that.
   redis.call('DEL', lock)
   return {3}
 end
 if not denial(value, token) then
-  -- A replay writes too: what it answers counts for a write.
+  -- A replay writes too, because its reply counts as a write.
   redis.call('PEXPIRE', lock, math.max(ttl, pttl))
   return {1, fence_of(value)}
 end
@@ -38,7 +39,7 @@ elseif denied then
   return {0, pttl, type(value) == 'string' and value or {0, redis.pcall('TYPE', lock).ok}}
 end
 
--- The floor may be forgotten, and the clock behind: the fence in the value is a floor too.
+-- The floor may be forgotten, and the clock behind, so the fence in the value is a floor too.
 local stored, giver = redis.pcall('GET', fence), fence_of(value)
 local is_number = type(stored) == 'string' and not string.find(stored, '%D')
 if giver and (not stored or is_number and (#giver > #stored or #giver == #stored and giver > stored)) then

@@ -4,10 +4,10 @@
 -- KEYS   1 lock
 -- ARGV   1 token  2 TTL in ms
 -- Reply  1                       it is the token's
---        {0, PTTL in ms, value}  somebody holds it; as in acquire.lua
+--        {0, PTTL in ms, value}  it is held; as in acquire.lua
 --
--- Atomic because between the look and the write somebody else could take it. Idempotent per token. The fence 0 says that
--- there is none yet: the third step writes it.
+-- Atomic because between the read and the write another client could take it. Idempotent per token. The fence 0 means
+-- that there is none yet: the third step writes it.
 local lock, token, ttl = KEYS[1], ARGV[1], ARGV[2]
 if redis.call('SET', lock, with_fence(token, '0'), 'NX', 'PX', ttl) then
   return 1
@@ -19,6 +19,6 @@ if type(denied) == 'table' then
 elseif denied then
   return {0, pttl, type(value) == 'string' and value or {0, redis.pcall('TYPE', lock).ok}}
 end
--- A replay writes too: what it answers counts for a write.
+-- A replay writes too, because its reply counts as a write.
 redis.call('PEXPIRE', lock, math.max(pttl, tonumber(ttl)))
 return 1

@@ -1,4 +1,4 @@
-//! Looks whether the address still leads to the server that our connections lead to, as [`AddressCheck`] decides.
+//! Checks whether the address still resolves to the server of our connections, as [`AddressCheck`] decides.
 
 use std::{
     sync::{
@@ -24,22 +24,22 @@ use crate::{
     },
 };
 
-/// The findings so far, and whether there is a reason for another look.
+/// The findings so far, and whether there is a reason for another check.
 #[derive(Debug, Default)]
 pub(super) struct Whereabouts {
-    /// The address leads now to one server and now to another.
+    /// The address resolves now to one server and now to another.
     is_mixed: AtomicBool,
-    /// Somebody has asked for a lock since the last look. It may be free again by the next.
+    /// A lock was asked for since the last check. It may be free again by the next.
     was_asked: AtomicBool,
 }
 
 impl Whereabouts {
-    /// Why this request must not be sent: no lock is granted where nobody knows which server has it.
+    /// Why this request must not be sent: no lock is granted while it is unknown which server has it.
     pub(super) fn refuse(&self, request: &Request, address: &str) -> Option<Failure> {
         if !matches!(request, Request::Acquire(_) | Request::Poll(_) | Request::Rehearse { .. }) {
             return None;
         }
-        // Mostly it is set, and need not be written.
+        // Usually it is set already, and need not be written.
         if !self.was_asked.load(Ordering::Relaxed) {
             self.was_asked.store(true, Ordering::Relaxed);
         }
@@ -52,7 +52,7 @@ impl Whereabouts {
     }
 }
 
-/// Looks once in a while, until the connections are closed. While nobody holds a lock or asks for one, it asks nothing.
+/// Checks the address until the connections are closed. While no lock is held or asked for, it asks nothing.
 pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) {
     let mut check = AddressCheck::default();
     loop {
@@ -67,26 +67,26 @@ pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) 
         let Some(connections) = connections.upgrade() else { return };
         let was_asked = connections.whereabouts.was_asked.swap(false, Ordering::Relaxed);
         if was_asked || connections.subscription.is_needed() {
-            // Boxed: it is large and seldom, and the task is there from the first connection on.
+            // Boxed: it is large and rarely needed, and the task exists from the first connection on.
             let _in_time = closed.run_until_cancelled(Box::pin(connections.look(&mut check))).await;
         }
     }
 }
 
-/// One of our links, and the run of a server to which it leads; nothing if that is not known.
+/// One of our links, and the run of the server that it is connected to, if known.
 type Lead<'a> = (&'a Connection, Arc<Link>, Option<Box<str>>);
 
 impl Connections {
     async fn look(&self, check: &mut AddressCheck) {
         let ours = self.lead_to().await;
         if ours.is_empty() {
-            // They are being made anew, and lead wherever the address does.
+            // They are being opened again, wherever the address resolves to now.
             return;
         }
         check.begin(ours.iter().filter_map(|(_, _, run_id)| run_id.clone()));
         let finding = loop {
             let Ok(info) = self.keeper.fresh_info(self.host.clone()).await else { return };
-            // A server that keeps it to itself looks like any other.
+            // A server that does not report its run id looks like any other.
             let Some(run_id) = info::identity(&info).run_id else { break Finding::Same };
             if let Some(finding) = check.found(&run_id) {
                 break finding;
@@ -96,10 +96,10 @@ impl Connections {
         let was_mixed = self.whereabouts.is_mixed.swap(is_mixed, Ordering::Relaxed);
         let node = || self.address.clone();
         if let Finding::Moved(run_id) = finding {
-            // What the server that is left answers from now on is not heard. One that does not answer may yet.
+            // Answers from the server that was left are ignored from now on. One that does not answer may still answer.
             let elsewhere = ours.iter().filter(|(_, _, ours)| ours.as_ref() != Some(&run_id));
             let left = elsewhere.filter(|(connection, link, _)| connection.give_up(link)).count();
-            // None, if the server was restarted meanwhile. If nobody knew where ours led, they may have led there.
+            // Zero, if the server was restarted meanwhile. If no run of ours was known, our links may have led there.
             if left > 0 && ours.iter().any(|(_, _, run_id)| run_id.is_some()) {
                 self.metrics.count(NodeCount::Move);
                 foreign::tell(Event::ServerMoved { node: node() });
@@ -111,7 +111,7 @@ impl Connections {
         }
     }
 
-    /// Where our own links lead.
+    /// The servers of our own links.
     async fn lead_to(&self) -> Vec<Lead<'_>> {
         let home = self.home.as_ref().map(|(_, home)| home);
         let mut ours = Vec::with_capacity(2);

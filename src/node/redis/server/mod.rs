@@ -1,4 +1,4 @@
-//! One server: our connections to it, and what is sent on which.
+//! One server: our connections to it, and which requests are sent on which connection.
 
 use std::{
     fmt,
@@ -39,14 +39,14 @@ mod witness;
 
 /// One server, and our connections to it.
 ///
-/// One is on the runtime that made us, for speed. One is on the transport's thread, for everything that must not depend
-/// on that runtime. While there is something to hear, another one there receives the server's notifications.
+/// One connection is on the caller's runtime, for speed. One is on the transport's thread, for everything that must not
+/// depend on that runtime. Another one there receives the server's notifications while any are wanted.
 pub(super) struct Connections {
-    /// Used on that runtime only: a runtime that has ended, or that nobody polls, must not hang anybody else.
+    /// Used on that runtime only: a runtime that has ended, or is not polled, must not block callers elsewhere.
     pub(super) home: Option<(Id, Arc<Connection>)>,
     pub(super) keeper: Arc<Connection>,
     combining: Option<Arc<Combining>>,
-    /// The writes to confirm on either connection, if replicas have to confirm what is written.
+    /// The writes that replicas have to confirm, for each connection; `None` if replicas need not confirm.
     replicas: Option<Both>,
     command_timeout: Duration,
     pub(super) subscription: Arc<Subscription>,
@@ -61,8 +61,8 @@ pub(super) struct Connections {
 type Both = (Option<Arc<Replicas>>, Arc<Replicas>);
 
 impl Connections {
-    /// Votes are asked for with this restart delay, if they are. Where the address leads is looked at this often; never at
-    /// zero.
+    /// Connects. `votes` is the restart delay, if votes are asked for. The address is checked every `check_every`;
+    /// never if that is zero.
     pub(super) async fn connect(
         endpoint: Endpoint,
         host: Host,
@@ -77,7 +77,7 @@ impl Connections {
             Some(runtime) => {
                 let began = endpoint.now();
                 let home = open(runtime.clone(), Side::Here(runtime.clone(), host.clone())).await?;
-                // Not before: a place that the server has left is for the one connection without which nothing works.
+                // Not earlier: the last place on a server is for the home connection, without which nothing works.
                 let keeper = Arc::new(Connection::begin(host.runtime(), Side::Keeper(host.clone()), &endpoint));
                 home.pair(&keeper);
                 let left = (began + endpoint.limits.connect).since(endpoint.now());
@@ -90,7 +90,7 @@ impl Connections {
             }
             None => (None, open(host.runtime().clone(), Side::Keeper(host.clone())).await?),
         };
-        // Where its callers are: on the keeper's connection only if there is no other.
+        // On the callers' connection: the keeper's only if there is no other.
         let (busiest, runtime) = match (&home, here.clone()) {
             (Some((_, home)), Some(runtime)) => (home, runtime),
             _ => (&keeper, host.runtime().clone()),
@@ -109,8 +109,8 @@ impl Connections {
         Ok(connections)
     }
 
-    /// The connections to a server that others have named, which are made in the background: requests wait for them
-    /// within their limits. The server notifies fair waiters on this channel.
+    /// Begins the connections to a server that others have named. They are made in the background: requests wait for
+    /// them within their limits. The server notifies fair waiters on `channel`.
     pub(super) fn begin(
         endpoint: Endpoint,
         host: Host,
@@ -165,7 +165,7 @@ impl Connections {
         })
     }
 
-    /// Ends within `limit`.
+    /// Closes all, within `limit`.
     pub(super) fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.subscription.close();
         let (keeper, home) = (self.keeper.clone(), self.home.as_ref().map(|(_, home)| home.clone()));
@@ -183,19 +183,19 @@ impl Connections {
         })
     }
 
-    /// The server is none of ours any more: what it has not answered by now is unknown.
+    /// Ends the connections to a server that is no longer ours: the outcome of each unanswered request is unknown.
     pub(super) fn retire(&self) {
         self.subscription.close();
         let home = self.home.as_ref().map(|(_, home)| home);
         [Some(&self.keeper), home].into_iter().flatten().for_each(|connection| connection.end());
     }
 
-    /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
+    /// Withdraws an acquire that is no longer wanted. Returns whether it was never sent, and never will be.
     pub(super) fn withdraw(&self, token: &Token) -> bool {
         self.combining.as_ref().is_some_and(|combining| combining.withdraw(token))
     }
 
-    /// Nobody looks for the answer to this token's request now.
+    /// Notes that no caller waits for the answer to this token's request now.
     pub(super) fn set_aside(&self, token: &Token) {
         if let Some(combining) = &self.combining {
             combining.set_aside(token);
@@ -209,19 +209,19 @@ impl Connections {
         }
     }
 
-    /// This way, but on the program's own connection while the server has no room for the keeper's.
+    /// This `via`, but on the program's own connection while the server has no room for the keeper's.
     fn passable(&self, via: Via) -> Via {
         let is_turned_away = via.route != Route::Home && self.home.is_some() && self.keeper.is_turned_away();
         if is_turned_away { Via { route: Route::Home, ..via } } else { via }
     }
 
-    /// The replicas that have to confirm what is written on this route, if they have to.
+    /// The replicas that have to confirm writes on this route, if any do.
     fn replicas(&self, route: Route) -> Option<&Arc<Replicas>> {
         let (home, keeper) = self.replicas.as_ref()?;
         Some(home.as_ref().filter(|_| route == Route::Home).unwrap_or(keeper))
     }
 
-    /// Why the server was never reached, unless it has turned us away.
+    /// Why the server was never reached; `None` if it was, or turns us away.
     pub(super) fn never_reached(&self) -> Option<String> {
         let why = self.keeper.never_reached()?;
         match &self.home {
@@ -230,7 +230,7 @@ impl Connections {
         }
     }
 
-    /// Whether requests on this route may travel together.
+    /// Whether requests on this route may be batched.
     fn travels_with_others(&self, route: Route) -> bool {
         match route {
             Route::Home => true,
@@ -261,7 +261,7 @@ fn busiest_of(both: Option<&Both>) -> Option<Arc<Replicas>> {
     both.map(|(home, keeper)| home.as_ref().unwrap_or(keeper).clone())
 }
 
-/// The route of a caller here, where the program's own connections are on this runtime, if there are any.
+/// The route for a caller on the current runtime, given the runtime of the program's own connections, if any.
 pub(super) fn route_from(home: Option<Id>) -> Route {
     match (home, Handle::try_current()) {
         (Some(home), Ok(here)) if here.id() == home => Route::Home,
@@ -278,10 +278,10 @@ pub(super) fn no_thread(error: &io::Error) -> Error {
     Error::unavailable(format!("the thread for connections cannot be started: {error}"))
 }
 
-/// Opens a connection that lives on `runtime`, in a task that only the end of the keeper cancels: a connection that comes
-/// too late is dropped, and so closed.
+/// Opens a connection on `runtime`, in a task that only the end of the keeper cancels: a connection that opens too late
+/// is dropped, and so closed.
 async fn open(runtime: Handle, place: Side, endpoint: Endpoint, host: Host) -> Result<Arc<Connection>, Error> {
-    // The last try, or a name server's silence, may take longer.
+    // The last try, or a name server that does not answer, may take longer.
     let too_late = host.sleep(endpoint.limits.connect);
     let last_error = Arc::<Mutex<_>>::default();
     let opening = {
@@ -289,7 +289,7 @@ async fn open(runtime: Handle, place: Side, endpoint: Endpoint, host: Host) -> R
         runtime.spawn(async move {
             tokio::select! {
                 biased;
-                // Nobody wants the connection any more, and its timers end with the keeper.
+                // The connection is no longer wanted, and its timers end with the keeper.
                 () = host.stopped() => Err(Error::Closed),
                 opened = Connection::open(place, &endpoint, &last_error) => opened,
             }

@@ -1,5 +1,5 @@
-//! Keys and arguments of a script, written behind each other into one buffer: a string for each would cost a request
-//! more than all the rest of it.
+//! Keys and arguments of a script, written one after the other into one buffer: a string for each would cost more than
+//! the rest of the request.
 
 use std::{mem::replace, time::Duration};
 
@@ -7,10 +7,10 @@ use leasehold_protocol::message::Claim;
 
 use crate::node::redis::wire::{Bytes, Value};
 
-/// Bytes of an argument of many locks, about.
+/// The approximate size of an argument, in a request of many locks.
 const ARGUMENT: usize = 48;
 
-/// How many digits the largest number has.
+/// The number of digits of the largest number.
 const DIGITS: usize = 20;
 
 /// A key or an argument, before it is written.
@@ -35,7 +35,7 @@ impl Argument<'_> {
         }
     }
 
-    /// The most bytes that it takes.
+    /// The most bytes that the argument takes.
     fn most(&self) -> usize {
         match self {
             Self::Number(_) => DIGITS,
@@ -46,7 +46,7 @@ impl Argument<'_> {
     }
 }
 
-/// A few of them, as the request of one lock has.
+/// Packs a few arguments, for a request of one lock.
 pub(super) fn packed<const N: usize>(arguments: [Argument<'_>; N]) -> [Value; N] {
     let mut buffer = Vec::with_capacity(arguments.iter().map(Argument::most).sum());
     let ends = arguments.map(|text| {
@@ -57,14 +57,14 @@ pub(super) fn packed<const N: usize>(arguments: [Argument<'_>; N]) -> [Value; N]
     ends.map(|end| Value::Bytes(buffer.slice(replace(&mut start, end)..end)))
 }
 
-/// Any number of them, as a request of many locks has.
+/// Any number of packed arguments, for a request of many locks.
 pub(super) struct Packed {
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Packed {
-    /// An empty one, with room for this number of arguments.
+    /// Without arguments yet, with room for this number of them.
     pub(super) fn with_capacity(arguments: usize) -> Self {
         Self { text: Vec::with_capacity(arguments * ARGUMENT), ends: Vec::with_capacity(arguments) }
     }
@@ -80,12 +80,12 @@ impl Packed {
     }
 }
 
-/// Rounded up: a key must not end before the lease that counts on it.
+/// `span` in milliseconds, rounded up: a key must not expire before the lease that relies on it.
 pub(super) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// Rounded up, as a restart delay must be.
+/// `span` in seconds, rounded up, as a restart delay must be.
 pub(super) fn seconds(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX)
 }

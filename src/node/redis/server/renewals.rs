@@ -1,5 +1,5 @@
-//! Renewals: a batch of leases by one script, or one each in a pipeline, which is what a server of a cluster takes for keys
-//! in many slots.
+//! Renewals: one script for a batch of leases, or a pipeline with a script for each, which a cluster's server requires
+//! for keys in many slots.
 
 use std::sync::Arc;
 
@@ -22,17 +22,17 @@ use crate::node::{
     },
 };
 
-/// The script of a batch, which is all held alone or all shared, and the way that it takes.
+/// The script of a batch of leases, all held alone or all shared, and the route that it takes.
 struct Renewal {
     script: &'static Script,
-    /// How many keys each of them has.
+    /// How many keys each lease has.
     keys: usize,
     arguments: fn(&[Claim], bool, &mut Vec<Value>),
     via: Via,
-    /// The server tracks the keys that the script has read.
+    /// Whether the server tracks the keys that the script reads.
     watches: bool,
-    /// The locks' keys are looked at behind it, to have them tracked: up to Redis 7.0 a server tracks all keys of a script,
-    /// and those that show who shares a lock change with every renewal.
+    /// Whether the locks' keys are read behind it, to have them tracked. Up to Redis 7.0 a server tracks all keys of a
+    /// script, and the keys of the sharers change with every renewal.
     looks: bool,
 }
 
@@ -72,7 +72,7 @@ impl Connections {
         })
     }
 
-    /// The outcome of each. An error is that of all.
+    /// Renews each lease. An error applies to all of them.
     pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
         let via = self.passable(via);
         let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(claims.first().copied(), via);

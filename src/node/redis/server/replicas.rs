@@ -1,6 +1,6 @@
 //! Waits until enough replicas have what a server has written, as [`Replication`] decides (rule 12).
 //!
-//! A task on the runtime of the connection sends `WAIT`. Each caller goes by its own time.
+//! A task on the runtime of the connection sends `WAIT`. Each caller has its own time limit.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -26,13 +26,13 @@ use crate::{
 /// How long replicas have to confirm a write, and how long one `WAIT` for it may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
-    /// In milliseconds, for each request has one.
+    /// In milliseconds, because each request has one.
     all: u32,
     slice: u32,
 }
 
 impl Patience {
-    /// For this request, if it is one that replicas have to confirm. A command may take so long.
+    /// The patience for this request, if replicas have to confirm it. A command may take `command`.
     pub(super) fn of(request: &Request, limit: Duration, command: Duration) -> Option<Self> {
         match request {
             Request::Acquire(request) => Some(Self::of_grant(request.claim.ttl, limit, command)),
@@ -45,23 +45,23 @@ impl Patience {
         }
     }
 
-    /// For a step of an acquire.
+    /// The patience for a step of an acquire.
     pub(super) fn of_step(step: &Single, limit: Duration, command: Duration) -> Option<Self> {
         match step {
             Single::Issue(claim) | Single::Confirm(claim) => Some(Self::of_grant(claim.ttl, limit, command)),
             Single::ExtendPhase(claim) | Single::ExtendShare(claim) => Some(Self::of_renewals(claim.ttl, limit)),
-            // The steps after it speak for the one, and nobody waits for the other.
+            // The steps after a take cover it, and no caller waits for the other two.
             Single::Take(_) | Single::Release(_) | Single::Part(_) => None,
         }
     }
 
-    /// The patience for a grant of a key that lives for `ttl`. The rest of that has to be worth having.
+    /// The patience for a grant of a key that lives for `ttl`. The rest of the TTL has to be worth having.
     pub(super) fn of_grant(ttl: Duration, limit: Duration, command: Duration) -> Self {
         Self::within(limit.min(ttl / 4).min(command / 2), ttl)
     }
 
-    /// For renewals, of which the shortest TTL is this. The next one is sent before the lease ends, and a lease whose own
-    /// answer is here, from another server, does not wait for its neighbours' replicas any longer.
+    /// The patience for renewals whose shortest TTL is `ttl`. The next renewal is sent before the lease ends, and a
+    /// lease that has its own answer, from another server, does not wait any longer for its neighbours' replicas.
     pub(super) fn of_renewals(ttl: Duration, limit: Duration) -> Self {
         Self::within(limit.min(ttl / 4), ttl)
     }
@@ -74,7 +74,7 @@ impl Patience {
         Self { all: millis(all).max(1), slice: millis(slice) }
     }
 
-    /// This patience in the rest of a call's time. There is always some: replicas may have it already.
+    /// This patience, within the rest of a call's time. It is never zero, because replicas may have the write already.
     pub(super) fn in_rest(self, rest: Duration) -> Self {
         Self { all: self.all.min(millis(rest).max(millis(SHORTEST))), ..self }
     }
@@ -84,12 +84,12 @@ fn millis(span: Duration) -> u32 {
     u32::try_from(span.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// An answer that may count only once replicas have what it says.
+/// An answer that counts only once replicas have the write that it reports.
 pub(super) trait Answered: Sized {
-    /// Whether it says that something was granted, extended, kept or written.
+    /// Whether the answer reports that something was granted, extended, kept or written.
     fn is_written(&self) -> bool;
 
-    /// The answer that stands in its place where replicas do not have what it says.
+    /// The answer to give instead, if replicas do not have the write that this one reports.
     fn without(self, failure: Failure) -> Result<Self, Failure>;
 }
 
@@ -132,7 +132,7 @@ type Verdict = Result<(), Failure>;
 /// The writes on one connection that wait for replicas.
 pub(super) struct Replicas {
     connection: Arc<Connection>,
-    /// That of the connection.
+    /// The connection's runtime.
     runtime: Handle,
     host: Host,
     state: Mutex<Replication<oneshot::Sender<Verdict>>>,
@@ -140,7 +140,7 @@ pub(super) struct Replicas {
 }
 
 impl Replicas {
-    /// With this number of replicas.
+    /// Waits for `wanted` replicas.
     pub(super) fn new(
         wanted: u8,
         connection: Arc<Connection>,
@@ -151,7 +151,7 @@ impl Replicas {
         Arc::new(Self { connection, runtime, host, state: Mutex::new(Replication::new(wanted)), shortage })
     }
 
-    /// The answer, which came on this link, once enough replicas have what it says.
+    /// The answer, which arrived on this link, once enough replicas have the write that it reports.
     pub(super) async fn confirmed<T: Answered>(
         self: &Arc<Self>,
         link: u64,
@@ -167,7 +167,7 @@ impl Replicas {
         }
     }
 
-    /// Whether replicas have what was written by a request that was answered on this link.
+    /// Whether replicas have the write of a request that was answered on this link.
     pub(super) async fn confirm(self: &Arc<Self>, link: u64, Patience { all, slice }: Patience) -> Verdict {
         let [all, slice] = [all, slice].map(|millis| Duration::from_millis(millis.into()));
         let (began, (who, mut verdict)) = (self.connection.now(), oneshot::channel());
@@ -179,7 +179,7 @@ impl Replicas {
         if begins {
             self.drive();
         }
-        // By the keeper's timer: the caller may be on no runtime.
+        // By the keeper's timer: the caller may be outside of any runtime.
         tokio::select! {
             biased;
             verdict = &mut verdict => return self.heard(began, verdict),
@@ -187,7 +187,7 @@ impl Replicas {
         }
         match waiting.give_up() {
             Some(seen) => Err(self.short(seen, all)),
-            // It is being told this moment.
+            // Its verdict is being sent at this moment.
             None => self.heard(began, verdict.await),
         }
     }
@@ -209,7 +209,7 @@ impl Replicas {
         ))
     }
 
-    /// How many replicas have acknowledged more than they had the last time, as their primary tells.
+    /// The number of replicas that have acknowledged more than at the last call, as their primary reports.
     async fn acknowledging(&self, before: &mut HashMap<String, u64>) -> usize {
         let asking = self.connection.command("INFO", vec!["replication".into()], LONGEST);
         let told = asking.await.ok().and_then(|info| info.as_string()).unwrap_or_default();
@@ -228,7 +228,7 @@ impl Replicas {
     }
 }
 
-/// Tells that a server has too few replicas, and that it has enough again: once for all that is written there.
+/// Reports that a server has too few replicas, and that it has enough again: once for all its writes.
 #[derive(Debug)]
 pub(super) struct Shortage {
     node: String,
@@ -237,7 +237,7 @@ pub(super) struct Shortage {
 }
 
 impl Shortage {
-    /// Of the server at this address.
+    /// For the server at this address.
     pub(super) fn at(node: &str) -> Arc<Self> {
         let metrics = NodeMetrics::of_replicated(node);
         Arc::new(Self { node: node.into(), troubles: Troubles::default(), metrics })
@@ -257,7 +257,7 @@ impl Shortage {
     }
 }
 
-/// A write that waits for replicas, until it is told or dropped.
+/// A write that waits for replicas, until it has its verdict or is dropped.
 struct Waiting<'a> {
     replicas: &'a Replicas,
     number: u64,
@@ -275,7 +275,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Sends one `WAIT` after the other, while anything waits for it.
+/// Sends one `WAIT` after the other, while any write waits for one.
 struct Driver {
     replicas: Arc<Replicas>,
     has_ended: bool,
@@ -315,7 +315,7 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         if !self.has_ended {
-            // Dropped, they tell those who wait.
+            // Dropping the senders notifies the waiting callers.
             let told = self.replicas.state.lock().stop();
             drop(told);
         }

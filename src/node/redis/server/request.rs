@@ -36,20 +36,20 @@ use crate::{
     },
 };
 
-/// How many keys the server looks at to say how much memory floors take, in a millisecond.
+/// How many keys the server samples to estimate the memory of all floors, in a millisecond.
 const KEYS_OF_A_SAMPLE: i64 = 1_000;
 
-/// How many keys the server looks at for one page of what is held, in well under a millisecond.
+/// How many keys the server scans for one page of held locks, in well under a millisecond.
 const KEYS_OF_A_PAGE: i64 = 500;
 
-/// How a request goes, and for how long its answer is awaited.
+/// How a request is sent, and how long its answer is awaited.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Via {
     pub(crate) route: Route,
     pub(crate) limit: Duration,
-    /// Another server, which has the key's slot, has sent it on to this one.
+    /// Whether another server, which has the key's slot, has redirected it to this one.
     pub(crate) is_asking: bool,
-    /// How long replicas have to confirm it, if they have to.
+    /// How long replicas have to confirm it, if they must.
     pub(crate) patience: Option<Patience>,
 }
 
@@ -60,7 +60,7 @@ impl Via {
 }
 
 impl Connections {
-    /// Sends a request: alone, or with those that come at the same time.
+    /// Sends a request: alone, or batched with others that arrive at the same time.
     pub(crate) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
         let via = self.passable(via);
         let Via { route, limit, .. } = via;
@@ -84,12 +84,12 @@ impl Connections {
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
                         Ok(Ok(Told::Reply(reply))) => Ok(reply),
-                        // Later requests on this route may have come before it now.
+                        // Later requests on this route may have been sent before it now.
                         Ok(Ok(Told::Alone { repeated })) => {
                             let (left, _) = server.keeper.left(limit, until);
                             let answer =
                                 server.ask_alone(Via::new(route, left), request, None).await.map(reply::overtaken);
-                            // The batch may have done what this one did not come to.
+                            // Even if this one failed, the batch may have executed the request.
                             if repeated { answer.map_err(Failure::halfway) } else { answer }
                         }
                         Ok(Err(failure)) => Err(failure),
@@ -231,7 +231,7 @@ impl Connections {
                 self.run_in(flight, via, &RELEASE, 5, arguments, |reply, _| reply::released(reply))
             }
             ReleaseMode::Leave(others) => {
-                // Where it was notified, or would have been: by now it may not be listening.
+                // The channel on which it was or would be notified: by now this process may not be listening.
                 let channel = self.subscription.name().to_owned();
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(packed(queue_keys(&claim.key)));
@@ -274,8 +274,8 @@ impl Connections {
         })
     }
 
-    /// Takes a first place in the queue once it is known whether the server notifies this process. A waiter that cannot be
-    /// notified costs whoever is behind it a grant if it dies.
+    /// Takes a first place in the queue once it is known whether the server notifies this process. A waiter that cannot
+    /// be notified, and dies, costs the waiter behind it a grant.
     fn poll(self: &Arc<Self>, via: Via, poll: Poll) -> Answer<Reply> {
         if !poll.enter || poll.ticket.is_some() || !self.subscription.is_undecided() {
             return self.poll_once(via, poll);
@@ -297,7 +297,7 @@ impl Connections {
     fn poll_once(&self, via: Via, poll: Poll) -> Answer<Reply> {
         let (witness, notified) = (self.witness.clone(), self.subscription.channel().is_some());
         let script = if poll.claim.mode.is_shared() { &JOIN } else { &POLL };
-        // The process has the name whether or not it hears there.
+        // The process has this name whether or not it listens on the channel.
         let channel = format!("{}{}", if notified { "" } else { "~" }, self.subscription.name());
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, mode, .. } = &poll.claim;
@@ -335,7 +335,7 @@ impl Connections {
         })
     }
 
-    /// A user may have rights to some locks only, and none to this key: then an answer has to be enough.
+    /// Rehearses an acquire. A user may have rights to some locks only, and not to this key: then any answer is enough.
     fn rehearse(&self, via: Via, key: Key, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
@@ -357,7 +357,8 @@ impl Connections {
         })
     }
 
-    /// How many bytes the floors of the fences of this program's locks take, about. Nothing if the server keeps it to itself.
+    /// The approximate memory of the fence floors of this program's locks, in bytes; `None` if the server does not
+    /// report it.
     pub(crate) async fn floors(connection: &Connection, limit: Duration) -> Option<u64> {
         let mut arguments = |all: &mut Vec<Value>| {
             all.extend([KEYS_OF_A_SAMPLE.into(), connection.endpoint.names.prefix.as_ref().into()]);
@@ -377,13 +378,13 @@ impl Connections {
         }
     }
 
-    /// Where votes of a batch may be about to be sent on this route.
+    /// The requests whose votes may be about to be sent, as a batch, on this route.
     fn order(&self, route: Route) -> Option<Arc<Combining>> {
         let has_votes = |combining: &&Arc<Combining>| combining.has_votes() && self.travels_with_others(route);
         self.combining.as_ref().filter(has_votes).cloned()
     }
 
-    /// Runs a script and reads its reply, with how that came. `arguments` gives `keys` keys and then the arguments.
+    /// Runs a script and reads its reply, with how it arrived. `arguments` adds `keys` keys and then the arguments.
     pub(super) fn run<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
         via: Via,
@@ -395,7 +396,7 @@ impl Connections {
         self.run_in(None, via, script, keys, arguments, read)
     }
 
-    /// Like [`run`](Self::run), and ends the flight with the answer.
+    /// Like [`run`](Self::run), but ends the flight with the answer.
     fn run_in<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
         flight: Option<Flight>,
@@ -439,7 +440,7 @@ pub(super) fn queue_keys(key: &Key) -> [Argument<'_>; 5] {
     [Argument::Whole(key.lock()), fence, queue, wait, holders]
 }
 
-/// The only one that a script of many keys has for each.
+/// A lock's value, as scripts of many keys take it for each.
 pub(super) fn value(claim: &Claim) -> Value {
     let [value] = packed([Argument::Value(claim)]);
     value

@@ -1,4 +1,4 @@
-//! Requests that need one key: what is left where a slot is being moved.
+//! Requests that need one key: all that is possible while a slot is being moved.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::node::{
 };
 
 impl Connections {
-    /// Asks for one key.
+    /// Sends a one-key request.
     pub(crate) fn ask_single(&self, via: Via, single: Single) -> Answer<SingleReply> {
         let via = self.passable(via);
         let patience = Patience::of_step(&single, via.limit, self.command_timeout);

@@ -1,4 +1,4 @@
-//! The words of a server and its replicas about themselves: for people who look at a deployment.
+//! The reports of a server and its replicas about themselves, for people who inspect a deployment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +26,8 @@ const SETTINGS: [&str; 6] = [
 ];
 
 impl Connections {
-    /// Asks with this limit for each question. Each replica is connected to for one question, where `reach` says.
+    /// Surveys the server, with `limit` for each question. Each replica gets one question, on a connection to where
+    /// `reach` says.
     pub(in crate::node::redis) async fn survey(
         &self,
         limit: Duration,
@@ -37,7 +38,7 @@ impl Connections {
         keeper.linked(limit).await?;
         let began = keeper.now();
         let info = between(began, keeper.info(limit).await?, keeper.now());
-        // A server that keeps the rest to itself can be a good one.
+        // A server that does not report the rest can still be a good one.
         let settings = SETTINGS.map(|name| async move { Some((name, keeper.setting(name, limit).await?)) });
         let replicas = info::following(&info.text).into_iter().map(|told| {
             let endpoint = told.place.as_ref().map(&reach);
@@ -62,7 +63,7 @@ impl Connections {
         })
     }
 
-    /// Where a replica of this server is reached.
+    /// The endpoint of a replica of this server.
     pub(in crate::node::redis) fn beside(&self, place: &Place) -> Endpoint {
         let endpoint = &self.keeper.endpoint;
         let tls = endpoint.target.address.has_tls();
@@ -88,7 +89,7 @@ impl Connections {
     }
 }
 
-/// Said between these two times.
+/// An `INFO` from between these two times.
 fn between(began: Time, text: String, ended: Time) -> Info {
     let middle = began + ended.since(began) / 2;
     Info { text, at: Duration::from_nanos(middle.as_nanos()) }

@@ -1,16 +1,16 @@
 //! A server's uptime, as this program knows it by its own clock.
 //!
-//! A server derives its uptime from its wall clock. After that was set back, the server looks freshly started, and
+//! A server derives its uptime from its wall clock. After that clock is set back, the server looks freshly started, and
 //! would give no vote for as long as the step. A client that has had a reply of the same run for longer than the
-//! restart delay knows better. So its requests say for how long it has had one, and the script takes the larger uptime.
+//! restart delay knows better. So its requests state how long ago that was, and the script takes the larger uptime.
 //!
 //! # Invariants
 //!
-//! 1. A witness never exceeds the true uptime. It counts from when the *reply* to the first request was there, in whole
+//! 1. A witness never exceeds the true uptime. It counts from the arrival of the *reply* to the first request, in whole
 //!    seconds, rounded down. Its clock counts suspend (rule 3).
-//! 2. It is for one run of one server. The script compares the run id, so the witness of a run that has ended says
-//!    nothing.
-//! 3. It is a duration, and no time of day (rule 4).
+//! 2. It is for one run of one server. The script compares the run id, so the witness of a run that has ended counts
+//!    for nothing.
+//! 3. It is a duration, not a time of day (rule 4).
 
 use std::{
     fmt,
@@ -33,9 +33,9 @@ use crate::{
 pub(super) struct Witness {
     clock: Arc<dyn Clock>,
     run: Mutex<Option<(Box<str>, Time)>>,
-    /// Whether anybody here waits in queues that ask for the uptime: then releases, which pass locks on, ask too.
+    /// Whether this process waits in queues that ask for the uptime: then releases, which pass locks on, ask too.
     queues: AtomicBool,
-    /// Whether the server keeps no script over a restart, as far as it has said so.
+    /// Whether the server forgets its scripts on a restart, as far as its version is known.
     forgets_scripts: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ impl Witness {
         })
     }
 
-    /// A reply of this run is there.
+    /// Notes that a reply of this run arrived.
     pub(super) fn heard(&self, run_id: &str) {
         let mut run = self.run.lock();
         if run.as_ref().is_none_or(|(known, _)| **known != *run_id) {
@@ -64,20 +64,19 @@ impl Witness {
         }
     }
 
-    /// The run that has answered, and for how many seconds it has been up at least; nothing below the first second.
+    /// The run that has answered, and its least uptime in seconds; `None` before the first second has passed.
     fn known(&self) -> Option<(Box<str>, u64)> {
         let (run_id, since) = self.run.lock().clone()?;
         let up = clock::now(&*self.clock).since(since).as_secs();
         (up > 0).then_some((run_id, up))
     }
 
-    /// The server's version: from 7.0 on it keeps no script over a restart.
+    /// Notes the server's version: from 7.0 on, it forgets its scripts on a restart.
     pub(super) fn note_version(&self, major: Option<u32>) {
         self.forgets_scripts.store(major.is_some_and(|major| major >= 7), Ordering::Relaxed);
     }
 
-    /// Whether a server of this run may vote whatever its own clock says: a script that only this run knows is enough
-    /// then.
+    /// Whether a server of this run may vote whatever its own clock says. Then this run's script is enough.
     pub(super) fn vouches_for(&self, run_id: &str, restart_delay: Duration) -> bool {
         let now = clock::now(&*self.clock);
         let up = |(known, since): &(Box<str>, Time)| (**known == *run_id).then(|| now.since(*since).as_secs());
@@ -85,7 +84,7 @@ impl Witness {
         self.forgets_scripts.load(Ordering::Relaxed) && up >= restart_delay
     }
 
-    /// Puts it behind the other arguments of a script that looks at the uptime.
+    /// Appends the witness to the other arguments of a script that checks the uptime.
     pub(super) fn testify(&self, arguments: &mut Vec<Value>) {
         if let Some((run_id, up)) = self.known() {
             arguments.extend([Value::from(&*run_id), i64::try_from(up).unwrap_or(i64::MAX).into()]);

@@ -1,4 +1,4 @@
-//! Fuzz tests of the server's notifications, and of how much it says that it tracks: see `redis::fuzz`.
+//! Fuzz tests of the server's notifications, and of the table size that it reports: see `redis::fuzz`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{metrics::NodeMetrics, node::NodeListener};
 
-/// The notifications that came through.
+/// The notifications that arrived.
 #[derive(Default)]
 struct Heard(Mutex<Vec<String>>);
 

@@ -1,7 +1,7 @@
 //! Notifications from the server, on a connection of their own.
 //!
-//! They tell that a tracked key has changed (server-assisted client-side caching, `CLIENT TRACKING … REDIRECT`), and
-//! whose turn it is in a fair queue (a channel of this process).
+//! They report that a tracked key has changed (server-assisted client-side caching, `CLIENT TRACKING … REDIRECT`), and
+//! whose turn it is in a fair queue (on a channel of this process).
 //!
 //! # Invariants
 //!
@@ -9,7 +9,7 @@
 //!    `CLIENT CACHING YES`.
 //! 2. The listener learns of every possible gap: the start or end of a session, a new connection of the keeper, a
 //!    receiver that lags, a flush of the server. Where a gap turns notifications off, they are marked as off first.
-//! 3. The connection is there only while somebody needs it.
+//! 3. The connection exists only while it is needed.
 //! 4. A change that leaves a held lock as it was is not reported, or each renewal could cause the next.
 //! 5. A refused command is not tried again before the keeper has a new connection, and is warned about once.
 
@@ -56,10 +56,10 @@ mod notification;
 mod own_invalidations;
 mod session;
 
-/// How often to see whether anybody needs the connection; when nobody did twice, it is closed.
+/// How often to check whether the connection is needed; after two checks without need, it is closed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// A session that soon ends is made again soon: waiters poll meanwhile.
+/// A session that ends soon after its start is reopened soon: waiters poll meanwhile.
 const RECONNECT: ReconnectConfig = ReconnectConfig {
     first: Duration::from_millis(10),
     longest: Duration::from_secs(5),
@@ -67,26 +67,26 @@ const RECONNECT: ReconnectConfig = ReconnectConfig {
     steady: Duration::from_secs(1),
 };
 
-/// As long as it is not known how many keys the server tracks.
+/// The capacity while it is unknown how many keys the server tracks.
 const USUAL_CAPACITY: usize = capacity(None, 0);
 
 /// Whether the server notifies us, and of what.
 pub(super) struct Subscription {
-    /// Where fair waiters of this process are notified.
+    /// The channel on which fair waiters of this process are notified.
     channel: Arc<str>,
-    /// Whether a notification on it arrives.
+    /// Whether a notification on the channel arrives.
     notifies_waiters: AtomicBool,
-    /// Whether none ever will, on this connection.
+    /// Whether none ever will arrive, on this connection.
     notifies_no_waiters: AtomicBool,
     /// Whether reads can be tracked.
     on: AtomicBool,
     capacity: AtomicUsize,
-    /// The server's table is as good as full, and that was told.
+    /// Whether the server's table is as good as full, which was reported then.
     is_crowded: AtomicBool,
     /// Why the server does not notify us.
     refused: Mutex<Option<String>>,
     wanted: Notify,
-    /// It is known whether the server notifies us.
+    /// Notified when it is known whether the server notifies us.
     known: Notify,
     listener: OnceLock<Weak<dyn NodeListener>>,
     own_invalidations: OnceLock<Arc<OwnInvalidations>>,
@@ -96,13 +96,13 @@ pub(super) struct Subscription {
 
 /// How a session ended.
 enum End {
-    /// Nobody needs it.
+    /// It is not needed.
     Idle,
     Refused(String),
     Failed(String),
 }
 
-/// A name for a channel that nobody else has.
+/// A name for a channel that no other process has.
 pub(super) fn channel() -> Arc<str> {
     format!("leasehold:{:016x}", random::number()).into()
 }
@@ -135,7 +135,7 @@ impl Subscription {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Whether a request can be tracked now; if not, that is on its way.
+    /// Whether a request can be tracked now; if not, a session is requested.
     pub(super) fn is_on(&self) -> bool {
         let on = self.on.load(Ordering::Acquire);
         if !on && self.tracking_capacity() > 0 {
@@ -144,12 +144,12 @@ impl Subscription {
         on
     }
 
-    /// Where the server notifies our waiters whenever it can.
+    /// The channel on which the server notifies our waiters whenever it can.
     pub(super) fn name(&self) -> &str {
         &self.channel
     }
 
-    /// The name of the channel if the server can notify our waiters now; if it cannot, that is on its way.
+    /// The name of the channel, if the server can notify our waiters now; if not, a session is requested.
     pub(super) fn channel(&self) -> Option<&str> {
         let notifies = self.notifies_waiters.load(Ordering::Acquire);
         if !notifies && !self.notifies_no_waiters.load(Ordering::Acquire) {
@@ -163,11 +163,11 @@ impl Subscription {
         self.channel().is_none() && !self.notifies_no_waiters.load(Ordering::Acquire)
     }
 
-    /// Completes when it is known, or with this limit.
+    /// Completes when that is known, or with this limit.
     pub(super) async fn decided(&self, limit: impl Future<Output = ()>) {
         let mut limit = pin!(limit);
         loop {
-            // Made before the look, it hears of every change after it.
+            // Created before the check, so that it catches every later change.
             let known = self.known.notified();
             if !self.is_undecided() {
                 return;
@@ -180,12 +180,12 @@ impl Subscription {
         }
     }
 
-    /// Whether the server notifies us of changes, or why not, and of waiters' turns; and how many keys it tracks. Waits for
-    /// that if need be, but not beyond `limit`.
+    /// Whether the server notifies us of changes, or why not, and of waiters' turns; and how many keys it tracks. Waits
+    /// for the answers if necessary, but at most for `limit`.
     pub(super) async fn settled(&self, limit: impl Future<Output = ()>) -> (Option<Result<(), String>>, bool, usize) {
         let mut limit = pin!(limit);
         loop {
-            // Made before the look, it hears of every change after it.
+            // Created before the check, so that it catches every later change.
             let known = self.known.notified();
             let on = self.is_on();
             let refused = self.refused.lock().clone().filter(|_| self.tracking_capacity() == 0);
@@ -210,7 +210,7 @@ impl Subscription {
         self.closed.clone()
     }
 
-    /// One session after the other, for as long as the keeper lives.
+    /// Runs one session after the other, for as long as the keeper lives.
     pub(super) async fn serve(
         self: Arc<Self>,
         endpoint: Endpoint,
@@ -225,7 +225,7 @@ impl Subscription {
         self.off();
     }
 
-    /// Looks at the keys of held locks, so that they are tracked from now on.
+    /// Reads the keys of held locks, so that they are tracked from now on.
     pub(super) fn look_at(&self, keys: &HashSet<&str>) {
         let (Some(looks), Some(listener)) = (self.own_invalidations.get(), self.listener()) else { return };
         if self.is_on() {
@@ -235,12 +235,12 @@ impl Subscription {
         }
     }
 
-    /// Whether anybody holds a lock, or waits for one.
+    /// Whether a lock is held here, or waited for.
     pub(super) fn is_needed(&self) -> bool {
         self.listener().is_some_and(|listener| listener.is_needed())
     }
 
-    /// Whether anything had been on.
+    /// Marks all as off. Returns whether any was on.
     fn off(&self) -> bool {
         self.metrics.note_notifications(false);
         let on = self.on.swap(false, Ordering::AcqRel);
@@ -259,7 +259,7 @@ impl Subscription {
                     continue;
                 }
             }
-            // This was wanted before it was refused.
+            // The session was requested before it was refused.
             if self.tracking_capacity() == 0 && !self.has_waiters() {
                 continue;
             }
@@ -275,7 +275,7 @@ impl Subscription {
                     reconnect.failed();
                     self.notifies_no_waiters.store(matches!(end, End::Refused(_)), Ordering::Release);
                     self.known.notify_waiters();
-                    // With a link that came meanwhile the server is back.
+                    // A link that was made meanwhile shows that the server is back.
                     if links.last() > link {
                         reconnect.reset();
                     }
@@ -286,7 +286,7 @@ impl Subscription {
                 self.missed();
             }
             if self.refused.lock().is_none() {
-                // It is asked for again, however full the table was.
+                // Tracking is asked for again, however full the table was.
                 self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
             }
             match end {
@@ -306,8 +306,8 @@ impl Subscription {
         }
     }
 
-    /// Opens a session. Once the keeper has a new link the server is there: then a step that hangs may have been lost,
-    /// and is not waited for much longer.
+    /// Opens a session. Once the keeper has a new link, the server is available: then a step that hangs may have been
+    /// lost, and is not awaited for much longer.
     async fn open(&self, endpoint: &Endpoint, keeper: &Connection, links: &mut NewLinks) -> Result<Session, End> {
         let limits = endpoint.limits;
         let mut opening = pin!(Session::open(endpoint, keeper, &self.channel));
@@ -325,14 +325,14 @@ impl Subscription {
         }
     }
 
-    /// The keeper has a new link, and nothing is tracked on it: waiters check, though notifications may be long in
-    /// coming.
+    /// Notes a new link of the keeper, on which nothing is tracked: waiters check now, because notifications may take
+    /// long to resume.
     fn begin_anew(&self) {
         self.forgive();
         self.missed();
     }
 
-    /// The keeper's connection is a new one: the server may be another, or have learnt it.
+    /// Forgets refusals on a new connection of the keeper: the server may be another, or support the commands now.
     fn forgive(&self) {
         self.notifies_no_waiters.store(false, Ordering::Release);
         self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
@@ -347,7 +347,7 @@ impl Subscription {
         }
     }
 
-    /// Hears until it ends.
+    /// Listens until the session ends.
     async fn listen_to(
         &self,
         mut session: Session,
@@ -360,7 +360,7 @@ impl Subscription {
         let (mut before, mut was_idle, mut table) = (None, false, None);
         let mut counting = pin!(OptionFuture::from(None));
         loop {
-            // The tracking below takes care of every link so far.
+            // The tracking below covers every link so far.
             if links.have_come() {
                 self.forgive();
             }
@@ -382,7 +382,7 @@ impl Subscription {
                     }
                     () = &mut look => {
                         let is_idle = !self.is_needed();
-                        // Not at once: the next one who waits would have to connect again.
+                        // Not at the first idle check: the next waiter would have to connect again.
                         if is_idle && was_idle {
                             let off = vec!["TRACKING".into(), "OFF".into()];
                             let _outcome = keeper.command("CLIENT", off, limits.command).await;
@@ -399,7 +399,7 @@ impl Subscription {
                         counting.set(None.into());
                         match (table, tracked) {
                             (Some(table), Some(tracked)) => self.note_table(table, tracked),
-                            // It keeps that to itself.
+                            // The server does not report it.
                             _ => table = None,
                         }
                     }
@@ -409,8 +409,8 @@ impl Subscription {
         }
     }
 
-    /// Sets the session up on the keeper's newest link, and returns whether our waiters are notified there. `before`:
-    /// whether they were on the session's link before this one, if it had one.
+    /// Sets the session up on the keeper's newest link, and returns whether our waiters are notified there. `before` is
+    /// whether they were on the session's previous link, if it had one.
     async fn begin_on_link(
         &self,
         session: &Session,
@@ -420,24 +420,24 @@ impl Subscription {
         table: &mut Option<usize>,
     ) -> Result<bool, End> {
         if let Err(end) = self.set_up(session, keeper, limits, table).await {
-            // Nothing is tracked any more, and it may be long until it is again.
+            // Nothing is tracked any more, and that may last.
             if before.is_some() {
                 self.missed();
             }
             return Err(end);
         }
         let notifies = self.notifies_waiters.load(Ordering::Acquire);
-        // On another server the session's number is nobody's, or a stranger's.
+        // On another server the session's id is unknown, or another client's.
         if before == Some(true) && !notifies {
             self.missed();
             return Err(End::Failed("the keeper is connected to another server".into()));
         }
-        // Requests for it that came meanwhile are met: left here, they would start another session for nobody.
+        // Requests for a session that arrived meanwhile are met. If left, they would start another one needlessly.
         let _asked_before = pin!(self.wanted.notified()).enable();
         Ok(notifies)
     }
 
-    /// On a new connection of the keeper: has its reads tracked, and finds out whether our waiters can be notified.
+    /// Has the reads of a new keeper connection tracked, and finds out whether our waiters can be notified.
     async fn set_up(
         &self,
         session: &Session,
@@ -471,8 +471,8 @@ impl Subscription {
         Ok(())
     }
 
-    /// Other clients fill the table too. Once it is full, tracked keys may be evicted without a notification: then
-    /// waiters poll.
+    /// Notes how full the table is, which other clients fill too. Once it is full, tracked keys may be evicted without
+    /// a notification, so waiters poll.
     fn note_table(&self, table: usize, tracked: usize) {
         let capacity = capacity(Some(table), tracked);
         let had_some = self.capacity.swap(capacity, Ordering::Relaxed) > 0;
@@ -485,13 +485,13 @@ impl Subscription {
         }
     }
 
-    /// Whether there are fair waiters to be notified, as far as we know that they can be.
+    /// Whether there are fair waiters to be notified, unless the server is known not to notify them.
     fn has_waiters(&self) -> bool {
         !self.notifies_no_waiters.load(Ordering::Acquire)
             && self.listener().is_some_and(|listener| listener.has_waiters())
     }
 
-    /// Whether a notification would arrive; only the server can tell.
+    /// Whether a notification would arrive, which only the server knows.
     async fn hears_itself(&self, keeper: &Connection, limits: Limits) -> Result<bool, End> {
         let message = vec![(&*self.channel).into(), "".into()];
         match keeper.command("PUBLISH", message, limits.command).await {
@@ -503,7 +503,7 @@ impl Subscription {
         }
     }
 
-    /// `held` is called for a key of a lock that is held here: its change may be our own.
+    /// Passes a message on. `held` is called for a key of a lock that is held here, whose change may be our own.
     fn hear(&self, message: &Value, held: impl Fn(&str, &Arc<dyn NodeListener>)) {
         let Some(listener) = self.listener() else { return };
         match message {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// promote.lua has the format.
+/// In the format of promote.lua.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Notification<'a> {
     Granted { key: &'a str, token: &'a str },

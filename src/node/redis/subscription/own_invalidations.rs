@@ -1,7 +1,7 @@
-//! A filter of notifications about locks that we hold: only changes by others are news.
+//! A filter of notifications about locks that we hold: only changes by others are reported.
 //!
-//! Up to Redis 6.2 a server notifies a connection of what its own scripts do, `NOLOOP` or not. Each renewal that has
-//! its key tracked would cause a notification, and that another renewal. So the key is checked first.
+//! Up to Redis 6.2 a server notifies a connection of changes by its own scripts, even with `NOLOOP`. Each renewal that
+//! has its key tracked would cause a notification, and that another renewal. So the key is checked first.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -21,17 +21,17 @@ use crate::{
     },
 };
 
-/// The most keys that one command checks. Up to Redis 7.0 the server's work grows with the square of it: each read of a
-/// script has all its keys tracked.
+/// The most keys that one command checks. Up to Redis 7.0 the server's work grows with the square of this number,
+/// because each read of a script has all its keys tracked.
 const AT_ONCE: usize = 64;
 
-/// The held locks that were changed, by us or by somebody else.
+/// The held locks that were changed, by us or by another client.
 pub(super) struct OwnInvalidations {
     keys: Mutex<Vec<String>>,
     keeper: Arc<Connection>,
     host: Host,
     limit: Duration,
-    /// Whether a script may have the keys of one slot only.
+    /// Whether a script may use the keys of one slot only.
     in_slots: bool,
 }
 
@@ -40,8 +40,8 @@ impl OwnInvalidations {
         Arc::new(Self { keys: Mutex::default(), keeper, host, limit, in_slots })
     }
 
-    /// Checks this key, and those that come before the check begins; notifies the listener of keys that are not as we
-    /// left them.
+    /// Checks this key, together with those added before the check begins. Notifies the listener of keys that are not
+    /// as we left them.
     pub(super) fn add(self: &Arc<Self>, key: &str, listener: &Arc<dyn NodeListener>) {
         let mut keys = self.keys.lock();
         keys.push(key.to_owned());
@@ -61,7 +61,7 @@ impl OwnInvalidations {
         }
     }
 
-    /// The check has the keys that it reads tracked again: the server notifies us of a later change as of any other.
+    /// Checks these keys. The reads have them tracked again: the server notifies us of later changes.
     async fn look(&self, keys: &[String], listener: &dyn NodeListener) {
         let mut arguments = |all: &mut Vec<_>| {
             all.extend(keys.iter().map(|key| key.as_str().into()));

@@ -12,7 +12,7 @@ const INVALIDATIONS: &str = "__redis__:invalidate";
 /// The receiving connection. It speaks RESP2, in which a flush arrives too; it is not repaired but replaced.
 pub(super) struct Session {
     wire: Wire,
-    /// For the redirection; or why there can be none.
+    /// Our client id, for the redirection; or why there can be none.
     id: Result<i64, String>,
     pub(super) running: Running,
 }
@@ -34,7 +34,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Our number, once invalidations arrive here.
+    /// Subscribes to invalidations, and returns our client id.
     async fn subscribe(&self, limits: Limits) -> Result<Result<i64, String>, End> {
         let id = match self.wire.ask("CLIENT", vec!["ID".into()], limits.command).await.map_err(|error| ended(&error)) {
             Ok(id) => id.as_i64().ok_or_else(|| "CLIENT ID is no number".to_owned()),
@@ -42,14 +42,14 @@ impl Session {
             Err(end) => return Err(end),
         };
         self.wire.subscribe(INVALIDATIONS).await.map_err(|error| ended(&error))?;
-        // Only a connection that subscribes to something gets an array for an answer.
+        // Only a connection with a subscription gets an array as its answer.
         match self.ping(limits).await? {
             Value::Array(_) => Ok(id),
             _ => Ok(Err(format!("this user may not subscribe to {INVALIDATIONS}"))),
         }
     }
 
-    /// A barrier: what was sent before has been dealt with.
+    /// A barrier: completes once everything sent before was processed.
     async fn ping(&self, limits: Limits) -> Result<Value, End> {
         match self.wire.ask("PING", Vec::new(), limits.command).await.map_err(|error| ended(&error)) {
             Err(End::Refused(_)) => Ok(Value::Null),
@@ -57,7 +57,7 @@ impl Session {
         }
     }
 
-    /// Has the keeper's reads tracked, and told here.
+    /// Has the keeper's reads tracked, with notifications to this session.
     pub(super) async fn track(&self, keeper: &Connection, limits: Limits) -> Result<(), End> {
         let id = self.id.as_ref().map_err(|reason| End::Refused(reason.clone()))?.to_string();
         let on = ["TRACKING", "ON", "REDIRECT", &id, "OPTIN", "NOLOOP"].map(Value::from).to_vec();
@@ -68,7 +68,7 @@ impl Session {
 /// Why a step of a session failed: refused for good, or worth another try.
 pub(super) fn ended(error: &WireError) -> End {
     let reason = words(error).to_owned();
-    // The receiver may have gone meanwhile, which the server calls an error of ours.
+    // The receiver may have ended meanwhile, which the server reports as an error of ours.
     if is_refusal(error) && !is_left_out(error) && !reason.contains("does not exist") {
         End::Refused(reason)
     } else {
@@ -76,12 +76,12 @@ pub(super) fn ended(error: &WireError) -> End {
     }
 }
 
-/// How many keys the server is set to track, 0 for any number; it need not tell.
+/// How many keys the server is set to track, 0 for any number; `None` if it does not report it.
 pub(super) async fn table(keeper: &Connection, limits: Limits) -> Option<usize> {
     keeper.setting("tracking-table-max-keys", limits.command).await?.parse().ok()
 }
 
-/// How many keys it tracks for all its clients; it need not tell.
+/// How many keys the server tracks for all its clients; `None` if it does not report it.
 pub(super) async fn tracked(keeper: &Connection, limits: Limits) -> Option<usize> {
     let stats = keeper.command("INFO", vec!["stats".into()], limits.command).await.ok()?;
     info::tracked_keys(&stats.as_str()?)

@@ -1,10 +1,10 @@
-//! Where servers are reached that others announce elsewhere: behind address translation, forwarded ports or containers.
+//! Where to reach servers announced at other addresses: behind address translation, forwarded ports or containers.
 
 use leasehold_protocol::topology::Place;
 
 use crate::error::Error;
 
-/// The addresses that are not what others say. The first that fits counts.
+/// The addresses that differ from the announced ones. The first match counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AddressMap(Vec<(Part, Part)>);
 
@@ -16,7 +16,7 @@ struct Part {
 }
 
 impl AddressMap {
-    /// A server that is announced as `from` is reached at `to`; each is `host:port` or `host`.
+    /// Adds an entry: a server announced as `from` is reached at `to`; each is `host:port` or `host`.
     pub(crate) fn add(&mut self, from: &str, to: &str) -> Result<(), Error> {
         let wrong = |text: &str, why: &str| Error::config(format!("address_map: {text:?} {why}"));
         let read = |text: &str| Part::read(text).ok_or_else(|| wrong(text, "is neither host:port nor host"));
@@ -32,7 +32,7 @@ impl AddressMap {
         self.0.is_empty()
     }
 
-    /// Where this is reached.
+    /// The address at which this place is reached.
     pub(crate) fn reach(&self, place: &Place) -> Place {
         let fits = |part: &Part| {
             part.host.eq_ignore_ascii_case(&place.host) && part.port.is_none_or(|port| port == place.port)

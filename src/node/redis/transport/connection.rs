@@ -27,18 +27,18 @@ use crate::{
     },
 };
 
-/// By then an answer is late that comes at a certain time.
+/// An answer that is due at a certain time is late after this long.
 const MOMENT: Duration = Duration::from_millis(2);
 
-/// How a script's answer came.
+/// How a script's answer arrived.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way {
-    /// The server will notify us when a key changes that was read.
+    /// The server will notify us when a key that was read changes.
     pub(crate) tracked: bool,
     /// Later requests on this connection may have reached the server before this one. It waited for a link, among
     /// others, or was sent twice, for instance because the server did not know the script.
     pub(crate) overtaken: bool,
-    /// An earlier sending may have been executed too: this process stood still, and did not hear of it.
+    /// An earlier sending may have been executed too: this process stood still, and missed its answer.
     pub(crate) repeated: bool,
     /// The number of the link on which it came.
     pub(crate) link: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Connection {
     maintenance: AbortHandle,
 }
 
-/// It is its links, and has them maintained for as long as it lives.
+/// A connection is its links, and has them maintained for as long as it lives.
 impl Deref for Connection {
     type Target = Links;
 
@@ -73,8 +73,8 @@ impl Connection {
         Ok(Self::of(&Handle::current(), opening, Some(first)))
     }
 
-    /// The same, but connects in the background: requests wait for the link within their limits. The task that makes it
-    /// lives on `runtime`.
+    /// Like [`open`](Self::open), but connects in the background: requests wait for the link within their limits. The
+    /// task that makes it lives on `runtime`.
     pub(crate) fn begin(runtime: &Handle, place: Side, endpoint: &Endpoint) -> Self {
         Self::of(runtime, Opening::new(place.role(), place, endpoint.clone(), Arc::default()), None)
     }
@@ -87,15 +87,15 @@ impl Connection {
     }
 
     /// Runs a script: by its text the first time on a link, then by its hash. So a server that has never seen it needs
-    /// one round trip; a server that has forgotten it gets the text again. `limit` bounds all of this, the wait for a
-    /// link too. `before` says what goes before each sending; whether it is tracked comes with the answer.
+    /// one round trip; a server that has forgotten it gets the text again. `limit` bounds all of this, including the
+    /// wait for a link. `before` returns what to send before each sending; the answer comes with whether it is tracked.
     ///
     /// If this process stood still past the limit, it sends a script [that repeats](Script::repeats) once more. If that
     /// fails too, the first sending may have been executed.
     ///
-    /// `arguments` adds the keys and then the arguments, and returns how many are keys. It returns `None` if nobody
-    /// wants the answer any more; then nothing is sent. It is called right before each sending: a copy kept for a
-    /// second one would cost every call.
+    /// `arguments` adds the keys and then the arguments, and returns how many are keys. It returns `None` if the answer
+    /// is no longer wanted; then nothing is sent. It is called right before each sending: a copy kept for a second one
+    /// would cost every call.
     pub(crate) async fn run(
         &self,
         script: &'static Script,
@@ -145,7 +145,7 @@ impl Connection {
                     link.answered();
                     return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number }));
                 }
-                // The link had ended before, and nobody has noticed yet: on the next one it is the first sending still.
+                // The link had ended before, unnoticed: on the next link this is still the first sending.
                 Err(error) if error.kind == WireKind::Unsent && self.now() < until => {
                     self.give_up(&link);
                     overtaken = true;
@@ -164,8 +164,8 @@ impl Connection {
         }
     }
 
-    /// Runs a script of one key for each of these, one right behind the other; the outcome of each, and the number of their link.
-    /// An error is that of all.
+    /// Runs a script for each of these, one right behind the other. Returns each outcome, and the number of the link.
+    /// An error applies to all.
     pub(crate) async fn run_each<T>(
         &self,
         script: &'static Script,
@@ -187,8 +187,8 @@ impl Connection {
         Ok((answers.into_iter().map(|answer| answer.map_err(failed)).collect(), link.number))
     }
 
-    /// Runs the script of votes: that of the run that the link leads to, if it is known and `is_trusted`, else
-    /// `script`, which asks the server for its run.
+    /// Runs the script of votes: the one for the link's run, if that run is known and `is_trusted`, else `script`,
+    /// which asks the server for its run.
     pub(crate) async fn vote(
         &self,
         script: &'static Script,
@@ -209,7 +209,7 @@ impl Connection {
                 link.answered();
                 return Ok((value, Way { tracked, overtaken: false, repeated: false, link: link.number }));
             }
-            // It may be another run by now: it is asked, and not given the text.
+            // It may be another run by now: it is asked for its run, and not sent the text.
             Err(error) if unknown_script(&error) => link.forget_run(),
             Err(error) if error.kind == WireKind::Unsent && self.now() < until => {
                 self.give_up(&link);
@@ -221,14 +221,14 @@ impl Connection {
         Ok((value, Way { overtaken: true, ..way }))
     }
 
-    /// This run has answered on the link with this number.
+    /// Notes that this run answered on the link with this number.
     pub(crate) fn note_run(&self, link: u64, run_id: &str) {
         if let Some(link) = self.up().filter(|up| up.number == link) {
             link.note_run(run_id);
         }
     }
 
-    /// How many replicas have what was written on this link, as soon as so many have it; within this time at most.
+    /// Counts the replicas that have what was written on this link; returns once `wanted` have it, or after `time`.
     pub(crate) async fn replicas(&self, link: u64, wanted: u8, time: Duration) -> Result<u32, Failure> {
         let Some(link) = self.up().filter(|up| up.number == link) else {
             return Err(Failure::unknown("the connection ended before replicas were asked for"));
@@ -255,7 +255,7 @@ impl Connection {
         }
     }
 
-    /// Sends a command that is no script.
+    /// Sends a command that is not a script.
     pub(crate) async fn command(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         let unsent = |failure: Failure| WireError::new(WireKind::Other, failure.to_string());
         let mut left = limit;
@@ -273,14 +273,14 @@ impl Connection {
                 Ok(info.as_string().unwrap_or_default())
             }
             Err(error) => {
-                // It may be all that is asked on this connection.
+                // It may be the only question on this connection.
                 let failure = self.failed(&link, &error, (limit, until));
                 if failure.is_refusal() { Ok(String::new()) } else { Err(failure) }
             }
         }
     }
 
-    /// The link that there is; and what its server says of itself, if it does, and was not asked before.
+    /// The current link, and its server's `INFO`, if it reports that and was not asked before.
     pub(crate) async fn server_info(&self) -> Option<(Arc<Link>, Option<String>)> {
         let link = self.up()?;
         if link.leads_to().is_some() {
@@ -294,18 +294,18 @@ impl Connection {
         Some((link, info))
     }
 
-    /// Reads the `INFO` of the server at the address, on a connection of its own. An error if there is none, or only a
-    /// replica.
+    /// Reads the `INFO` of the server at the address, on a connection of its own. Fails if there is no server, or only
+    /// a replica.
     pub(crate) async fn fresh_info(&self, host: Host) -> Result<String, WireError> {
         let asking = question::ask(host, &self.endpoint, &self.left_out, async |link| match link.kind.get().await {
             ServerKind::Replica => Err(WireError::new(WireKind::Other, "its address leads to a replica")),
             _ => self.info_of(link).await,
         });
-        // Boxed: it is large, and seldom.
+        // Boxed: it is large, and rarely needed.
         Box::pin(asking).await.inspect_err(|error| self.tell_trouble(error))
     }
 
-    /// Of an answer that is there in a quarter of a command's time.
+    /// The server's `INFO`, if it arrives in a quarter of a command's time.
     async fn info_of(&self, link: &Link) -> Result<String, WireError> {
         let limit = self.endpoint.limits.command / 4;
         let asking = self.ask(link, "INFO", vec!["server".into()], limit.max(SHORTEST_LIMIT));
@@ -313,18 +313,18 @@ impl Connection {
         Ok(info.as_string().unwrap_or_default())
     }
 
-    /// One of its settings; `None` if it does not tell that.
+    /// One of the server's settings; `None` if it does not report that.
     pub(crate) async fn setting(&self, name: &'static str, limit: Duration) -> Option<String> {
         setting(&self.command("CONFIG", vec!["GET".into(), name.into()], limit).await.ok()?)
     }
 
-    /// It has not taken a request that waited for its turn.
+    /// The failure of a request that waited for its turn, and was not sent.
     pub(crate) fn late(&self) -> Failure {
         let in_vain = || Failure::unsent("the requests before this one took all of its time, and it was not sent");
         self.link_now().err().unwrap_or_else(in_vain)
     }
 
-    /// Completes when there is a link. An error says why there is none after this limit.
+    /// Completes when there is a link. After `limit`, an error says why there is none.
     pub(crate) async fn linked(&self, mut limit: Duration) -> Result<(), Failure> {
         self.link(&mut limit).await.map(|_link| ())
     }
@@ -334,12 +334,12 @@ impl Connection {
         self.link_now().err().map(|failure| failure.to_string())
     }
 
-    /// It gave no answer in time.
+    /// The failure of a request without an answer in time.
     pub(crate) fn silent(&self, limit: Duration) -> Failure {
         failure::silent(&self.server, limit)
     }
 
-    /// Gives the link up and makes a new one, in the background; unless no silence on it could be told yet.
+    /// Gives the link up and makes a new one in the background, unless it is too early to notice silence on it.
     pub(crate) fn reconnect(&self) {
         let now = self.now();
         if let Some(link) = self.up().filter(|link| !link.health().is_beyond_doubt(now)) {
@@ -347,23 +347,23 @@ impl Connection {
         }
     }
 
-    /// Two connections to one server: when one hears that it is no primary, the other looks for another too.
+    /// Pairs two connections to one server: when one learns that it is not a primary, both look for another.
     pub(crate) fn pair(&self, other: &Self) {
         let _paired = self.sibling.set(Arc::downgrade(&other.links));
         let _paired = other.sibling.set(Arc::downgrade(&self.links));
     }
 
-    /// No answer counts from now on, and nothing is sent any more.
+    /// Ends the connection: no answer counts from now on, and nothing more is sent.
     pub(crate) fn end(&self) {
         match self.links.close() {
-            // Its maintenance ends with it, and tells those who wait.
+            // The maintenance task ends with the link, and notifies the waiting callers.
             Some(link) => link.end(),
             None => self.maintenance.abort(),
         }
     }
 
     pub(crate) async fn close(&self, limit: Duration) {
-        // First: the end of its maintenance ends the link.
+        // First, because the end of the maintenance task ends the link.
         let link = self.links.close();
         self.maintenance.abort();
         if let Some(link) = link {
@@ -379,13 +379,13 @@ impl Connection {
         outcome
     }
 
-    /// A request on this link came to nothing. The wire does not notice a dead peer by itself while commands are written:
-    /// silence does. `limit` was its time, which was over at `until`.
+    /// Notes and classifies the failure of a request on this link. The wire does not notice a dead peer by itself while
+    /// commands are written; silence shows it. `time` is the request's limit, and when that ended.
     fn failed(&self, link: &Arc<Link>, error: &WireError, time: (Duration, Time)) -> Failure {
         self.failed_of(link, error, time, |_| None)
     }
 
-    /// The same of a script.
+    /// Like `failed`, for a script.
     fn failed_of(
         &self,
         link: &Arc<Link>,
@@ -404,8 +404,8 @@ impl Connection {
         classify_of((&self.server, self.endpoint.wanted), error, limit, more)
     }
 
-    /// The rest of this limit, which is over at `until`, and when that is over; all of it in a process that stood still
-    /// then.
+    /// The rest of a limit that ends at `until`, and when that rest ends. It is the whole limit in a process that stood
+    /// still then.
     pub(crate) fn left(&self, limit: Duration, until: Time) -> (Duration, Time) {
         let now = self.now();
         let left = if stood_still(now, until) { limit } else { until.since(now).max(SHORTEST_LIMIT) };
@@ -433,15 +433,15 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
     value.as_string()
 }
 
-/// The answer to a `WAIT` of so long.
+/// The answer to a `WAIT` that takes up to `time`.
 async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> Answer {
     let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
     let mut waiting = pin!(link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit));
     tokio::select! {
         biased;
         count = &mut waiting => count,
-        // A server with nothing to do looks ten times a second whether a `WAIT` is over. Whatever comes in wakes it: this
-        // asks for no replicas, needs no other right, and is answered at once.
+        // An idle server checks ten times a second whether a `WAIT` has timed out. Any command wakes it: this one asks
+        // for no replicas, needs no other right, and returns at once.
         () = tokio::time::sleep(time + MOMENT) => {
             let awake = link.command("WAIT", vec![0.into(), 0.into()], limit);
             let (count, _at_once) = tokio::join!(waiting, awake);
@@ -478,10 +478,11 @@ mod tests {
         options::Names,
     };
 
-    /// Longer than the test: what is waited for to its end fails it.
+    /// Longer than the test: a wait that lasts this long fails it.
     const LIMIT: Duration = Duration::from_secs(5);
 
-    /// The port of a server that answers `OK` to everything, but to a request of [`UNANSWERED`] words: it notifies of that.
+    /// The port of a server that answers `OK` to each request, except one of [`UNANSWERED`] words, which it notifies
+    /// of.
     #[allow(clippy::disallowed_methods, reason = "it belongs to the test's runtime")]
     async fn server(unanswered: Arc<Notify>) -> u16 {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
@@ -521,7 +522,7 @@ mod tests {
         (Connection::open(here, &endpoint, &Mutex::default()).await.unwrap(), stop)
     }
 
-    /// After this nobody reads the queue of requests, as it may be while the task of the link ends.
+    /// After this the queue of requests is not read any more, as may happen while the task of the link ends.
     #[tokio::test]
     async fn a_request_that_is_left_in_the_queue_of_a_link_that_is_over_was_never_sent() {
         let (connection, _stop) = connection(server(Arc::default()).await).await;

@@ -1,4 +1,4 @@
-//! A server as connections to it need it.
+//! A server, as its connections need to know it.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -18,8 +18,7 @@ use crate::{
     options::Names,
 };
 
-/// Time-outs of a connection, how many replicas must have what it writes, and whether its scripts may touch keys that they do
-/// not declare.
+/// Time-outs of a connection, how many replicas must have its writes, and whether its scripts may use undeclared keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) connect: Duration,
@@ -28,17 +27,17 @@ pub(crate) struct Limits {
     pub(crate) undeclared_keys: bool,
 }
 
-/// Where it is and who we are there, how long it may take, and by which clock.
+/// A server's address and our user there, the time limits, and the clock that measures them.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoint {
     pub(crate) target: Target,
     pub(crate) limits: Limits,
     pub(crate) clock: Arc<dyn Clock>,
-    /// How the holder of its locks is called, a part of its connections' names; and how the names of its keys begin.
+    /// The label of the holder of its locks, a part of its connections' names; and the prefix of its keys' names.
     pub(crate) names: Names,
-    /// The kind that it has to be of.
+    /// The kind that the server has to be of.
     pub(crate) wanted: Wanted,
-    /// One read of certificates at a time: a disk that hangs keeps one thread.
+    /// One read of certificates at a time: a disk that hangs blocks only one thread.
     reading: Arc<Semaphore>,
     /// The settings with the machine's own authorities, which are read once.
     by_the_machine: Arc<OnceLock<Config>>,
@@ -50,7 +49,7 @@ impl Endpoint {
         Self { target, limits, clock, names, wanted: Wanted::Alone, reading, by_the_machine }
     }
 
-    /// Another server, for the same caller.
+    /// The endpoint of another server, for the same caller.
     pub(crate) fn another(&self, target: Target, wanted: Wanted) -> Self {
         Self { target, wanted, by_the_machine: Arc::default(), ..self.clone() }
     }
@@ -103,7 +102,7 @@ pub(crate) fn config(target: &Target) -> Result<Config, WireError> {
     Ok(config)
 }
 
-/// Our settings are wrong, so nothing was connected to.
+/// The error for our own wrong settings; nothing was connected to.
 pub(super) fn mistake(text: impl Into<String>) -> WireError {
     WireError::new(WireKind::Mistake, text.into())
 }

@@ -18,7 +18,7 @@ const NOT_NOW: [&str; 9] =
 /// by now.
 const NO_PRIMARY: [&str; 3] = ["READONLY", "MASTERDOWN", "LOADING"];
 
-/// The text about a server of the wrong kind, put behind its address.
+/// The text about a server of the wrong kind, appended to its address.
 pub(crate) const CLUSTER: &str = "is part of a cluster, and keeps only some of the keys: the url must name a stand-alone server, or \
                                   be a redis-cluster://";
 
@@ -29,13 +29,13 @@ pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url mus
 pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-cluster:// for a part of a cluster";
 
 /// Classifies an error of the server or of the wire by whether the request may have been executed. A request that was
-/// answered by an error was not, unless a line of the script met the error. A request without an answer may have been,
-/// unless it was never sent.
+/// answered by an error was not executed, unless a line of the script met the error. A request without an answer may
+/// have been, unless it was never sent.
 pub(crate) fn classify(of: (&str, Wanted), error: &Error, limit: Duration) -> Failure {
     classify_of(of, error, limit, |_| None)
 }
 
-/// The same of a script, of which more may be known than the server says of a right that the user lacks.
+/// Like [`classify`], for a script: `more` may name a right that the user lacks, if the server does not.
 pub(crate) fn classify_of(
     of: (&str, Wanted),
     error: &Error,
@@ -63,51 +63,51 @@ fn without_cause(
     match error.kind {
         ErrorKind::Timeout => silent(server, limit),
         _ if is_explained(details) => Failure::refused(format!("redis at {server} {details}")),
-        // A part of a cluster may have granted what it was asked for.
+        // A server of a cluster may have granted the request.
         _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")).halfway(),
         ErrorKind::Unsent => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
 }
 
-/// It gave no answer in time.
+/// The failure of a request without an answer in time.
 pub(crate) fn silent(server: &str, limit: Duration) -> Failure {
     Failure::unknown(format!("redis at {server} gave no answer within {}", Rounded(limit)))
 }
 
-/// Whether a server says that it is no primary.
+/// Whether a server reports that it is not a primary.
 pub(crate) fn is_no_primary(details: &str) -> bool {
     reply_word(own_words(details)).is_some_and(|word| NO_PRIMARY.contains(&word))
 }
 
-/// Whether a server says that it cannot `WAIT`, or no longer, since it has become a replica.
+/// Whether a server reports that it cannot `WAIT`, or no longer can, because it has become a replica.
 pub(crate) fn is_a_replica_by_now(details: &str) -> bool {
     details.contains("WAIT cannot be used with replica") || reply_word(details) == Some("UNBLOCKED")
 }
 
-/// The url leads to a server that keeps no locks for us.
+/// The error for a url whose server keeps no locks for us.
 pub(crate) fn wrong_server(text: &'static str) -> Error {
     Error::new(ErrorKind::Other, text)
 }
 
-/// Whether it is that.
+/// Whether it is from [`wrong_server`].
 pub(crate) fn is_wrong_server(error: &Error) -> bool {
     [CLUSTER, NO_CLUSTER, SENTINEL, NO_SENTINEL].contains(&error.details())
 }
 
-/// Whether a failed connection is the server's refusal of us rather than its absence; or ours of the server.
+/// Whether a connection failed because the server refused us, or we refused the server; not because it is absent.
 pub(crate) fn is_refusal(error: &Error) -> bool {
     is_wrong_server(error)
         || is_explained(error.details())
         || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
 }
 
-/// Whether the server knows no such user with this password.
+/// Whether the server rejects this user and password.
 pub(super) fn is_wrong_password(error: &Error) -> bool {
     reply_word(error.details()) == Some("WRONGPASS")
 }
 
-/// Whether a connection is nobody's any more: the next one authenticates.
+/// Whether a connection is not authenticated any more: the next one will be.
 pub(super) fn is_unauthenticated(error: &Error) -> bool {
     reply_word(error.details()) == Some("NOAUTH")
 }
@@ -127,18 +127,18 @@ fn full(details: &str) -> bool {
     details.contains("max number of clients reached")
 }
 
-/// An ACL's refusal of a command inside a script does not begin with NOPERM: Redis 7.0, and newer servers.
+/// An ACL's refusal of a command inside a script does not begin with NOPERM on Redis 7.0 and newer servers.
 fn lacks_a_right(word: &str, details: &str) -> bool {
     word == "NOPERM" || ["The user executing the script", "ACL failure in script"].iter().any(|no| details.contains(no))
 }
 
-/// Whether the user has the right to the command, and none to the key.
+/// Whether the user has the right to the command, but not to the key.
 pub(crate) fn is_no_right_to_a_key(failure: &Failure) -> bool {
     let text = failure.to_string();
     text.contains("NOPERM") && accesses_a_key(&text)
 }
 
-/// In the words of servers up to 7.2, and of those from 7.4 on, which name the key.
+/// Whether it is about access to a key, as worded up to 7.2, or from 7.4 on, where the text names the key.
 fn accesses_a_key(text: &str) -> bool {
     let names_it = || text.split_once("access the '").is_some_and(|(_, key)| key.contains("' key"));
     text.contains("access a key") || text.contains("access one of the keys") || names_it()
@@ -150,7 +150,7 @@ fn is_about_a_key(details: &str) -> bool {
         || accesses_a_key(details)
 }
 
-/// Names the right that the user lacks, where the server does not: for the keys of this script, or for a command. The
+/// Names the right that the user lacks, if the server does not: for the keys of this script, or for a command. The
 /// command is in the line that the server names. If it names none, all commands of the script are listed.
 pub(crate) fn missing_right(details: &str, source: &str, keys: impl FnOnce() -> Vec<String>) -> Option<String> {
     // From 7.4 on it says `run the 'mget' command` and `access the 'job' key`.
@@ -181,14 +181,14 @@ fn listed(keys: &[String]) -> String {
     keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
 }
 
-/// One key of a batch of renewals met an error; the lease is at risk, whatever it was.
+/// The failure of one key in a batch of renewals: whatever its error, the lease is at risk.
 pub(crate) fn not_extended(details: &str, wanted: Wanted) -> Failure {
     let own = own_words(details).trim_end();
     let advice = advice(reply_word(own).unwrap_or_default(), own, wanted);
     Failure::unknown(format!("redis could not extend this key: \"{own}\"{advice}"))
 }
 
-/// Advice on an error of a server of this kind, put behind its text.
+/// Advice on an error of a server of this kind, appended to its text.
 fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
     match word {
         _ if lacks_a_right(word, details) => {
@@ -231,7 +231,7 @@ fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
 fn server_said((server, wanted): (&str, Wanted), word: &str, details: &str, more: &str) -> Failure {
     let advice = advice(word, details, wanted);
     let text = format!("redis at {server} said \"{}\"{more}{advice}", spoken(details));
-    // The connection ends then, and its neighbours on it are told the same, who may have been served.
+    // The connection then ends, and other requests on it get the same error, though they may have been executed.
     if word == "CLUSTERDOWN" || details.contains("non local key") {
         return Failure::unknown(text).redirected(Redirection::read(details, server));
     }

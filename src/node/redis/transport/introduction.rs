@@ -1,11 +1,11 @@
-//! Connections say whose they are, so that `CLIENT LIST` shows it to an operator.
+//! Names connections after their owner, so that `CLIENT LIST` shows an operator whose they are.
 
 use std::time::Duration;
 
 use super::{endpoint::Endpoint, left_out::LeftOut};
 use crate::node::redis::wire::{Error as WireError, Value, Wire, is_answer};
 
-/// The name under which it is [left out](super::left_out).
+/// The name under which the introduction is [left out](super::left_out).
 pub(crate) const INTRODUCTION: &str = "CLIENT SETNAME";
 
 /// The purpose of a connection.
@@ -14,12 +14,12 @@ pub(crate) enum Role {
     Main,
     Keeper,
     Notifications,
-    /// It is made to ask where the address leads.
+    /// It asks which server the address leads to.
     Question,
 }
 
-/// Says it, unless connections to that server end on it. A server that does not know the commands, or a user without the
-/// right to them, is none the worse: only a connection without an answer is an error.
+/// Names the connection, unless connections to that server end on it. A server that does not know the commands, or a
+/// user without the right to them, does no harm: only a connection without an answer is an error.
 pub(crate) async fn introduce(
     wire: &Wire,
     endpoint: &Endpoint,
@@ -42,7 +42,7 @@ async fn say(wire: &Wire, name: &str, limit: Duration) -> Result<(), WireError> 
     answers.into_iter().filter_map(Result::err).find(|error| !is_answer(error)).map_or(Ok(()), Err)
 }
 
-/// A name has no spaces, and nothing beyond ASCII.
+/// A connection's name, which has no spaces, and only ASCII.
 fn name(label: &str, role: Role) -> String {
     let role = match role {
         Role::Main => "main",

@@ -2,9 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. The question is the first that is handed over on a link, so the server answers it first.
-//! 2. Everybody who waits for the answer gets one: a task that asks and ends without an answer has found
-//!    [`ServerKind::Unknown`].
+//! 1. The question is the first request that is handed over on a link, so the server answers it first.
+//! 2. Each waiting caller gets an answer: if the asking task ends without one, the kind is [`ServerKind::Unknown`].
 
 use std::{
     future::{Future, poll_fn},
@@ -20,48 +19,48 @@ use crate::node::redis::wire::{Error as WireError, Value};
 /// The kind of server that the url names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// One that keeps all keys.
+    /// A server that keeps all keys.
     Alone,
-    /// The same, and others say where it is.
+    /// A server that keeps all keys, announced by others.
     Named,
-    /// One of a cluster.
+    /// A server of a cluster.
     InCluster,
-    /// One that watches others.
+    /// A server that watches others.
     Sentinel,
 }
 
 /// The kind of a server, from its answer to `HELLO`: a command that every user may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServerKind {
-    /// It takes writes.
+    /// Takes writes.
     Primary,
-    /// It takes none, until it is promoted.
+    /// Takes no writes, until it is promoted.
     Replica,
-    /// It keeps some of the keys, and the url says that it keeps all.
+    /// Keeps some of the keys, but the url says that it keeps all.
     ClusterMember,
-    /// It is no part of a cluster, and the url says so.
+    /// Not part of a cluster, but the url says that it is.
     NoClusterMember,
-    /// It keeps none.
+    /// Keeps no keys.
     Sentinel,
-    /// It is none, and the url says so.
+    /// Not a Sentinel, but the url says that it is.
     NoSentinel,
-    /// It keeps that to itself, or a proxy stands between: its answers will tell.
+    /// Not reported, or hidden by a proxy: the server's answers will show it.
     Unknown,
 }
 
-/// The kind of the server that a link leads to, once it is known.
+/// The kind of a link's server, once it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Kind(SetOnce<ServerKind>);
 
 impl Kind {
-    /// Asks, and does not wait for the answer. `is_wrong` is called if the url may not lead there.
+    /// Asks, without waiting for the answer. `is_wrong` is called if the url may not name such a server.
     pub(crate) async fn ask(
         answer: impl Future<Output = ServerKind> + Send + 'static,
         is_wrong: impl FnOnce() + Send + 'static,
     ) -> Arc<Self> {
         let kind = Arc::new(Self::default());
         let (mut answer, asking) = (Box::pin(answer), Asking(kind.clone()));
-        // Handed over by the first poll (invariant 1).
+        // The first poll hands it over (invariant 1).
         let early = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
         let heard = async move {
             let found = if let Poll::Ready(found) = early { found } else { answer.await };
@@ -75,17 +74,17 @@ impl Kind {
         kind
     }
 
-    /// The same for one that is known.
+    /// A kind that is known already.
     pub(crate) fn known(found: ServerKind) -> Arc<Self> {
         Arc::new(Self(SetOnce::from(found)))
     }
 
-    /// Completes when it is known.
+    /// Completes when the kind is known.
     pub(crate) async fn get(&self) -> ServerKind {
         *self.0.wait().await
     }
 
-    /// Why the url may not lead there, if that is known.
+    /// Why the url may not name this server, if that is known.
     pub(crate) fn wrong(&self) -> Option<WireError> {
         self.0.get()?.check().err()
     }
@@ -107,7 +106,7 @@ impl Drop for Asking {
 }
 
 impl ServerKind {
-    /// From names and values in turn.
+    /// Reads the kind from names and values in turn.
     pub(crate) fn read(answer: &Value, wanted: Wanted) -> Self {
         let Value::Array(parts) = answer else { return Self::Unknown };
         let named = |name: &str| {
@@ -115,7 +114,7 @@ impl ServerKind {
             pairs.find_map(|[key, value]| (key.as_str()? == name).then(|| value.as_string())?)
         };
         match (named("mode").as_deref(), named("role").as_deref()) {
-            // It has no other role.
+            // A Sentinel has no other role.
             (Some("sentinel"), _) if wanted == Wanted::Sentinel => Self::Unknown,
             (Some("sentinel"), _) => Self::Sentinel,
             (Some("cluster" | "standalone"), _) if wanted == Wanted::Sentinel => Self::NoSentinel,
@@ -127,7 +126,7 @@ impl ServerKind {
         }
     }
 
-    /// Whether the url may lead there at all. A replica may be promoted.
+    /// Whether the url may name such a server at all. A replica may be promoted.
     pub(crate) fn check(self) -> Result<(), WireError> {
         match self {
             Self::ClusterMember => Err(wrong_server(CLUSTER)),

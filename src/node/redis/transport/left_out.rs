@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use crate::node::redis::wire::{Error as WireError, ErrorKind as WireKind, is_answer};
 
-/// The connections in a row that must end on a command before it is left out: one or two may have ended by chance.
+/// How many connections in a row must end on a command before it is left out: one or two may have ended by chance.
 const ENOUGH: u32 = 3;
 
-/// A command that was left out is tried again after this.
+/// A left-out command is tried again after this long.
 const FOR: Duration = Duration::from_secs(60);
 
 /// The beginning of the error in place of an answer. It reads like a server's answer, so it counts as one.
@@ -27,7 +27,7 @@ pub(crate) fn is_left_out(error: &WireError) -> bool {
 pub(crate) struct LeftOut(Mutex<BTreeMap<&'static str, (u32, Time)>>);
 
 impl LeftOut {
-    /// An error in the place of an answer, if it is left out now.
+    /// Fails, in place of an answer, if the command is left out now.
     pub(crate) fn check(&self, command: &'static str, now: Time) -> Result<(), WireError> {
         let ended = self.0.lock().get(command).copied();
         if ended.is_none_or(|(times, last)| times < ENOUGH || now.since(last) >= FOR) {

@@ -2,16 +2,17 @@
 //!
 //! # Invariants
 //!
-//! 1. A request ends with the link that it was handed to: that task owns what is queued and what is unanswered, and
-//!    ends with the link. So nothing that was handed over before an outage is sent after it.
+//! 1. A request ends with the link that it was handed to: the link's task owns all queued and unanswered requests, and
+//!    ends with the link. So no request that was handed over before an outage is sent after it.
 //! 2. A link takes no request while the requests that it holds weigh [`FULL`] or more. A request weighs its bytes and
-//!    some more, from its sending to its answer, whether anybody still waits for that or not.
-//! 3. Nobody waits on a link that is over. A request that is handed over while the task ends may stay in a queue
-//!    that nobody reads. tokio empties that queue only up to an entry that a sender has reserved and not filled yet.
-//!    The caller would wait for all of its time.
-//! 4. An answer is that of its request. The protocol tells answers by their order alone. Redis 7.4 and 8.0 and Valkey 8.1
-//!    give none to an AUTH that they refuse, if they read it together with a command before it. So AUTH goes alone, and a
-//!    question behind it whose answer is known. Until that has come, nothing else is sent, and no answer counts.
+//!    some more, from its sending to its answer, whether or not a caller still waits for that.
+//! 3. No caller waits on a link that has ended. A request that is handed over while the task ends may stay in a queue
+//!    that is not read any more. tokio empties that queue only up to an entry that a sender has reserved and not filled
+//!    yet. The caller would wait for its full limit.
+//! 4. Each answer belongs to its request. The protocol matches answers to requests by their order alone. Redis 7.4 and
+//!    8.0 and Valkey 8.1 do not answer an AUTH that they refuse, if they read it together with a command before it. So
+//!    AUTH goes alone, followed by a question whose answer is known. Until that answer has arrived, nothing else is
+//!    sent, and no answer counts.
 
 use std::{
     future::{Future, poll_fn},
@@ -51,7 +52,7 @@ use crate::{
 /// The most that all requests of a link may weigh together, in bytes.
 const FULL: usize = 32 * 1024 * 1024;
 
-/// The time within which an answer that has come is delivered.
+/// The time within which an answer that has arrived is delivered.
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// The command that asks a server for its kind.
@@ -59,13 +60,13 @@ const HELLO: &str = "HELLO";
 
 const PING: &str = "PING";
 
-/// Why a request was never sent: there is no wire, or it is left in a queue that nobody reads.
+/// Why a request was never sent: there is no wire, or it is left in a queue that is not read any more.
 const LINK_IS_OVER: &str = "The link was over before it was sent";
 
 /// Why an answer does not count.
 const UNASSIGNED: &str = "it ended before it was certain which request it had answered";
 
-/// Script, number of keys, and as many keys and arguments as a lone acquire or release has: one more would move all of them.
+/// Script, number of keys, and keys and arguments of a lone acquire or release: one more would move all of them.
 const ARGUMENTS: usize = 8;
 
 /// The next link of a connection.
@@ -74,7 +75,7 @@ pub(crate) struct NextLink {
     pub(crate) endpoint: Endpoint,
     pub(crate) number: u64,
     pub(crate) role: Role,
-    /// Whether it is there only once the kind of the server is known. If not, requests may go out behind that question.
+    /// Whether the link is used only once the server's kind is known. If not, requests may follow that question.
     pub(crate) is_wary: bool,
     pub(crate) left_out: Arc<LeftOut>,
 }
@@ -89,7 +90,7 @@ impl NextLink {
         kind
     }
 
-    /// The first words on it, in one flight: the question, and whose the connection is.
+    /// Sends the first commands, in one flight: the question for the kind, and the introduction.
     async fn greet(&self, wire: &Wire, has_answered: &AtomicBool) -> Result<ServerKind, WireError> {
         let kind = async {
             let kind = self.kind(wire).await;
@@ -117,20 +118,20 @@ pub(crate) type Opened = Result<(Link, Ending), WireError>;
 /// One link.
 pub(crate) struct Link {
     wire: Arc<Wire>,
-    /// Which of its connection's links it is.
+    /// The link's number among those of its connection.
     pub(super) number: u64,
-    /// The credentials that it was made with, if a provider gave them.
+    /// The credentials that the link was made with, if a provider gave them.
     pub(super) login: Option<Login>,
-    /// The server's kind when it was made, once that is known.
+    /// The server's kind when the link was made, once it is known.
     pub(super) kind: Arc<Kind>,
     health: Mutex<LinkHealth>,
-    /// Whether there was an answer that its health does not know of yet: each request brings one, and takes no lock.
+    /// Whether an answer arrived that `health` does not know of yet: each request sets this, without a lock.
     has_answered: AtomicBool,
-    /// The scripts that were sent on it, so that the server knows them.
+    /// The scripts that were sent on this link, so the server knows them.
     known: AtomicU32,
-    /// The vote of the server's run, once that is known.
+    /// The scripts of votes for the server's run, once that is known.
     of_run: Mutex<Option<Arc<OfRun>>>,
-    /// The run of a server to which it leads, or that it does not say, once that was asked: it leads nowhere else.
+    /// The run of the link's server, once asked; `None` inside if not reported. A link never changes its server.
     leads_to: OnceLock<Option<Box<str>>>,
     given_up: Arc<Notify>,
     /// Cancelled once the task has ended (invariant 3).
@@ -138,7 +139,7 @@ pub(crate) struct Link {
     step: watch::Sender<Step>,
 }
 
-/// Whether answers come in step with their requests (invariant 4).
+/// Whether answers are in step with their requests (invariant 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     In,
@@ -146,7 +147,7 @@ enum Step {
     Out,
 }
 
-/// While this lives, nobody knows whether a link is in step; afterwards it is as said here.
+/// While this lives, it is unknown whether a link is in step; its drop sets this step.
 struct Doubt<'a>(&'a Link, Step);
 
 impl Drop for Doubt<'_> {
@@ -159,13 +160,13 @@ impl Drop for Doubt<'_> {
     }
 }
 
-/// The command right before another one, for its sake.
+/// The command sent right before another one that needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Before {
     Nothing,
-    /// The server is asked to notify us when a key changes that the script reads.
+    /// Asks the server to notify us when a key that the script reads changes.
     Tracking,
-    /// Another server, which has the slot, has sent it on to this one.
+    /// Another server, which has the slot, has redirected the request to this one.
     Asking,
 }
 
@@ -179,7 +180,7 @@ impl Before {
     }
 }
 
-/// Tells when a link has ended.
+/// Waits for the end of a link.
 pub(crate) struct Ending {
     running: Running,
     given_up: Arc<Notify>,
@@ -196,12 +197,12 @@ impl Ending {
             error = running.ended() => error,
             () = given_up.notified() => None,
         };
-        // It may have said what it is, and ended: who waits for the one may hear of the other first.
+        // The server may have reported its kind, and ended: the end may be noticed first.
         let _known_or_not = tokio::time::timeout(MOMENT, self.kind.get()).await;
         self.kind.wrong().or(error)
     }
 
-    /// Tells those who still wait, once the task of its link has ended. That has to have been [ended](Link::end).
+    /// Notifies callers that still wait, once the link's task has ended. The link must have been [ended](Link::end).
     pub(crate) async fn settle(mut self) {
         let _ended = self.running.ended().await;
         self.over.cancel();
@@ -209,7 +210,7 @@ impl Ending {
 }
 
 impl Link {
-    /// Connects, on the runtime that this runs on, with these settings. `login` is what a provider gave for them.
+    /// Connects, on the current runtime, with these settings. `login` holds the credentials that a provider gave.
     pub(crate) async fn open(next: NextLink, config: Config, login: Option<Login>) -> Opened {
         let limits = next.endpoint.limits;
         let began = next.endpoint.now();
@@ -222,7 +223,8 @@ impl Link {
             let known = tokio::select! {
                 biased;
                 known = &mut greeting => known,
-                // It may have come between the two looks. The rest would stay in a queue that nobody reads.
+                // The answer may have arrived between the two polls. The rest would stay in a queue that is not read
+                // any more.
                 _ended = running.ended() => greeting.now_or_never().unwrap_or_else(|| {
                     next.ended_on(if has_answered.load(Ordering::Relaxed) { INTRODUCTION } else { HELLO })
                 }),
@@ -260,8 +262,8 @@ impl Link {
         Ok((link, Ending { running, given_up, kind, over }))
     }
 
-    /// Authenticates with other ones. If the server does not take these, the link stays as it was; if it does not say, the
-    /// link ends (invariant 4).
+    /// Authenticates with other credentials. If the server rejects them, the link stays as it was; without an answer,
+    /// the link ends (invariant 4).
     pub(crate) async fn authenticate(&self, login: &Login) -> Result<(), WireError> {
         let Credentials { user, password, .. } = &login.credentials;
         let words: Vec<Value> = user.iter().chain([password]).map(|word| word.as_str().into()).collect();
@@ -269,7 +271,7 @@ impl Link {
         let patience = self.health().patience();
         self.step.send_replace(Step::Unknown);
         let mut doubt = Doubt(self, Step::In);
-        // Now all is answered that was sent before.
+        // After this, everything sent before has been answered.
         self.ping(patience).await?;
         doubt.1 = Step::Out;
         let marked = (PING, vec![Value::from(&marker)]);
@@ -280,7 +282,7 @@ impl Link {
         taken.map(drop)
     }
 
-    /// A barrier: what was sent before has been answered.
+    /// A barrier: completes once everything sent before has been answered.
     async fn ping(&self, limit: Duration) -> Result<(), WireError> {
         match self.or_over(pin!(self.wire.ask(PING, Vec::new(), limit))).await {
             Err(error) if !is_answer(&error) => Err(error),
@@ -288,23 +290,22 @@ impl Link {
         }
     }
 
-    /// Whether it leads to a replica still.
+    /// Whether the link's server is still a replica.
     pub(crate) async fn is_to_a_replica(&self, limits: Limits) -> bool {
         !matches!(kind_of(&self.wire, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
-    /// Whether it takes no more requests now (invariant 2).
+    /// Whether the link takes no more requests now (invariant 2).
     pub(crate) fn is_full(&self) -> bool {
         self.wire.load() >= FULL
     }
 
-    /// Whether this is the first time that a script goes out on it. Later requests on this link reach the server after
-    /// it.
+    /// Whether a script is sent on this link for the first time. Later requests on this link reach the server after it.
     pub(crate) fn is_first(&self, script: &Script) -> bool {
         self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0
     }
 
-    /// A script, by its hash or its text, with what it is given; nothing if nobody wants it any more.
+    /// The call of a script, by its hash or its text, with its arguments; `None` if it is not wanted any more.
     pub(crate) fn call(
         &self,
         script: &'static Script,
@@ -315,22 +316,22 @@ impl Link {
         self.evaluate(|| (name, Text::Fixed(text)), arguments)
     }
 
-    /// The run of a server to which it leads, if that is known; nothing before it was asked.
+    /// The run of the link's server, if that is known; the outer `None` before it was asked.
     pub(crate) fn leads_to(&self) -> Option<Option<&str>> {
         self.leads_to.get().map(Option::as_deref)
     }
 
-    /// It has said so, or does not say.
+    /// Notes the server's run; `None` if not reported.
     pub(crate) fn note_where_it_leads(&self, run_id: Option<Box<str>>) {
         let _the_same = self.leads_to.set(run_id);
     }
 
-    /// The vote of the run that this link leads to, if that is known.
+    /// The scripts of votes for the link's run, if that is known.
     pub(crate) fn of_run(&self) -> Option<Arc<OfRun>> {
         self.of_run.lock().clone()
     }
 
-    /// This run has answered here.
+    /// Notes that this run has answered on this link.
     pub(crate) fn note_run(&self, run_id: &str) {
         let mut of_run = self.of_run.lock();
         if of_run.as_ref().is_none_or(|known| known.run_id() != run_id) {
@@ -338,12 +339,12 @@ impl Link {
         }
     }
 
-    /// It does not know its script: it has been told to forget all, or this does not lead there any more.
+    /// Forgets the run, which does not know its script: its scripts were flushed, or the link reaches another run.
     pub(crate) fn forget_run(&self) {
         *self.of_run.lock() = None;
     }
 
-    /// A script by what `script` gives, which is asked only if somebody still wants it.
+    /// The call of the script that `script` returns; that is called only if the answer is still wanted.
     pub(crate) fn evaluate(
         &self,
         script: impl FnOnce() -> (&'static str, Text),
@@ -361,7 +362,7 @@ impl Link {
         Some((name, all))
     }
 
-    /// Sends it, with what goes before it. Whether it is tracked comes with the answer.
+    /// Sends a command, behind the one that it needs `before`. The answer comes with whether it is tracked.
     pub(crate) async fn send(
         &self,
         command: Command,
@@ -379,22 +380,22 @@ impl Link {
                 let mut sending = Box::pin(self.wire.ask_behind(first, command, limit));
                 let answers = self.unless_over(sending.as_mut()).await;
                 answers.and_then(|(first, answer)| match before {
-                    // If that is refused, it is why the other is.
+                    // If `ASKING` is refused, that is why the command is too.
                     Before::Asking => first.and(answer).map(|value| (value, false)),
-                    // Refused on a connection that does not track, or not any more: the next command runs all the same.
+                    // A connection that does not track, or not any more, refuses it, but the next command still runs.
                     _ => Ok((answer?, first.is_ok())),
                 })
             }
         };
-        // It counts only from a server of the right kind, which has said so before.
+        // An answer counts only from a server of the right kind, which it reported before.
         if outcome.as_ref().err().is_none_or(is_answer) {
             self.kind.get().await.check()?;
         }
         outcome
     }
 
-    /// Sends these, each with what goes before it, one right behind the other; the answer of each. An error is that of
-    /// all.
+    /// Sends commands one right behind the other, each behind the one it needs `before`, and returns each answer. An
+    /// error applies to all.
     pub(crate) async fn send_each(
         &self,
         commands: impl Iterator<Item = Command>,
@@ -435,9 +436,9 @@ impl Link {
         if step == Step::In { Ok(()) } else { Err(WireError::new(WireKind::Unsent, LINK_IS_OVER)) }
     }
 
-    /// The answer, or that none will come (invariant 3): what the task had, it has answered or dropped by its end.
+    /// The answer, or that none will arrive (invariant 3): by its end the task has answered or dropped all requests.
     ///
-    /// The answer stays where it is: it is large.
+    /// The future stays where it is, because it is large.
     pub(super) async fn or_over<T>(
         &self,
         mut answer: Pin<&mut impl Future<Output = Result<T, WireError>>>,
@@ -447,7 +448,7 @@ impl Link {
             answer = answer.as_mut() => return answer,
             () = self.over.cancelled() => {}
         }
-        // It may have come between the two looks.
+        // The answer may have arrived between the two polls.
         let late = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
         match late {
             Poll::Ready(answer) => answer,
@@ -455,7 +456,7 @@ impl Link {
         }
     }
 
-    /// Sends a command that is no script.
+    /// Sends a command that is not a script.
     pub(crate) async fn command(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         self.unless_over(pin!(self.wire.ask(command, arguments, limit))).await
     }
@@ -464,7 +465,7 @@ impl Link {
         self.has_answered.store(true, Ordering::Relaxed);
     }
 
-    /// Its health now. The lock is for whoever has no answer.
+    /// The link's health now. Only requests without an answer take the lock.
     pub(super) fn health(&self) -> MutexGuard<'_, LinkHealth> {
         let mut health = self.health.lock();
         if self.has_answered.swap(false, Ordering::Relaxed) {
@@ -473,26 +474,26 @@ impl Link {
         health
     }
 
-    /// Ends it with all that it holds.
+    /// Ends the link, with all that it holds.
     pub(crate) fn end(&self) {
         self.wire.end();
         self.given_up.notify_one();
     }
 
-    /// Says goodbye to the server, after what was sent before.
+    /// Sends `QUIT` to the server, after what was sent before.
     pub(crate) async fn quit(&self, limit: Duration) {
         let _in_time = tokio::time::timeout(limit, self.wire.quit()).await.is_ok();
     }
 }
 
-/// A link that nobody has any more is given up.
+/// A link without an owner is given up.
 impl Drop for Link {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Asks for the server's kind. An error only if there is no answer.
+/// Asks for the server's kind. Fails only if there is no answer.
 async fn kind_of(wire: &Wire, limits: Limits, wanted: Wanted) -> Result<ServerKind, WireError> {
     match wire.ask(HELLO, vec!["2".into()], limits.connect).await {
         Ok(answer) => Ok(ServerKind::read(&answer, wanted)),
@@ -501,7 +502,7 @@ async fn kind_of(wire: &Wire, limits: Limits, wanted: Wanted) -> Result<ServerKi
     }
 }
 
-/// Whether it is the answer to a `PING` with this marker. A user that may not send one is told so by its name.
+/// Whether it is the answer to a `PING` with this marker. The refusal of a user that may not send one names it.
 fn is_of_ping(answer: &Answer, marker: &str) -> bool {
     match answer {
         Ok(value) => value.as_str().is_some_and(|text| text == marker),

@@ -1,12 +1,12 @@
-//! The links of a connection: the one that there is now, and the task that makes the next.
+//! The links of a connection: the current one, and the task that makes the next.
 //!
 //! # Invariants
 //!
-//! 1. A request that finds no link waits for one here, not in the wire, and only within its own limit. When the limit is
-//!    over, it was never sent, and never will be.
+//! 1. A request that finds no link waits for one here, not in the wire, and only within its own limit. When the limit
+//!    expires, it was never sent, and never will be.
 //! 2. While the connection is open there is a link, or one is being made; unless the connection's runtime has ended.
-//! 3. While the server says that it is no primary, its address is resolved and connected to again, once in
-//!    [`LOOK_EVERY`]. The link stays until another leads to a primary: the server's own words are the best answer
+//! 3. While the server reports that it is not a primary, its address is resolved and connected to again, once in
+//!    [`LOOK_EVERY`]. The link stays until another one reaches a primary: the server's own replies are the best answer
 //!    meanwhile.
 
 use std::{
@@ -45,26 +45,26 @@ pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 /// How often another primary is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The link that there is now, and what makes the next one.
+/// The current link, and what makes the next one.
 pub(crate) struct Links {
-    /// The server, without who we are there.
+    /// The server's address, without our user there.
     pub(crate) server: Arc<str>,
-    /// Where it is, and who we are there.
+    /// The server's address, and our user there.
     pub(crate) endpoint: Endpoint,
-    /// Commands on which connections to it have ended.
+    /// Commands on which connections to the server have ended.
     pub(crate) left_out: Arc<LeftOut>,
     metrics: NodeMetrics,
     state: watch::Sender<LinkState>,
     /// Whether there was a link at any time.
     was_up: AtomicBool,
     no_primary: Notify,
-    /// The other connection to the server: when one hears that it is no primary, the other looks for another too.
+    /// The other connection to the server: when one learns that it is not a primary, both look for another.
     pub(super) sibling: OnceLock<Weak<Links>>,
 }
 
 enum LinkState {
     Up(Arc<Link>),
-    /// With the reason why the last try to connect has failed.
+    /// The reason why the last try to connect failed, if there was one.
     Down(Option<WireError>),
     /// Closed, or its runtime has ended.
     Over,
@@ -82,20 +82,20 @@ impl LinkState {
         matches!(self, Self::Down(_))
     }
 
-    /// That of the link; 0 if there is none.
+    /// The number of the link; 0 if there is none.
     fn number(&self) -> u64 {
         self.up().map_or(0, |link| link.number)
     }
 }
 
-/// The new links of a connection, each of which knows nothing of those before.
+/// The new links of a connection. A new link knows nothing of earlier ones.
 pub(crate) struct NewLinks {
     states: watch::Receiver<LinkState>,
     seen: u64,
 }
 
 impl NewLinks {
-    /// Completes when there is a new link. Never on a connection that is over.
+    /// Completes when there is a new link; never on a connection that has ended.
     ///
     /// # Cancel safety
     ///
@@ -108,7 +108,7 @@ impl NewLinks {
         }
     }
 
-    /// The number of the last one.
+    /// The number of the last link seen.
     pub(crate) fn last(&self) -> u64 {
         self.seen
     }
@@ -123,7 +123,7 @@ impl NewLinks {
 }
 
 impl Links {
-    /// `first` is the one that there is; if there is none, it is on its way.
+    /// `first` is the current link; if there is none, one is being made.
     pub(super) fn new(next: &NextLink, first: Option<Link>) -> Arc<Self> {
         let (endpoint, left_out) = (next.endpoint.clone(), next.left_out.clone());
         let server: Arc<str> = endpoint.target.to_string().into();
@@ -134,14 +134,15 @@ impl Links {
         Arc::new(Self { server, endpoint, left_out, metrics, state, was_up, no_primary, sibling })
     }
 
-    /// The links that come after the one that there is now.
+    /// The links that follow the current one.
     pub(crate) fn new_links(&self) -> NewLinks {
         let states = self.state.subscribe();
         let seen = states.borrow().number();
         NewLinks { states, seen }
     }
 
-    /// Goes over to this state from one that is to end. The link that was up. Waiters hear of it if it is news.
+    /// Switches to `next` from a state that `ends` accepts. Returns the link that was up. Notifies waiters if
+    /// `is_news`.
     fn put(&self, next: LinkState, is_news: bool, ends: impl FnOnce(&LinkState) -> bool) -> Option<Arc<Link>> {
         let mut ended = None;
         self.state.send_if_modified(|state| {
@@ -153,7 +154,7 @@ impl Links {
         ended?.up().cloned()
     }
 
-    /// There is no link any more, and will be none. The last one, if it was up.
+    /// Closes the connection: no link will follow. Returns the last one, if it was up.
     pub(super) fn close(&self) -> Option<Arc<Link>> {
         self.put(LinkState::Over, true, |_| true)
     }
@@ -166,7 +167,7 @@ impl Links {
         self.state.borrow().up().cloned()
     }
 
-    /// The link, as soon as there is one (invariant 1). `left` becomes what is left of it.
+    /// The link, as soon as there is one (invariant 1). The wait is subtracted from `left`.
     pub(super) async fn link(&self, left: &mut Duration) -> Result<Arc<Link>, Failure> {
         if let Some(link) = self.up() {
             return Ok(link);
@@ -205,7 +206,7 @@ impl Links {
         if let LinkState::Down(error) = &*self.state.borrow() { error.clone() } else { None }
     }
 
-    /// Why its server was never reached, unless that has turned us away.
+    /// Why the server was never reached; `None` if it was, or turns us away.
     pub(crate) fn never_reached(&self) -> Option<String> {
         match &*self.state.borrow() {
             LinkState::Down(Some(reason)) if turns_us_away(reason) => None,
@@ -216,9 +217,9 @@ impl Links {
         }
     }
 
-    /// Completes when there is a link, or none will be; or when the server has no room for another client. Then a
-    /// program goes on with the connection that it has: those that wait for their second would keep others from their
-    /// first.
+    /// Completes when there is a link, or none will follow, or the server has no room for another client. In that case
+    /// a program continues with the connection that it has: programs that wait for their second would keep others from
+    /// their first.
     pub(crate) async fn settled(&self) -> Result<(), Error> {
         let (mut states, mut settled) = (self.state.subscribe(), None);
         let settles = |state: &LinkState| {
@@ -232,17 +233,17 @@ impl Links {
             };
             settled.is_some()
         };
-        // Nobody but these links could end the wait without it.
+        // Only the end of these links could end the wait without it.
         let _is_told = states.wait_for(settles).await.is_ok();
         settled.unwrap_or(Ok(()))
     }
 
-    /// Whether its server has no room for another client, and turns this one away.
+    /// Whether the server has no room for another client, and turns this one away.
     pub(crate) fn is_turned_away(&self) -> bool {
         matches!(&*self.state.borrow(), LinkState::Down(Some(reason)) if is_full(reason))
     }
 
-    /// It takes no more requests now.
+    /// The failure of one request too many.
     pub(crate) fn full(&self) -> Failure {
         Failure::unsent(format!(
             "redis at {} has not answered the requests before this one, which is not sent: there is a limit to how many wait",
@@ -250,7 +251,7 @@ impl Links {
         ))
     }
 
-    /// No answer on this link counts from now on, and there will be another. Whether it was the link until now.
+    /// Gives this link up: no answer on it counts from now on, and another is made. Returns whether it was current.
     pub(crate) fn give_up(&self, link: &Arc<Link>) -> bool {
         let is_it = |state: &LinkState| state.up().is_some_and(|up| Arc::ptr_eq(up, link));
         let was_up = self.put(LinkState::Down(None), true, is_it).is_some();
@@ -258,8 +259,8 @@ impl Links {
         was_up
     }
 
-    /// Replaces each link that ends, or leads to no primary, for as long as its runtime lives; makes the first, if there
-    /// is none.
+    /// Replaces each link that ends, or does not reach a primary, for as long as its runtime lives. Makes the first
+    /// link, if there is none.
     pub(super) async fn maintain(self: Arc<Self>, first: Option<Ending>, mut opening: Opening) {
         let links = EndsWithIt(self);
         let mut ending = match first {
@@ -295,9 +296,9 @@ impl Links {
         }
     }
 
-    /// The server has answered that it is no primary: here, and to whoever else has a connection to it.
+    /// Looks for another primary, here and on the sibling: the server has answered that it is not one.
     pub(crate) fn find_primary(&self) {
-        // Where others say where it is, an address leads nowhere else.
+        // An address announced by a cluster or a Sentinel is never re-resolved.
         if self.endpoint.wanted != Wanted::Alone {
             return;
         }
@@ -307,7 +308,7 @@ impl Links {
         }
     }
 
-    /// A link to a primary, once the server is known to be none (invariant 3).
+    /// A link to a primary, once the server is known not to be one (invariant 3).
     async fn other_primary(&self, opening: &mut Opening, looked: &mut Time) -> (Link, Ending) {
         loop {
             self.no_primary.notified().await;
@@ -324,7 +325,7 @@ impl Links {
         }
     }
 
-    /// Authenticates anew on the link that there is now, before its credentials end.
+    /// Authenticates again on the current link, before its credentials expire.
     async fn keep_authenticated(&self) -> Infallible {
         let (Some(provider), Some(link)) = (&self.endpoint.target.provider, self.up()) else { return pending().await };
         let Some(mut known) = link.login.clone() else { return pending().await };
@@ -342,7 +343,7 @@ impl Links {
         }
     }
 
-    /// Whether what the link leads to was promoted meanwhile.
+    /// Whether the link's server was promoted meanwhile.
     async fn is_primary_again(&self) -> bool {
         match self.up() {
             Some(link) => !link.is_to_a_replica(self.endpoint.limits).await,
@@ -350,7 +351,7 @@ impl Links {
         }
     }
 
-    /// The server is another from now on.
+    /// Replaces the link by one to another server.
     fn replace_up(&self, link: Link) {
         if let Some(old) = self.put(LinkState::Up(Arc::new(link)), true, |state| !matches!(state, LinkState::Over)) {
             old.end();
@@ -358,12 +359,12 @@ impl Links {
         self.metrics.note_reconnect();
     }
 
-    /// There is no link, or it is of no use.
+    /// Reports why there is no link, or why it is of no use.
     pub(super) fn tell_trouble(&self, error: &WireError) {
         foreign::tell_debug(|| Event::Connection { node: self.server.to_string(), error: words(error).into() });
     }
 
-    /// The link has ended, if it was not given up before.
+    /// Notes that the link has ended, if it was not given up before.
     fn lost(&self, reason: Option<&WireError>) {
         self.metrics.note_up(false);
         if let Some(error) = reason {
@@ -374,7 +375,7 @@ impl Links {
         }
     }
 
-    /// Tries until there is a link again, unless the connection is over.
+    /// Tries until there is a link again, unless the connection has ended.
     async fn connect_again(&self, opening: &mut Opening) -> Ending {
         loop {
             match opening.next().await {
@@ -401,7 +402,7 @@ impl Links {
     }
 }
 
-/// Marks the connection as over when its maintenance task ends, so that nobody waits for a link in vain.
+/// Marks the connection as ended when its maintenance task ends, so that no caller waits for a link that never comes.
 struct EndsWithIt(Arc<Links>);
 
 impl Drop for EndsWithIt {

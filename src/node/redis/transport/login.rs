@@ -1,15 +1,16 @@
-//! The user and password of a connection, asked of the program's provider.
+//! The user and password of a connection, requested from the program's provider.
 //!
 //! # Invariants
 //!
-//! 1. A provider is foreign code, and runs on a thread of its own: if it blocks, that is felt there alone.
-//! 2. Whoever asks while a question is under way shares its answer, so a provider is asked once for all connections that
-//!    are made at one moment; and again at most once in [`ASK_EVERY`], but for one that follows at once. A question that has no answer after the time to connect is given up: the next one asks anew,
-//!    on another thread, of which there are at most [`MOST_THREADS`].
-//! 3. A new connection takes the last answer while that is fresh: it is valid still, or a second old at most, and no server
-//!    has refused it. Otherwise it asks, and waits for the answer for a quarter of a command's time. Then it takes the last
-//!    one all the same, if there is one, and the server decides.
-//! 4. A password is in no text.
+//! 1. A provider is foreign code, and runs on a thread of its own: if it blocks, it blocks only that thread.
+//! 2. Callers that ask while a question is under way share its answer, so a provider is asked once for all connections
+//!    that are made at one moment. It is asked again at most once in [`ASK_EVERY`], except for one question that may
+//!    follow at once. A question that has no answer after the time to connect is given up: the next one is asked on
+//!    another thread, of which there are at most [`MOST_THREADS`].
+//! 3. A new connection takes the last answer while that is fresh: it is still valid, or a second old at most, and no
+//!    server has refused it. Otherwise it asks, and waits for the answer for a quarter of a command's time. After that
+//!    it takes the last answer anyway, if there is one, and the server decides.
+//! 4. No text contains a password.
 
 use std::{
     fmt, fs,
@@ -49,15 +50,14 @@ const MOST_THREADS: usize = 4;
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// An answer that does not say for how long it is valid is fresh for so long. During an outage there is a try to connect
-/// twice a second.
+/// How long an answer without a stated validity is fresh. During an outage, a connection is tried twice a second.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Beyond a second question at once, which may come with a new password, the next one comes so long after the last. Each
-/// try to connect wants an answer, and a vault that fails must not be asked by all of them.
+/// The least time between questions, except for a second one at once, which may bring a new password. Each try to
+/// connect wants an answer, and a vault that fails must not be asked by all of them.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 
-/// The beginning of an error about credentials that the server does not take.
+/// The beginning of an error about credentials that the server rejects.
 const REJECTED: &str = "what its provider of credentials gives is not taken: ";
 
 /// The program's closure, and a question to it.
@@ -81,7 +81,7 @@ type Outcome = Option<Result<Login, String>>;
 pub(crate) struct Provider(Arc<Asked>);
 
 struct Asked {
-    /// It is there until this is dropped.
+    /// Present until this is dropped.
     ask: Option<Ask>,
     /// Whether a failure is a mistake in the settings, at the first connection.
     is_file: bool,
@@ -95,12 +95,12 @@ struct Asked {
 #[derive(Default)]
 struct Questions {
     worker: Option<Worker>,
-    /// One for each thread that lives.
+    /// One clone for each living thread.
     running: Arc<()>,
     asked: u64,
-    /// Whether the next one may come at once.
+    /// Whether the next question may follow at once.
     at_once: bool,
-    /// The last one, and when it began.
+    /// The last question, and when it began.
     last: Option<(Time, watch::Receiver<Outcome>)>,
 }
 
@@ -112,7 +112,7 @@ impl Provider {
         Self::asking(move || Box::pin(ask()), false)
     }
 
-    /// The user's password is in this file.
+    /// A provider that reads the user's password from this file.
     pub(crate) fn of_file(user: Option<String>, file: PathBuf) -> Self {
         let read = move || {
             let read = password_in(&file);
@@ -134,7 +134,7 @@ impl Provider {
         }))
     }
 
-    /// The answer to a question that is asked now, or is under way, or was answered just now.
+    /// The answer to a question that is asked now, is under way, or was answered just now.
     fn question(&self, endpoint: &Endpoint) -> io::Result<watch::Receiver<Outcome>> {
         let now = endpoint.now();
         let mut questions = self.0.questions.lock();
@@ -160,7 +160,7 @@ impl Provider {
         };
         let (tell, outcome) = watch::channel(None);
         *asked += 1;
-        // One that hangs must not keep its own thread alive.
+        // A provider that hangs must not keep its own thread alive.
         let (provider, number, node) = (Arc::downgrade(&self.0), *asked, endpoint.target.to_string());
         worker.run(Box::new(move || {
             let asking = provider.upgrade().map(|provider| provider.ask());
@@ -191,7 +191,7 @@ impl Provider {
         if let Some(known) = known.clone().filter(|known| self.is_fresh(known, endpoint.now())) {
             return Ok(known);
         }
-        // Without one the next try shares the question, and who gives up knows why.
+        // Without known credentials the next try shares the question, and a caller that gives up knows why.
         let Limits { connect, command, .. } = endpoint.limits;
         let patience = if known.is_some() { command.min(connect) / 4 } else { connect / 2 };
         match self.answer(endpoint, patience).await {
@@ -220,7 +220,7 @@ impl Provider {
         !self.is_refused(login) && login.rest(now).map_or(is_young, |rest| !rest.is_zero())
     }
 
-    /// Notes a server's answer to them: if it refuses them, the provider is asked again.
+    /// Notes a server's error for these credentials: if it refuses them, the provider is asked again.
     pub(super) fn note(&self, login: &Login, error: &WireError) {
         if is_wrong_password(error) {
             self.0.refused.fetch_max(login.number, Ordering::Relaxed);
@@ -232,8 +232,8 @@ impl Provider {
         if self.0.is_file { mistake(text) } else { WireError::new(WireKind::Other, text) }
     }
 
-    /// Completes with other credentials that are valid for a while, once the provider gives some; and asks for them when
-    /// those that are known are about to end, or a server has refused them.
+    /// Completes with other credentials that are valid for a while, once the provider gives some. Asks for them when
+    /// the known ones are about to expire, or a server has refused them.
     ///
     /// # Cancel safety
     ///
@@ -248,7 +248,7 @@ impl Provider {
                 Some((login, _)) if self.is_refused(login) => pause,
                 Some((login, _)) if login.number > known.number && !login.is_same(known) => return login.clone(),
                 Some((_, rest)) => rest.max(pause),
-                // It does not say how long it does.
+                // It does not say how long it is valid.
                 None => Duration::MAX,
             };
             tokio::select! {
@@ -273,7 +273,7 @@ impl Login {
         *user == other.credentials.user && *password == other.credentials.password
     }
 
-    /// How long until it is to be renewed, if it says how long the server takes it.
+    /// The time until these credentials are to be renewed, if they say how long they are valid.
     fn rest(&self, now: Time) -> Option<Duration> {
         let valid_for = self.credentials.valid_for?;
         Some((self.asked + valid_for / 3 * 2).since(now))
@@ -319,7 +319,7 @@ impl Drop for Asked {
     }
 }
 
-/// Without the line end that most editors put behind it.
+/// The password in a file, without the line end that most editors append.
 fn password_in(file: &Path) -> Result<String, String> {
     let shown = file.display();
     let text = fs::read_to_string(file).map_err(|error| {
@@ -334,7 +334,7 @@ fn password_in(file: &Path) -> Result<String, String> {
     Ok(password.into())
 }
 
-/// A provider's mistakes, in its place.
+/// Checks for a provider's mistakes.
 fn check(credentials: Credentials) -> Result<Credentials, String> {
     if credentials.password.is_empty() {
         return Err("their provider gave an empty password".into());
@@ -350,13 +350,12 @@ fn check(credentials: Credentials) -> Result<Credentials, String> {
     }
 }
 
-/// Whether the server has refused what the provider gives.
+/// Whether the server has rejected the credentials of the provider.
 pub(super) fn is_rejected(error: &WireError) -> bool {
     error.details().starts_with(REJECTED)
 }
 
-/// Connects with the credentials of now. If they are wrong the provider is asked once more: they may have been changed
-/// just now.
+/// Connects with the current credentials. If they are wrong, the provider is asked again: they may just have changed.
 pub(crate) async fn connected<T, Fut>(
     endpoint: &Endpoint,
     connect: impl Fn(Config, Option<Login>) -> Fut,

@@ -1,4 +1,4 @@
-//! Connections to one server: links that end and are made again, what their errors mean, and where they lead.
+//! Connections to one server: links that end and are replaced, what their errors mean, and which server they reach.
 
 mod address_map;
 mod connection;

@@ -1,4 +1,4 @@
-//! Making the next link of a connection.
+//! Makes the next link of a connection.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ use crate::{
     node::redis::wire::{Error as WireError, ErrorKind as WireKind, is_closed, words},
 };
 
-/// A very short outage costs the first pause only, unless there was another one just before.
+/// A very short outage costs only the first pause, unless another outage was just before.
 const RECONNECT: ReconnectConfig = ReconnectConfig {
     first: Duration::from_millis(1),
     longest: Duration::from_millis(500),
@@ -38,16 +38,16 @@ const RECONNECT: ReconnectConfig = ReconnectConfig {
     steady: Duration::from_secs(1),
 };
 
-/// The most tries to connect that are under way side by side.
+/// The most tries to connect that are under way in parallel.
 const AT_ONCE: u32 = 5;
 
 /// Tries to connect, for as long as there is no link.
 ///
-/// A try that hangs is not given up: a slow link must succeed at some time. After a while the next one begins beside
-/// it, because the first may have been lost.
+/// A try that hangs is not given up: a slow link must succeed eventually. After a while the next try begins beside it,
+/// because the first may have been lost.
 pub(crate) struct Opening {
     place: Side,
-    /// It is wary for the first one, and after a server of the wrong kind.
+    /// Wary for the first link, and after a server of the wrong kind.
     pub(super) next: NextLink,
     reconnect: Reconnect,
     under_way: usize,
@@ -71,8 +71,8 @@ impl Opening {
         }
     }
 
-    /// The first link: tries until `limits.connect` has passed, or the server refuses us, or nobody listens there, or our
-    /// settings are wrong.
+    /// Makes the first link: tries until `limits.connect` has passed, the server refuses us, no server listens there,
+    /// or our settings are wrong.
     pub(crate) async fn first(&mut self, last_error: &Mutex<Option<WireError>>) -> Result<(Link, Ending), Error> {
         let endpoint = self.next.endpoint.clone();
         let (target, limits) = (&endpoint.target, endpoint.limits);
@@ -122,14 +122,14 @@ impl Opening {
                     }
                     return opened;
                 }
-                // Not from this call on: the tries before this one end one after the other, each with a call of its
-                // own.
+                // Counted from the last try, not from this call: the earlier tries end one after the other, each with a
+                // call of its own.
                 () = self.place.sleep(rest) => self.begin().await?,
             }
         }
     }
 
-    /// For the link after this one. The tries that are still under way have nobody to hand a link over to.
+    /// Prepares for the link after this one. Tries that are still under way can no longer hand a link over.
     fn begin_anew(&mut self) {
         (self.hand_over, self.outcomes) = unbounded_channel();
         self.under_way = 0;
@@ -138,12 +138,12 @@ impl Opening {
         self.reconnect.came_up(self.next.endpoint.now());
     }
 
-    /// The last link has led to a server of the wrong kind.
+    /// Notes that the last link reached a server of the wrong kind.
     pub(crate) fn be_wary(&mut self) {
         self.next.is_wary = true;
     }
 
-    /// In a task that nobody cancels: a link that comes too late is dropped, and so closed.
+    /// Begins a try in a task that is never cancelled: a link that opens too late is dropped, and so closed.
     async fn begin(&mut self) -> Result<(), WireError> {
         let runtime = match &self.place {
             Side::Here(runtime, _) => runtime.clone(),
@@ -214,7 +214,7 @@ fn advice(target: &Target, reason: &str) -> &'static str {
     }
 }
 
-/// Whether TLS may be the cause, for a server that others have named.
+/// Advice on TLS, if it may be the cause, for a server that others have named.
 pub(crate) fn advice_on_tls(target: &Target, reason: &str) -> &'static str {
     match target.address {
         _ if ENDED.iter().any(|ended| reason.contains(ended)) => {
@@ -225,16 +225,16 @@ pub(crate) fn advice_on_tls(target: &Target, reason: &str) -> &'static str {
     }
 }
 
-/// The words of a server that has as many clients as it may.
+/// The reply of a server that has reached its limit of clients.
 const NO_ROOM: &str = "max number of clients reached";
 
-/// Parts of the words for a connection that the server ended.
+/// Parts of the error texts for a connection that the server ended.
 const ENDED: [&str; 2] = ["reset", "roken pipe"];
 
 /// Where the links of a connection live.
 #[derive(Clone)]
 pub(crate) enum Side {
-    /// On the runtime of somebody who calls.
+    /// On the runtime of a caller.
     Here(Handle, Host),
     /// Where nothing that blocks the link blocks the keeper.
     Keeper(Host),
@@ -248,17 +248,17 @@ impl Side {
         }
     }
 
-    /// The runtime of somebody who calls may have no timers.
+    /// Sleeps by the keeper's timers, because a caller's runtime may have none.
     async fn sleep(&self, span: Duration) {
         let (Self::Here(_, host) | Self::Keeper(host)) = self;
         host.sleep(span).await;
     }
 }
 
-/// Reports how a try has ended, and if it panics or is dropped, that.
+/// Reports how a try has ended, including a panic or a drop.
 struct Report(Option<UnboundedSender<Opened>>);
 
-/// The words for a try that has no outcome: a runtime without timers or I/O.
+/// The text for a try that has no outcome: a runtime without timers or I/O.
 const NO_OUTCOME: &str = "the runtime of the connection has panicked, or ended";
 
 impl Report {

@@ -1,20 +1,20 @@
-//! Where a node is, and who we are there: what a url says, and what connections go by.
+//! A node's address and our user there: read from a url, and used by connections.
 
 use std::{fmt, net::IpAddr, path::PathBuf};
 
 use super::{kind::Wanted, login::Provider};
 use crate::tls::Tls;
 
-/// Where a server is and who we are there.
+/// A server's address, and our user there.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) address: Address,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
-    /// It is asked for user and password instead.
+    /// Asked for user and password, if there is one.
     pub(crate) provider: Option<Provider>,
     pub(crate) database: Option<u8>,
-    /// If the address says that there is TLS.
+    /// Used if the address has TLS.
     pub(crate) tls: Tls,
 }
 
@@ -28,25 +28,25 @@ pub(crate) enum Address {
 /// which name the primary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seeds {
-    /// The first, and who we are on the servers that keep locks. The url's name of certificates is in its TLS.
+    /// The first server, and our user on the servers that keep locks. Its TLS contains the url's certificate name.
     pub(crate) target: Target,
-    /// All that name others: none if there is one server.
+    /// All servers that name others; empty if there is one server.
     pub(super) hosts: Vec<Address>,
-    /// The service that Sentinels watch, and who we are on them.
+    /// The service that Sentinels watch, and our user on them.
     pub(super) sentinels: Option<(String, Target)>,
 }
 
 /// The names that certificates may have instead of their server's host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CertificateNames {
-    /// All servers that keep locks have it.
+    /// The name that all servers that keep locks have.
     given: Option<String>,
-    /// The first seed of a cluster goes by it: mostly it is a name of those too that are known by an IP address.
+    /// The name of a cluster's first seed: servers that are known by an IP address usually have it too.
     of_first: Option<String>,
 }
 
 impl CertificateNames {
-    /// The name in the certificate of a server that is announced with one host and reached at another, if there is a name.
+    /// The name in the certificate of a server that is announced with one host and reached at another, if there is one.
     /// A Sentinel that has a name has a certificate of its own.
     pub(crate) fn of<'a>(&'a self, announced: &'a str, reached: &'a str, kind: Wanted) -> Option<&'a str> {
         let name = |host: &'a str| Some(host).filter(|host| !is_ip(host));
@@ -67,7 +67,7 @@ impl Address {
 }
 
 impl Target {
-    /// The default user's first database there.
+    /// The default user's first database at this address.
     pub(crate) fn at(address: Address) -> Self {
         Self { address, user: None, password: None, provider: None, database: None, tls: Tls::default() }
     }
@@ -83,12 +83,12 @@ impl Seeds {
         self.hosts.is_empty()
     }
 
-    /// The service that Sentinels watch, if they do.
+    /// The service that Sentinels watch, if there are any.
     pub(crate) fn service(&self) -> Option<&str> {
         self.sentinels.as_ref().map(|(service, _)| &**service)
     }
 
-    /// Each of the servers that name others, and who we are there.
+    /// The servers that name others, each with our user there.
     pub(crate) fn targets(&self) -> Vec<Target> {
         let like = self.sentinels.as_ref().map_or(&self.target, |(_, like)| like);
         let at = |host: &Address| Target { address: host.clone(), tls: self.target.tls.clone(), ..like.clone() };
@@ -100,7 +100,7 @@ impl Seeds {
         self.target.address.has_tls() || self.hosts.iter().any(Address::has_tls)
     }
 
-    /// The names in the certificates of servers, where these are not their hosts.
+    /// The names in the certificates of servers, if they differ from the hosts.
     pub(crate) fn names_in_certificates(&self) -> CertificateNames {
         let of_first = match &self.target.address {
             Address::Tcp { host, .. } if self.sentinels.is_none() && !is_ip(host) => Some(host.clone()),
@@ -110,7 +110,7 @@ impl Seeds {
     }
 }
 
-/// Where the server is, without who we are there: for errors and `Debug`.
+/// The server's address, without our user there: for errors and `Debug`.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.address {
@@ -127,7 +127,7 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Where they are, without who we are there.
+/// The servers' addresses, without our user there.
 impl fmt::Display for Seeds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.target)?;

@@ -1,8 +1,8 @@
-//! Troubles with certificates between us and a server, in words that say what to do.
+//! Certificate errors between us and a server, with advice on what to do.
 
 use crate::{node::redis::wire::Error as WireError, tls::Tls};
 
-/// The beginnings of what is put behind the server's address.
+/// The beginnings of the texts that are appended to the server's address.
 const NOT_TRUSTED: &str = "is not trusted: ";
 const TURNED_AWAY: &str = "has turned us away: ";
 
@@ -16,12 +16,12 @@ pub(super) fn explained(error: WireError, tls: &Tls) -> WireError {
     }
 }
 
-/// Whether it is that, from [`explained`]: no second try changes it.
+/// Whether it is from [`explained`]: trying again does not change it.
 pub(super) fn is_explained(details: &str) -> bool {
     details.starts_with(NOT_TRUSTED) || details.starts_with(TURNED_AWAY)
 }
 
-/// Why the server's certificate does not do, in the words of rustls' errors or of OpenSSL's, and what to do about it.
+/// Why the server's certificate is not accepted, in the words of rustls or of OpenSSL, and what to do about it.
 fn untrusted(details: &str, tls: &Tls) -> Option<String> {
     let says = |any: &[&str]| any.iter().any(|words| details.contains(words));
     if !says(&["InvalidCertificate", "certificate verify failed"]) {
@@ -44,7 +44,7 @@ fn untrusted(details: &str, tls: &Tls) -> Option<String> {
     )
 }
 
-/// The same for an authority that nobody has named, or that is not in the file that somebody has.
+/// The text for an authority that was not named, or that is not in the named file.
 fn of_stranger(setting: Option<String>, file: Option<&str>) -> String {
     match (setting, file) {
         (Some(setting), _) => {
@@ -62,7 +62,7 @@ fn of_stranger(setting: Option<String>, file: Option<&str>) -> String {
     }
 }
 
-/// Why it does not take us: its alert, in the words of rustls or of OpenSSL.
+/// Why the server does not accept us: its alert, in the words of rustls or of OpenSSL.
 fn turned_away(details: &str) -> Option<&'static str> {
     let says = |any: &[&str]| any.iter().any(|words| details.contains(words));
     if !says(&["AlertReceived", "fatal alert", " alert "]) {

@@ -1,4 +1,4 @@
-//! Reads a url into where a node is and who we are there. All but `memory://` are of one grammar,
+//! Reads a url into a node's address and our user there. All urls but `memory://` have one grammar,
 //! `scheme://[user[:password]@][host[:port][,host[:port]…]][/path][?parameter=value[&…]]`:
 //!
 //! | scheme | hosts | path | parameters |
@@ -8,8 +8,8 @@
 //! | `redis-cluster`, `valkey+cluster` | some servers of a cluster | none | [`OF_CLUSTER`] |
 //! | `redis-sentinel`, `valkey+sentinel` | Sentinels | the service, the database | [`OF_SENTINELS`] |
 //!
-//! An `s` behind `redis` or `valkey` is for TLS. Of several hosts each is read as the only one. The text of an error never
-//! contains a password.
+//! An `s` after `redis` or `valkey` is for TLS. Each of several hosts is read as if it were the only one. The text of
+//! an error never contains a password.
 
 use std::net::Ipv6Addr;
 
@@ -21,7 +21,7 @@ use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
 
-/// The port of a Sentinel whose url names none.
+/// The port of a Sentinel, if the url names none.
 const SENTINEL_PORT: u16 = 26_379;
 
 /// The most hosts that a url may name.
@@ -68,7 +68,7 @@ impl Seeds {
     }
 }
 
-/// Whether a scheme is that of TLS, if it is one of Redis.
+/// Whether a scheme is for TLS; `None` if it is not one of Redis.
 fn over_tls(scheme: &str) -> Option<bool> {
     match scheme {
         "redis" | "valkey" => Some(false),
@@ -93,9 +93,9 @@ fn one(text: &str) -> Result<Seeds, Error> {
     Ok(Seeds::alone(target))
 }
 
-/// Reads what follows the scheme of several servers that are one node.
+/// Reads what follows the scheme in the url of several servers that are one node.
 fn several(rest: &str, tls: bool, are_sentinels: bool) -> Result<Seeds, Error> {
-    // A password may have anything but an `@`: the hosts begin after the last one, wherever it stands.
+    // A password may contain anything but an `@`: the hosts begin after the last one, wherever that is.
     let (user, behind) = rest.rsplit_once('@').unwrap_or(("", rest));
     let (before, query) = behind.split_once('?').unwrap_or((behind, ""));
     let (hosts, path) = before.split_once('/').unwrap_or((before, ""));
@@ -129,13 +129,13 @@ fn several(rest: &str, tls: bool, are_sentinels: bool) -> Result<Seeds, Error> {
     Ok(Seeds { target, hosts, sentinels })
 }
 
-/// Refuses what is no list of hosts, or stands between them. The texts show nothing of it.
+/// Refuses what is not a list of hosts, or is between them. The error texts show nothing of it.
 fn check_hosts(rest: &str, user: &str, hosts: &str) -> Result<(), Error> {
     const HOW: &str = "like redis-cluster://one:6379,two:6379";
     let many = hosts.split(',').count();
     let too_many = format!("the url names {many} hosts, {MOST} are the most: one that answers is enough");
     Error::config_if(many > MOST, &too_many)?;
-    // The parameters may have anything.
+    // The parameters may contain anything.
     let (before, _) = rest.split_once('?').unwrap_or((rest, ""));
     let has_schemes = before.split(',').skip(1).any(|host| host.contains("://"));
     Error::config_if(has_schemes, &format!("the url has a scheme before more than one host: write it once, {HOW}"))?;
@@ -167,18 +167,18 @@ fn split(text: &str) -> Result<Url, Error> {
     })
 }
 
-/// The server on the host of a url, and who we are there.
+/// The server on the host of a url, and our user there.
 fn on_host(url: &Url, tls: bool, default_port: u16) -> Result<Target, Error> {
     let name = url.host_str().unwrap_or_default();
     Error::config_if(name.contains(','), SEVERAL_HOSTS)?;
     Error::config_if(name.is_empty(), "the url names no host: write it like redis://host:6379")?;
-    // A password with a bare / or ? or # has ended up there, and must not be repeated.
+    // A password with a bare / or ? or # ends up there, and must not be shown.
     let mut behind = [Some(url.path()), url.query(), url.fragment()].into_iter().flatten();
     Error::config_if(behind.any(|part| part.contains('@')), LATE_AT)?;
     Error::config_if(url.port() == Some(0), "the url's port is 0, on which nobody listens")?;
     let host = match url.host() {
         Some(Host::Ipv6(address)) => address.to_string(),
-        // Names of hosts know no case.
+        // Host names are case-insensitive.
         _ => decode("host", name)?.to_ascii_lowercase(),
     };
     Ok(Target {
@@ -198,7 +198,7 @@ fn on_socket(url: &Url) -> Result<Target, Error> {
     Ok(Target::at(Address::Unix(path.into())))
 }
 
-/// Reads what follows the `?`: what it says is about this server, a socket or the first of several hosts.
+/// Reads the parameters after the `?`, which are about this server: a socket, or the first of several hosts.
 fn read_parameters(server: &mut Target, query: &str, known: &[&str]) -> Result<(), Error> {
     let all = if known.is_empty() { "none for TCP; the database is the path, /0".into() } else { known.join(", ") };
     // It may be a part of a password with a bare &.

@@ -1,4 +1,4 @@
-//! fred's clients, as we have them: one connection, which fred never makes again, and requests that it sends once.
+//! fred's clients as we use them: one connection, which fred never reconnects, and requests that it sends once.
 
 use std::{
     future::{Future, poll_fn},
@@ -31,33 +31,33 @@ use super::{
 };
 use crate::tls::Tls;
 
-/// How many notifications may wait for us; more at a time count as missed. Redis 6.2 sends one for every key that we
-/// renew ourselves, so some batches of these fit in. fred sets aside as much, some 500 bytes for each, for eight kinds
-/// of news, of which we hear two.
+/// How many notifications may wait for us; beyond that, they count as missed. Redis 6.2 sends one for every key that we
+/// renew ourselves, so this has room for some batches of renewals. fred reserves this capacity, at some 500 bytes each,
+/// for eight kinds of events, two of which we receive.
 const BACKLOG: usize = 2048;
 
-/// A peer that has gone without a word is noticed by the kernel: this long after the last one, and as many times more.
+/// The kernel notices a silent peer: it probes this long after the last packet, and then at the shorter interval.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
 
 /// A command, with its arguments.
 pub(crate) type Command = (&'static str, Vec<Value>);
 
-/// The server's answer to a command, or why there is none.
+/// The server's answer to a command, or why there is no answer.
 pub(crate) type Answer = Result<Value, Error>;
 
-/// To what to connect, and as whom.
+/// The server to connect to, and our user there.
 #[derive(Debug, Clone)]
 pub(crate) struct Config(FredConfig);
 
-/// A connection, which ends with this.
+/// A connection; it is closed when this is dropped.
 pub(crate) struct Wire {
     fred: Client,
     task: AbortHandle,
     load: Arc<AtomicUsize>,
 }
 
-/// A connection as it goes on: its pushes, and its end.
+/// A connection while it runs: its pushes, and its end.
 pub(crate) struct Running {
     pushes: Receiver<Message>,
     /// fred's task, whose outcome is the connection's error; `None` once it has ended.
@@ -85,15 +85,15 @@ impl Config {
     }
 }
 
-/// The settings of a connection. Each step of a handshake has the time that all of it may take, and not the ten seconds
-/// that fred would wait for one that hangs. A command time-out would be too short: over a slow link each round trip may
-/// take longer than an answer should.
+/// The settings of a connection. Each step of a handshake may take as long as the whole handshake; fred would wait ten
+/// seconds for a step that hangs. A command time-out would be too short: over a slow link a round trip may take longer
+/// than an answer should.
 fn settings(connect: Duration) -> ConnectionConfig {
     ConnectionConfig {
         connection_timeout: connect,
         internal_command_timeout: connect,
         max_command_attempts: 1,
-        // WRONGPASS, LOADING, READONLY and their like are answers, not reasons to drop the connection under everybody else.
+        // WRONGPASS, LOADING, READONLY and the like are answers, not reasons to drop a connection that others use.
         reconnect_on_auth_error: false,
         reconnect_errors: Vec::new(),
         tcp: TcpConfig {
@@ -107,8 +107,8 @@ fn settings(connect: Duration) -> ConnectionConfig {
     }
 }
 
-/// Connects, within this time for each step, to send requests or to be pushed to. Without a policy for connecting again
-/// fred's task ends with the connection, and cancels what is left in its queue.
+/// Connects, within `connect` for each step; `is_pushed_to` if the connection is for pushes. fred's task has no
+/// reconnect policy, so it ends with the connection and cancels what is left in its queue.
 pub(crate) async fn connect(
     config: Config,
     connect: Duration,
@@ -122,10 +122,10 @@ pub(crate) async fn connect(
     let client = Client::new(config.0, Some(performance), Some(settings(connect)), None);
     let pushes = client.message_rx();
     let mut connected = Box::pin(client.wait_for_connect());
-    // Its first poll subscribes to the outcome, so connecting must not begin before.
+    // The first poll subscribes to the outcome, so it must come before `connect`.
     let early = poll_fn(|context| Poll::Ready(connected.as_mut().poll(context).is_ready())).await;
     let mut task = client.connect();
-    // Dropped, it ends fred's task, which would go on to a connection that nobody has.
+    // If dropped, this ends fred's task, which would otherwise keep a connection that has no owner.
     let wire = Wire { fred: client.clone(), task: task.abort_handle(), load: Arc::default() };
     // fred bounds this itself, by the time-outs of `settings`.
     let task = tokio::select! {
@@ -141,13 +141,13 @@ pub(crate) async fn connect(
 }
 
 impl Wire {
-    /// Sends a command when this is first polled; the answer.
+    /// Sends a command when first polled, and returns the answer.
     pub(crate) async fn ask(&self, command: &'static str, arguments: Vec<Value>, limit: Duration) -> Answer {
         self.check()?;
         self.once(limit).custom(custom(command), arguments).await.map_err(Error::from)
     }
 
-    /// Sends a command right behind another; the answers of both.
+    /// Sends two commands, one right behind the other, and returns both answers.
     pub(crate) async fn ask_behind(
         &self,
         first: Command,
@@ -159,8 +159,8 @@ impl Wire {
         Ok((first, second))
     }
 
-    /// Sends commands one right behind the other; the answer of each. An error is that of all. fred does not take them
-    /// out of its queue when the time is over; but it keeps the order, so an undo on the same link comes later.
+    /// Sends commands one right behind the other, and returns the answer of each. An error applies to all of them. fred
+    /// does not dequeue them on a time-out, but it keeps the order, so an undo on the same link is sent later.
     pub(crate) async fn ask_each(
         &self,
         commands: impl IntoIterator<Item = Command>,
@@ -174,7 +174,7 @@ impl Wire {
         self.check()?;
         let answers = pipeline.try_all::<Value>().await.into_iter();
         let mut answers: Vec<Answer> = answers.map(|answer| answer.map_err(Error::from)).collect();
-        // fred tells once what befell all of them.
+        // fred reports a common error only once.
         let is_of_all = matches!(&answers[..], [Err(error)] if !is_answer(error));
         if answers.len() == many && !is_of_all {
             return Ok(answers);
@@ -186,39 +186,39 @@ impl Wire {
         self.fred.subscribe(channel).await.map_err(Error::from)
     }
 
-    /// The first argument of a request, which weighs as much as all of it for as long as fred holds that.
+    /// The first argument of a request, which weighs as much as the whole request for as long as fred holds that.
     pub(crate) fn weighed(&self, text: impl AsRef<str> + Send + 'static, rest: &[Value]) -> Value {
         weighed::argument(text, rest, &self.load).into()
     }
 
-    /// The weight of all requests.
+    /// The weight of all requests that fred holds.
     pub(crate) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Says goodbye to the server, after what was sent before. It may hang.
+    /// Sends `QUIT` behind everything sent before. It may hang.
     pub(crate) async fn quit(&self) {
         let _outcome = self.fred.quit().await;
     }
 
-    /// Ends the connection, with all that it holds.
+    /// Closes the connection and drops everything queued on it.
     pub(crate) fn end(&self) {
         self.task.abort();
     }
 
-    /// Whether a request can be handed over: nobody takes any once the task has ended.
+    /// Fails if a request cannot be handed over: once the task has ended, no receiver takes it.
     fn check(&self) -> Result<(), Error> {
         if self.task.is_finished() { Err(Error::unsent()) } else { Ok(()) }
     }
 
-    /// One sending at the transport: resends are ours (rule 8). `custom` is what obeys these options.
+    /// One sending at the transport: resends are ours (rule 8). `custom` obeys these options.
     fn once(&self, limit: Duration) -> WithOptions<Client> {
         let options = Options { max_attempts: Some(1), timeout: Some(limit), ..Options::default() };
         self.fred.with_options(&options)
     }
 }
 
-/// fred's task holds the client, and the client the connection: only its end closes that.
+/// fred's task holds the client, and the client the connection, so only the task's end closes the connection.
 impl Drop for Wire {
     fn drop(&mut self) {
         self.end();
@@ -227,7 +227,7 @@ impl Drop for Wire {
 
 impl Running {
     /// Completes when the connection has ended, with the reason if there is one. By then its task has answered or
-    /// dropped all that it had.
+    /// dropped all its requests.
     pub(crate) async fn ended(&mut self) -> Option<Error> {
         ended(&mut self.task).await
     }

@@ -1,14 +1,14 @@
-//! Why a request or a connection came to nothing, and how fred and servers say it.
+//! Why a request or a connection failed, and how fred and servers word it.
 
 use std::borrow::Cow;
 
 use fred::error::{Error as FredError, ErrorKind as FredKind};
 use leasehold_protocol::failure::Cause;
 
-/// The certain part of an error, whatever its text.
+/// The part of an error that is certain, whatever its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
-    /// The request was never sent, and never will be. With each other kind it may have been.
+    /// The request was never sent, and never will be. With any other kind, it may have been sent.
     Unsent,
     /// There was no answer in time.
     Timeout,
@@ -29,7 +29,7 @@ impl Error {
         Self { kind, details: details.into() }
     }
 
-    /// There is nobody to hand the request to.
+    /// No task is left to hand the request to.
     pub(super) fn unsent() -> Self {
         Self::new(ErrorKind::Unsent, "it could not be sent")
     }
@@ -50,8 +50,8 @@ impl Error {
     }
 }
 
-/// No error of fred's is [`ErrorKind::Unsent`], not even its `Canceled` for the rest of a queue: rule 6 rests on nothing that a
-/// dependency may change.
+/// No error of fred's becomes [`ErrorKind::Unsent`], not even its `Canceled` for the rest of a queue: rule 6 must not
+/// depend on what a dependency may change.
 impl From<FredError> for Error {
     fn from(error: FredError) -> Self {
         let is_late = error.kind() == &FredKind::Timeout;
@@ -59,16 +59,16 @@ impl From<FredError> for Error {
     }
 }
 
-/// Whether it is the server's answer, and not fred's or the system's.
+/// Whether the error is the server's answer, and not fred's or the system's.
 pub(crate) fn is_answer(error: &Error) -> bool {
     let details = error.details();
     reply_word(details).is_some() || own_words(details) != details
 }
 
-/// Whether nobody listens there. With several addresses it is what the last one said, and none of the others was
-/// better.
+/// Whether no server listens there. With several addresses, the error is that of the last one tried, and no other
+/// address was better.
 pub(crate) fn is_closed(error: &Error) -> bool {
-    // The second is that of a socket's file.
+    // The second is for a socket file.
     ["kind: ConnectionRefused", "kind: NotFound"].iter().any(|kind| error.details().contains(kind))
 }
 
@@ -85,15 +85,15 @@ pub(crate) fn words(error: &Error) -> &str {
     }
 }
 
-/// An error reply of a server starts with a word in capitals; nothing that fred says does.
+/// An error reply of a server starts with a word in capitals; no error text of fred's does.
 pub(crate) fn reply_word(details: &str) -> Option<&str> {
     let word = details.split(' ').next()?;
     (word.len() >= 3 && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
 }
 
-/// The error of a command inside a script, without what Redis before 7.0 wraps it in. The wrapped one is
-/// `ERR Error running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`. If the
-/// script caught the error and answers it, the text begins at `@user_script: 30: `.
+/// The error of a command inside a script, without the wrapping that Redis before 7.0 adds. A wrapped one is `ERR Error
+/// running script (call to f_…): @user_script:30: @user_script: 30: -READONLY You can't write …`. If the script caught
+/// the error and returns it, the text begins at `@user_script: 30: `.
 pub(crate) fn own_words(details: &str) -> &str {
     let wrapped = details.starts_with(WRAPPED) || details.starts_with(CAUGHT);
     let inner = details.split_once(CAUGHT).filter(|_| wrapped);

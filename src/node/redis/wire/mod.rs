@@ -1,7 +1,8 @@
-//! One connection to one server, with what is sent on it, over fred. fred is named in this module and nowhere else.
+//! One connection to one server, and the requests sent on it, over fred. No other module names fred.
 //!
-//! A [`Config`] says to what to connect, and as whom. A [`Wire`] sends commands, alone or in order, and ends the connection.
-//! A [`Running`] hears of pushes and of the end. An [`Error`] says whether a request was never sent.
+//! A [`Config`] says what to connect to, and as which user. A [`Wire`] sends commands, alone or in order, and ends the
+//! connection. A [`Running`] receives pushes and the end of the connection. An [`Error`] says whether a request was
+//! never sent.
 
 mod client;
 mod error;

@@ -1,10 +1,10 @@
-//! Connections over TLS, where a library for it was built in.
+//! TLS connections, if the build includes a TLS library.
 
 use fred::types::config::Config;
 
 use crate::tls::Tls;
 
-/// A file that the environment names is meant to be read.
+/// Fails early if `SSL_CERT_FILE` names a file that cannot be read.
 #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 fn check_environment() -> Result<(), String> {
     let Some(path) = std::env::var_os("SSL_CERT_FILE") else { return Ok(()) };
@@ -14,7 +14,7 @@ fn check_environment() -> Result<(), String> {
     })
 }
 
-/// The name that the certificate must have, if that is not the host.
+/// Sets the name that the certificate must have, if that is not the host.
 #[cfg(any(feature = "tls-rustls", feature = "tls-native"))]
 fn name_the_server(config: &mut Config, tls: &Tls) {
     use fred::types::config::ServerConfig;
@@ -48,7 +48,7 @@ mod with_rustls {
     use super::check_environment;
     use crate::tls::{Pem, Tls};
 
-    /// The provider is named outright: which one is the process's default depends on what else the program links.
+    /// The provider is named explicitly: the process's default depends on what else the program links.
     pub(super) fn client(tls: &Tls) -> Result<ClientConfig, String> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -100,7 +100,7 @@ mod with_rustls {
         }
     }
 
-    /// Takes anybody for the server who holds the key of the certificate that it shows.
+    /// Accepts any server that holds the key of the certificate it presents.
     #[derive(Debug)]
     struct Anybody(Arc<CryptoProvider>);
 
@@ -172,7 +172,7 @@ pub(crate) fn enable(config: &mut Config, tls: &Tls) -> Result<(), String> {
         })?);
     }
     let connector = TlsConnector::try_from(builder).map_err(|error| match &tls.client {
-        // As OpenSSL says it.
+        // OpenSSL's text.
         Some((certificate, _)) if error.details().contains("key values mismatch") => {
             format!("{certificate} does not go with its key: name the key that it was made for")
         }

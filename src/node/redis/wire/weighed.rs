@@ -7,17 +7,17 @@ use std::sync::{
 
 use fred::{bytes::Bytes, types::Value};
 
-/// The approximate memory that fred needs for a request besides its bytes.
+/// The approximate memory that fred needs for a request besides the request's bytes.
 const EACH: usize = 1024;
 
-/// A text that fred drops with its request, and so tells when it no longer holds that.
+/// A text that fred drops with its request; the drop shows that fred no longer holds the request.
 struct Weighed<T> {
     text: T,
     weight: usize,
     load: Arc<AtomicUsize>,
 }
 
-/// The first argument of a request.
+/// The first argument of a request, with its weight.
 pub(super) fn argument(text: impl AsRef<str> + Send + 'static, rest: &[Value], load: &Arc<AtomicUsize>) -> Bytes {
     let bytes: usize = rest.iter().map(|value| value.as_bytes().map_or(0, <[u8]>::len)).sum();
     let weight = EACH + text.as_ref().len() + bytes;

@@ -1,13 +1,13 @@
-//! What a failover forgives, and whether everybody heard of it.
+//! What a failover forgives, and whether every process heard of it.
 //!
-//! Replication is asynchronous: a replica that takes over may lack what its primary has confirmed last, and a primary that
-//! stood still meanwhile goes on answering. Both end for a process when it knows of the new primary (rule 11), which it
-//! says; and for all when the old one is dead.
+//! Replication is asynchronous: a replica that takes over may lack what its primary has confirmed last, and a primary
+//! that stood still meanwhile keeps answering. Both end for a process when it knows of the new primary (rule 11), which
+//! it reports; and for all processes when the old one is dead.
 //!
-//! So a lease may be lost by a failover if its acquire had returned by then: its answer had to come before, from the old
-//! primary. What it rests on was sent before too, so it ends a TTL later at the most. It ends soon after its process knows,
-//! unless that is stopped: a look at the new primary tells. A lease that came later is forgiven nothing, nor is any where
-//! a primary hands over in peace.
+//! So a lease may be lost by a failover if its acquire had returned by then: its answer had to come before, from the
+//! old primary. What it rests on was sent before too, so it ends a TTL later at the most. It ends soon after its
+//! process knows, unless that process is stopped, because a check at the new primary reports the loss. A lease that
+//! came later is forgiven nothing, nor is any lease where a primary hands over in peace.
 
 use std::collections::HashMap;
 
@@ -17,12 +17,12 @@ use crate::{
     record::{Ending, MILLI, Nanos, Process},
 };
 
-/// So long after an answer an acquire has returned, and so long after it knows of a new primary a process has looked
-/// there for what it holds, on a machine that does not lag.
+/// On a machine that does not lag: how long after an answer its acquire has returned, and how long after it knows of a
+/// new primary a process has checked there what it holds.
 const ANSWERED: Nanos = 100 * MILLI;
 const LOOKED: Nanos = 600 * MILLI;
 
-/// By then a process that asks for locks all the time knows of a new primary that others know.
+/// How soon a process that asks for locks all the time knows of a new primary that others know.
 const NEWS: Nanos = 2_000 * MILLI;
 
 /// All failovers of a history.
@@ -59,7 +59,7 @@ impl<'a> Failovers<'a> {
         let knows = |named: &Named| named.ports.contains(&failover.new) && !named.ports.contains(&failover.old);
         let (before, later) = named.split_at(named.partition_point(|named| named.at < failover.promoted.0));
         let has_missed = before.last().is_some_and(|named| knows(named));
-        // It has not heard of the failover before this one, and may do so now.
+        // The process has not heard of the failover before this one, and may do so now.
         let is_between = |named: &&Named| named.ports.contains(&failover.old) && !self.is_again(failover, named.at);
         let from = match later.iter().position(is_between) {
             None if has_missed => return Some(failover.promoted.0),
@@ -69,7 +69,7 @@ impl<'a> Failovers<'a> {
         later.iter().skip(from).find(|named| knows(named)).map(|named| named.at)
     }
 
-    /// From when on nothing that the old primary says counts to a process.
+    /// From when on no answer of the old primary counts for a process.
     fn silent(&self, failover: &Failover, process: Process) -> Nanos {
         failover.dead.or_else(|| self.known(failover, process)).unwrap_or(Nanos::MAX)
     }
@@ -95,14 +95,14 @@ impl<'a> Failovers<'a> {
         let deadline = self.silent(failover, process).saturating_add(lease.ttl);
         let told = self.known(failover, process).map(|known| known + LOOKED + self.history.lag);
         match told.filter(|told| self.stopped(process, failover.promoted.0, *told) == 0) {
-            // One that was killed would have been told, and nobody knows when.
+            // A killed process would have been told at an unknown time.
             Some(told) if lease.how != Ending::Killed => told.min(deadline),
             _ => deadline,
         }
     }
 
-    /// Whether the resource may refuse a holder for one with a larger fence: granted by the old primary, later, as that
-    /// goes on.
+    /// Whether the resource may refuse a holder because of a larger fence, which the old primary granted later while it
+    /// kept running.
     pub fn explains(&self, failover: usize, refused: &Lease, at: Nanos, leases: &[&Lease]) -> bool {
         let goes_on = self.at(failover).is_some_and(|failover| failover.dead.is_none());
         let of_old =
@@ -110,7 +110,7 @@ impl<'a> Failovers<'a> {
         goes_on && leases.iter().any(|lease| of_old(&lease))
     }
 
-    /// Everybody hears of a new primary, and nobody goes back to the old one (h).
+    /// Checks that every process hears of a new primary, and that none goes back to the old one (h).
     pub fn news(&self, found: &mut Vec<Violation>) {
         let end = self.history.looks.iter().map(|look| look.to).max().unwrap_or(0);
         for (&process, named) in &self.named {
@@ -159,7 +159,7 @@ impl<'a> Failovers<'a> {
         all.max()
     }
 
-    /// Whether another one has taken over from the new primary by then.
+    /// Whether another server has taken over from the new primary by then.
     fn is_replaced(&self, failover: &Failover, by: Nanos) -> bool {
         let later = self.history.failovers.iter().filter(|other| other.promoted.0 > failover.promoted.0);
         later.into_iter().any(|other| other.old == failover.new && other.promoted.0 <= by)

@@ -1,16 +1,18 @@
-//! Those who share a lock (rules 15 to 17 of `docs/safety.md`).
+//! Sharers of a lock (rules 15 to 17 of `docs/safety.md`).
 //!
 //! # What is checked of them, and why it is sound
 //!
-//! - (a) Of those who are believed at one instant there are no more with a limit of N or less than N. Whoever of these
-//!   came in last found all others there. And nobody is let in beside as many as its own limit: those who had come in
-//!   before it asked, and are believed when it has the lock, were there when it came in.
-//! - (b) Those who are believed at one instant have one fence, that of their phase. A phase that a look has found to be
-//!   over does not go on: nobody has its fence who has asked for the lock after that look. And nobody has a fence
-//!   between that of a writer and that with which it went on as a reader: there was no moment between the two.
+//! - (a) Of the sharers that are believed at one instant, there are no more than N with a limit of N or less: the last
+//!   of these that was admitted found all others there. And no sharer is admitted beside as many others as its own
+//!   limit: those that had been admitted before it asked, and are believed when it has the lock, were there when it was
+//!   admitted.
+//! - (b) Sharers that are believed at one instant have one fence, that of their phase. A phase that a look has found to
+//!   be over does not continue: no lease that was asked for after that look has its fence. And no lease has a fence
+//!   between that of a writer and that with which the writer continued as a reader, because there was no moment between
+//!   the two.
 //!
-//! What is forgiven is as for any lease, and each of them is forgiven by itself. A deletion of those who share a lock
-//! is a loss for them, and none for who holds it alone.
+//! What is forgiven is as for any lease, and each sharer is forgiven by itself. A deletion of the sharers of a lock is
+//! a loss for them, and none for a holder that has it alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,7 +59,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// These, if they are too many also without those who may have lost their places.
+    /// These leases, if they are too many even without those that may have lost their places.
     fn too_many(
         &self,
         of: Vec<&'a Lease>,
@@ -126,7 +128,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Whether there are more than so many with a limit of so many or less.
+/// Whether more than N leases have a limit of N or less, for the limit of any of them.
 fn exceeds(there: &[&Lease]) -> bool {
     let with = |most: usize| there.iter().filter(|lease| limit(lease) <= most).count();
     there.iter().any(|lease| with(limit(lease)) > limit(lease))

@@ -21,7 +21,7 @@ fn id(slot: u16) -> LeaseId {
     LeaseId { process: Process { slot, life: 0 }, number: slot.into() }
 }
 
-/// A lease of a process of its own: asked for 5 ms before it began. In milliseconds.
+/// A lease of a process of its own, asked for 5 ms before it began. In milliseconds.
 fn lease(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     let (start, end) = (start * MILLI, end * MILLI);
     let invoked = start - 5 * MILLI;
@@ -38,7 +38,7 @@ fn loss(server: usize, name: Option<usize>, from: u64, to: u64) -> Loss {
     Loss { server, name, from: from * MILLI, to: to * MILLI, cause: Cause::Deletion }
 }
 
-/// Of a server on its own, which forgets all: nothing tells of that before the deadline.
+/// A loss by a server on its own that forgets all: the holder is not told before the deadline.
 fn restart(from: u64, to: u64) -> Loss {
     Loss { cause: Cause::EmptyRestart, ..loss(0, None, from, to) }
 }
@@ -82,7 +82,7 @@ fn one_after_the_other_is_right() {
 fn two_at_once_are_wrong() {
     assert_eq!(found(&with_leases([lease(1, 10, 100, 200), lease(2, 11, 199, 300)])), "a");
     assert_eq!(found(&with_leases([lease(1, 10, 100, 500), lease(2, 11, 200, 200)])), "a", "one instant is enough");
-    // Everybody who is still there counts, not only the one before.
+    // Every holder that is still there counts, not only the previous one.
     let three = [lease(1, 10, 100, 500), lease(2, 11, 200, 210), lease(3, 12, 300, 310)];
     assert_eq!(found(&with_leases(three)), "aa");
     let other_name = over_quorum(2, 11, 150, 300);
@@ -118,7 +118,7 @@ fn a_loss_forgives_one_ttl_and_only_those_before_it() {
 
 #[test]
 fn who_was_granted_it_after_the_loss_is_not_forgiven() {
-    // Two that have waited since before it.
+    // Two leases that have waited since before it.
     let waited = |lease| Lease { invoked: 90 * MILLI, ..lease };
     let with = |cause, looks: &[Look]| {
         let losses = vec![Loss { cause, ..loss(0, None, 100, 101) }];
@@ -216,7 +216,7 @@ fn fences_that_fall_or_stand_still_are_wrong() {
     assert_eq!(found(&with_leases([lease(1, 10, 100, 110), waited.clone()])), "b");
     let never = Lease { end: None, ..lease(1, 10, 100, 110) };
     assert_eq!(found(&with_leases([never, waited])), "", "nobody knows which was first");
-    // A grant that is heard of late, after its key was deleted and another one had it.
+    // A grant that is heard late, after its key was deleted and another lease had it.
     let late = Lease { invoked: 10 * MILLI, ..lease(1, 10, 160, 160) };
     let lost = vec![loss(0, None, 100, 101)];
     let history = History { losses: lost, ..with_leases([lease(2, 11, 150, 155), late]) };

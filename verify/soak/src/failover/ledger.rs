@@ -1,12 +1,12 @@
-//! Which server was the primary of which lock, and when: as it was seen while a round lasted, and what follows from that
-//! for its history.
+//! Which server was the primary of which lock, and when: as it was seen during a round, and what follows from that for
+//! its history.
 
 use crate::{
     history::{Cause, Failover, History, Look, Loss},
     record::Nanos,
 };
 
-/// A server was a replica at the one moment, and a primary at the other.
+/// A server that was a replica at one moment, and a primary at the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promotion {
     pub shard: usize,
@@ -15,7 +15,7 @@ pub struct Promotion {
     pub to: Nanos,
 }
 
-/// A server that did something, or to which something was done, in this time.
+/// A server, and the time in which it did something, or something was done to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct During {
     pub server: usize,
@@ -32,7 +32,7 @@ pub struct Stay {
     pub to: Nanos,
 }
 
-/// What was seen of one server that said before and after it that it was a primary.
+/// What was seen of one server that reported before and after it that it was a primary.
 #[derive(Debug, Clone)]
 pub struct Seen {
     pub shard: usize,
@@ -42,7 +42,7 @@ pub struct Seen {
 
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// Of each shard, by its number.
+    /// The first primary of each shard, by the shard's number.
     pub first: Vec<usize>,
     pub promotions: Vec<Promotion>,
     /// When servers were told to take over from a primary that waits until they have all.
@@ -67,7 +67,7 @@ impl Ledger {
         last.map_or(self.first[shard], |promotion| promotion.server)
     }
 
-    /// The locks of a shard, also those on their way.
+    /// The locks of a shard, including those on their way.
     pub fn names_in(&self, shard: usize) -> Vec<usize> {
         let stays = self.stays.iter().filter(|stay| stay.shard == shard && stay.to == Nanos::MAX);
         stays.map(|stay| stay.name).collect()
@@ -78,20 +78,21 @@ impl Ledger {
         self.stays.iter().rfind(|stay| stay.name == name).map_or(0, |stay| stay.shard)
     }
 
-    /// The locks begin to be moved.
+    /// Notes that the locks begin to be moved.
     pub fn begin_to_move(&mut self, names: &[usize], to: usize, now: Nanos) {
         let stays = names.iter().map(|&name| Stay { name, shard: to, from: now, to: Nanos::MAX });
         self.stays.extend(stays);
     }
 
-    /// All that they have is there.
+    /// Notes that everything of these locks has been moved.
     pub fn have_moved(&mut self, names: &[usize], from: usize, now: Nanos) {
         let here = |stay: &&mut Stay| names.contains(&stay.name) && stay.shard == from && stay.to == Nanos::MAX;
         self.stays.iter_mut().filter(here).for_each(|stay| stay.to = now);
     }
 
-    /// Enters into a history what the checks go by. The servers have these ports. If all replicas confirm what is granted, one
-    /// that takes over may lack only what is on its way to its shard: nobody waits for the replicas there.
+    /// Enters into a history what the checks need. The servers have these ports. If all replicas confirm what is
+    /// granted, one that takes over may lack only what is on its way to its shard, because nothing waits for the
+    /// replicas there.
     pub fn enter(&self, history: &mut History, ports: &[u16], all_replicas_confirm: bool) {
         for (at, promotion) in self.promotions.iter().enumerate() {
             let before = self.promotions[..at].iter().rfind(|before| before.shard == promotion.shard);
@@ -124,7 +125,7 @@ impl Ledger {
 
     fn failover(&self, promotion: &Promotion, old: usize, ports: &[u16]) -> Failover {
         let &Promotion { shard, server, from, to } = promotion;
-        // It was a replica still when it was told to.
+        // It was still a replica when it was told to take over.
         let in_peace = |during: &During| during.server == server && during.from <= to && to <= during.to;
         let is_dead = |during: &&During| during.server == old && during.from <= to && to <= during.to;
         let named = self.named.iter().filter(|(named, at)| *named == server && *at >= from);
@@ -139,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// Whether the server was the only primary that the lock had, all the time of the look.
+    /// Whether the server was the lock's only primary during the whole look.
     fn is_rightful(&self, seen: &Seen) -> bool {
         let Look { name, from, to, .. } = seen.look;
         let of_shard = || self.promotions.iter().filter(|promotion| promotion.shard == seen.shard);
@@ -262,7 +263,7 @@ mod tests {
         for at in [200, 250, 300] {
             assert!(!counts(seen(0, 0, at, at)) && !counts(seen(1, 0, at, at)), "it is on its way");
         }
-        // Whatever is lost in one of both may be its.
+        // A loss in either of the two shards may concern it.
         for (from, names) in [(150, vec![Some(1)]), (250, vec![Some(1), Some(0)])] {
             ledger.promotions = vec![promotion(3, from, from + 10)];
             let lost: Vec<_> = entered(&ledger).losses.iter().map(|loss| loss.name).collect();

@@ -66,7 +66,7 @@ pub fn run(stage: Stage, min_replicas: u8, seed: u64, length: Duration) -> Outco
     round::judge(seed, start.elapsed(), &scene)
 }
 
-/// Somebody new acquires each lock and lets go of it.
+/// A new process acquires each lock and lets go of it.
 async fn acquire_all(scene: &Scene) {
     let process = somebody(usize::from(WORKERS));
     let leases = builder(process).url(scene.set.url()).min_replicas(scene.min_replicas).build();

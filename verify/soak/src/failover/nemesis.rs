@@ -1,4 +1,4 @@
-//! Carries the plan out, and says what it did.
+//! Carries the plan out, and records what it did.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ use crate::{
     record::{Nanos, now},
 };
 
-/// By then one has taken over that was told to, or will not.
+/// How soon a replica has taken over that was told to, or will not.
 const IN_PEACE: Duration = Duration::from_secs(8);
-/// By then another has taken over from one that is dead. It may be denied its first votes.
+/// How soon another has taken over from a dead primary. It may be denied its first votes.
 const ELECTED: Duration = Duration::from_secs(40);
 
-/// Goes through a lane until the time is up. What was begun is ended.
+/// Goes through a lane until the time is up. A fault that was begun is ended.
 pub fn run(scene: &Scene, lane: Lane, until: Instant) {
     for Step { after, fault } in plan(scene.stage, scene.seed, lane) {
         if !rest(after, until) {
@@ -39,7 +39,7 @@ fn of_shard(scene: &Scene, shard: usize, fault: Fault) {
     let needs_votes = matches!(fault, Fault::Planned | Fault::Kill { .. } | Fault::Freeze { .. });
     let _election = needs_votes.then(|| scene.election());
     let _alone = scene.alone_with(&[shard]);
-    // Somebody may have been taken for dead meanwhile.
+    // A server may have been taken for dead meanwhile.
     scene.await_whole(shard);
     let (primary, replicas) = scene.roles(shard);
     let (old, from) = (scene.server(primary), now());
@@ -98,7 +98,7 @@ fn of_shard(scene: &Scene, shard: usize, fault: Fault) {
     scene.await_whole(shard);
 }
 
-/// A replica is told to take over. That may be refused, if somebody seems to be dead just now.
+/// Tells a replica to take over. That may be refused, if a server seems to be dead just now.
 fn order(scene: &Scene, replica: usize) -> bool {
     let answer = match &scene.set {
         Set::Cluster(cluster) => cluster.servers()[replica].wire().cmd(&["CLUSTER", "FAILOVER"]),
@@ -112,7 +112,7 @@ fn in_peace(scene: &Scene, server: usize, from: Nanos) {
     scene.ledger().in_peace.push(during);
 }
 
-/// The replicas get nothing more of what is written; they go on when this goes.
+/// Cuts the replicas off from all further writes, until it is dropped.
 struct CutOff<'a>(Vec<&'a Server>);
 
 impl<'a> CutOff<'a> {
@@ -124,7 +124,7 @@ impl<'a> CutOff<'a> {
         for replica in &replicas {
             replica.stop();
         }
-        // Or they would find the writes in their sockets when they go on.
+        // Otherwise they would find the writes in their sockets when they continue.
         primary.wire().must(&["CLIENT", "KILL", "TYPE", "replica"]);
         std::thread::sleep(by);
         Self(replicas)

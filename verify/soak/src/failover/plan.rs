@@ -1,7 +1,7 @@
-//! What the nemesis of a cluster, or of Sentinels, will do: a function of the seed, and of nothing that happens.
+//! What the nemesis of a cluster, or of Sentinels, will do: a function of the seed alone.
 //!
 //! In a *calm* round, one of three, nothing can lose a write: a primary hands over in peace, slots are moved, replicas
-//! and Sentinels stand still. There no second holder is forgiven.
+//! and Sentinels stand still. No second holder is forgiven there.
 
 use std::{fmt, time::Duration};
 
@@ -12,7 +12,7 @@ pub fn is_calm(seed: u64) -> bool {
     seed % 3 == 0
 }
 
-/// Whose turn it is.
+/// A lane of faults, by what they hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// A primary and its replicas.
@@ -26,16 +26,16 @@ pub enum Lane {
 pub enum Fault {
     /// A replica is told to take over.
     Planned,
-    /// The primary is killed when its replicas have been cut off for so long, and started as a replica so long after
-    /// another has taken over.
+    /// The primary is killed when its replicas have been cut off for this long, and started as a replica this long
+    /// after another has taken over.
     Kill { cut_off: Duration, down: Duration },
-    /// It stands still until another has taken over, and for so long after that.
+    /// It stands still until another has taken over, and for this long after that.
     Freeze { cut_off: Duration, after: Duration },
     /// It stands still for a moment.
     Hiccup(Duration),
     /// A replica stands still, by its number.
     Replica(usize, Duration),
-    /// The slot of a lock goes to the next shard but so many, and is on its way for so long; by the lock's number.
+    /// The slot of a lock, by the lock's number, goes this many shards further, and is on its way for this long.
     Reshard { name: usize, by: usize, takes: Duration },
     /// A Sentinel stands still, by its number.
     Sentinel(usize, Duration),
@@ -75,14 +75,14 @@ pub fn plan(stage: Stage, seed: u64, lane: Lane) -> Box<dyn Iterator<Item = Step
         }
         Lane::Sentinels => Box::new(std::iter::repeat_with(move || Step {
             after: chance.millis(500, 4_000),
-            // One that stood still for two seconds trusts nobody's clock for thirty, and elects nobody.
+            // A Sentinel that stood still for two seconds trusts no clock for thirty, and elects no primary.
             fault: Fault::Sentinel(chance.below(3), chance.millis(100, 1_600)),
         })),
     }
 }
 
 fn calm(stage: Stage, chance: &mut Chance) -> Fault {
-    // Sentinels promote a replica while the primary goes on.
+    // Sentinels promote a replica while the primary keeps running.
     if stage == Stage::Cluster && chance.one_in(2) { Fault::Planned } else { replica(chance) }
 }
 
@@ -112,7 +112,7 @@ fn one_of_each_slot(stage: Stage) -> Vec<usize> {
 }
 
 impl Fault {
-    /// Under which words it is counted, and then how it is in particular.
+    /// The words under which it is counted, and then its details.
     fn words(self) -> (&'static str, String) {
         match self {
             Self::Planned => ("planned failover", String::new()),

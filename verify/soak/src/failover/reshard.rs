@@ -7,12 +7,12 @@ use support::{Cluster, Server, Value, Wire};
 use super::scene::{Scene, waited};
 use crate::record::now;
 
-/// By then all have heard who has the slot.
+/// How soon all have heard who has the slot.
 const AGREED: Duration = Duration::from_secs(20);
-/// So many rounds of keys are moved at most: those of the locks of a slot are few.
+/// The most rounds in which keys are moved: the locks of a slot have few keys.
 const ROUNDS: usize = 1_000;
 
-/// The slot of this lock goes from the one shard to the other, and is on its way for so long.
+/// Moves the slot of this lock from one shard to the other, and has it on its way for this long.
 pub fn move_slot(scene: &Scene, cluster: &Cluster, name: usize, (from, to): (usize, usize), takes: Duration) {
     let kinds = scene.stage.kinds();
     let (source, target) = (scene.roles(from).0, scene.roles(to).0);
@@ -46,7 +46,7 @@ pub fn move_slot(scene: &Scene, cluster: &Cluster, name: usize, (from, to): (usi
     scene.ledger().have_moved(&names, from, now());
 }
 
-/// Whether there was a key to move.
+/// Moves one key; returns whether there was one.
 fn move_one(source: &mut Wire, slot: &str, port: u16) -> bool {
     let keys = source.must(&["CLUSTER", "GETKEYSINSLOT", slot, "1"]);
     let Some(key) = keys.array().first().map(Value::text) else { return false };
@@ -54,7 +54,7 @@ fn move_one(source: &mut Wire, slot: &str, port: u16) -> bool {
     true
 }
 
-/// As an operator does: a server may say for a moment that its cluster is down.
+/// Insists as an operator does: a server may say for a moment that its cluster is down.
 fn insist(wire: &mut Wire, command: &[&str]) {
     let (start, mut refused) = (Instant::now(), None);
     while start.elapsed() < AGREED {
@@ -67,7 +67,7 @@ fn insist(wire: &mut Wire, command: &[&str]) {
     panic!("{command:?} is refused: {}", refused.unwrap_or_default());
 }
 
-/// Whether a server that answers takes this one for the owner. One that does not answer hears of it later.
+/// Whether a server that answers regards this one as the owner. A server that does not answer hears of it later.
 fn has_heard(server: &Server, slot: &str, id: &str) -> bool {
     let Some(answer) = asked(server) else { return true };
     let slot: i64 = slot.parse().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A cluster, or a primary behind Sentinels, and who works there.
+//! A cluster, or a primary behind Sentinels, and its workers.
 
 use std::{
     ops::Deref,
@@ -18,9 +18,9 @@ use crate::{
 /// How many primaries a cluster has.
 const PRIMARIES: usize = 3;
 
-/// By then a replica has taken over, and whatever was the primary is its replica.
+/// How soon a replica has taken over, and the former primary is its replica.
 const SETTLED: Duration = Duration::from_secs(40);
-/// How often that is looked at.
+/// How often to check that.
 const POLL: Duration = Duration::from_millis(5);
 
 /// What keeps the locks.
@@ -33,9 +33,9 @@ pub enum Set {
 pub struct Scene {
     crew: Crew,
     pub set: Set,
-    /// Held by who does something to a shard that it has to recover from.
+    /// Held while something is done to a shard that it has to recover from.
     shards: Vec<Mutex<()>>,
-    /// Held by who has a replica elected: that needs the others.
+    /// Held while a replica is being elected, which needs the other primaries.
     election: Mutex<()>,
     ledger: Mutex<Ledger>,
 }
@@ -76,7 +76,7 @@ impl Set {
         }
     }
 
-    /// The servers of a shard, by their numbers: first the one that was made its primary.
+    /// The servers of a shard, by their numbers, beginning with the one that was made its primary.
     pub fn members(&self, shard: usize) -> Vec<usize> {
         match self {
             Self::Cluster(_) => vec![shard, shard + PRIMARIES],
@@ -91,7 +91,7 @@ impl Set {
         }
     }
 
-    /// What leads to all of them.
+    /// The URL that leads to all of them.
     pub fn url(&self) -> String {
         match self {
             Self::Cluster(cluster) => cluster.url_of(cluster.servers()),
@@ -99,7 +99,7 @@ impl Set {
         }
     }
 
-    /// The shard of a lock at first.
+    /// The first shard of a lock.
     fn home_of(&self, name: &str) -> usize {
         match self {
             Self::Cluster(cluster) => cluster.home_of(name),
@@ -130,14 +130,14 @@ impl Scene {
         self.set.servers().iter().map(Server::port).collect()
     }
 
-    /// Nobody else does anything to these shards while this is held. They are asked for in order.
+    /// Nothing else is done to these shards while this is held. They are locked in order.
     pub fn alone_with(&self, shards: &[usize]) -> Vec<MutexGuard<'_, ()>> {
         let mut shards = shards.to_vec();
         shards.sort_unstable();
         shards.iter().map(|&shard| self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)).collect()
     }
 
-    /// All other primaries are there to elect one while this is held.
+    /// While this is held, all other primaries are there to elect one.
     pub fn election(&self) -> MutexGuard<'_, ()> {
         self.election.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,7 +148,7 @@ impl Scene {
         (primary, self.set.members(shard).into_iter().filter(|member| *member != primary).collect())
     }
 
-    /// Waits until another server is the primary of the shard than this one; whether one is.
+    /// Waits until a server other than this one is the primary of the shard; returns whether one is.
     pub fn await_another(&self, shard: usize, than: usize, within: Duration) -> bool {
         let holds = || self.ledger().primary(shard) != than && self.is_named(shard);
         waited(within, holds)
@@ -178,8 +178,8 @@ impl Scene {
         is_primary && replicas.iter().all(replicates) && self.is_known(primary) && self.is_confirmed(shard, 1)
     }
 
-    /// Whether as many replicas of a shard as its workers need have acknowledged so much: one that follows it since just now
-    /// takes a second until it says anything.
+    /// Whether as many replicas of a shard as its workers need have acknowledged this much. A replica that has just
+    /// begun to follow takes a second until it says anything.
     pub fn is_confirmed(&self, shard: usize, written: u64) -> bool {
         let primary = self.server(self.roles(shard).0);
         let has_it = |at: &u8| {
@@ -211,7 +211,7 @@ impl Scene {
         }
     }
 
-    /// What everybody says of everybody, for whoever looks into a wait in vain.
+    /// What every server says of every other, to find out why a wait timed out.
     pub fn picture(&self) -> String {
         let say = |server: &Server| {
             let words: &[&str] =
@@ -227,7 +227,7 @@ impl Scene {
     }
 }
 
-/// Waits until this holds; whether it does.
+/// Waits until this holds; returns whether it does.
 pub fn waited(within: Duration, holds: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !holds() {
@@ -270,5 +270,5 @@ fn text(server: &Server, words: &[&str]) -> String {
         .map_or_else(String::new, |answer| answer.text())
 }
 
-/// By which number a routed lock's server goes.
+/// The number of the server of a routed lock.
 pub const SERVER: usize = LONE;

@@ -18,7 +18,7 @@ use crate::{
 };
 
 const LOOK_EVERY: Duration = Duration::from_millis(8);
-/// A server that is stopped must not keep the looks at the others.
+/// A stopped server must not delay the looks at the others.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long such a server is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -43,7 +43,7 @@ pub fn run(scene: &Scene, shard: usize, over: &AtomicBool) {
     }
 }
 
-/// Hears which server the Sentinels name until it is over.
+/// Hears which server the Sentinels name, until it is over.
 pub fn hear(scene: &Scene, all: &Sentinels, over: &AtomicBool) {
     let ports = scene.ports();
     let mut last = vec![None; all.sentinels().len()];
@@ -68,8 +68,9 @@ pub fn hear(scene: &Scene, all: &Sentinels, over: &AtomicBool) {
     }
 }
 
-/// Two failovers may follow each other so soon that the second one promotes a server that is a primary still: no role
-/// changes then. It is the primary from when it is named on. The others know of a change of roles within this time.
+/// Two failovers may follow each other so closely that the second one promotes a server that is still a primary. No
+/// role changes then, and the server is the primary from when it is named on. Other changes of roles are known within
+/// this time.
 const SEEN: Nanos = 500 * MILLI;
 
 fn name_again(scene: &Scene, last: &[Option<usize>], unnamed: &[Nanos]) {
@@ -90,7 +91,7 @@ struct Eye {
     server: usize,
     wire: Option<Wire>,
     closed_until: Instant,
-    /// Before a look at which it said that it was a replica.
+    /// The moment before a look at which it said that it was a replica.
     replica_at: Nanos,
     is_primary: bool,
 }

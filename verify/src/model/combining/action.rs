@@ -1,4 +1,4 @@
-//! What may happen in a state, and how it is told.
+//! The actions that are possible in a state, and how they are described.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::model::frame::TIME_PASSES;
 
-/// One thing that happens. Messages are known by their places.
+/// One action. Messages are identified by their places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Time passes, until something is due.
@@ -21,11 +21,11 @@ pub(super) enum Action {
     Decide(Number),
     /// A caller drops its future, or its lease.
     Drop(Number),
-    /// A caller looks what it was told.
+    /// A caller reads what it was told.
     Look(Ticket),
-    /// The server does what it is asked.
+    /// The server executes a message.
     Execute(usize),
-    /// The same, but this acquire is answered with "alone".
+    /// The server executes a batch, but answers this acquire with "alone".
     ExecuteOddly(usize, Number),
     /// The server has forgotten the script.
     Forget(usize),
@@ -33,9 +33,9 @@ pub(super) enum Action {
     Refuse(usize),
     /// An answer is heard.
     Hear(usize),
-    /// An answer was waited for long enough.
+    /// The wait for an answer times out.
     Expire(usize),
-    /// A flusher takes what waits, and sends it, or packs it.
+    /// A flusher takes the waiting requests, and sends or packs them.
     Take(usize),
     /// A flusher sends what it has packed.
     Send(usize),
@@ -44,19 +44,19 @@ pub(super) enum Action {
     /// A flusher is done with a batch.
     GoOn(usize),
     Sweep,
-    /// A flusher has waited for a link long enough.
+    /// A flusher's wait for a link times out.
     GiveUp(usize),
-    /// What waited for a link is sent.
+    /// A message that waited for a link is sent.
     Hand(usize),
     /// There is a link again.
     Up,
-    /// The connection is cut, when so many more requests were executed.
+    /// The connection is cut, after this many more requests were executed.
     Cut(usize),
-    /// Its runtime ends.
+    /// Its runtime ends, after this many more requests were executed.
     End(usize),
 }
 
-/// Everything that may happen now.
+/// Collects the actions that are possible now.
 pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) {
     if state.broken.is_some() {
         return;
@@ -93,11 +93,11 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
         }
     }
     if is_closing {
-        // In the end nothing goes wrong, and in which order it goes right is of no interest.
+        // At the close no fault happens, and the order of the other actions does not matter.
         actions.truncate(1);
     } else {
         faults(state, actions);
-        // Whoever notifies it makes it look.
+        // A notification makes the sweeper run early.
         if state.sweeps.is_some() && !urgent.contains(&Action::Sweep) {
             actions.push(Action::Sweep);
         }
@@ -107,7 +107,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
     }
 }
 
-/// Callers of one lock are alike: that the first begins first leaves nothing out.
+/// Callers of one lock are alike, so letting the first one begin first leaves nothing out.
 fn may_begin(setup: &Setup, state: &State, number: Number) -> bool {
     let before = state.sessions.iter().zip(&setup.wanted).take(usize::from(number));
     before
@@ -116,7 +116,7 @@ fn may_begin(setup: &Setup, state: &State, number: Number) -> bool {
         .is_none_or(|(session, _)| session.stage != Stage::Idle)
 }
 
-/// What the tasks that carry batches are about to do.
+/// The next actions of the tasks that carry batches.
 fn flights(state: &State) -> Vec<Action> {
     let mut flights = Vec::new();
     for (at, flusher) in state.flushers.iter().enumerate() {
@@ -140,7 +140,7 @@ fn flights(state: &State) -> Vec<Action> {
     flights
 }
 
-/// What does not wait for time to pass.
+/// The actions that happen before any time passes.
 fn urgent(state: &State) -> Vec<Action> {
     let mut urgent = Vec::new();
     if state.sweeps.is_some_and(|at| at <= state.now) {
@@ -228,7 +228,7 @@ impl State {
         }
     }
 
-    /// An action, for people.
+    /// Describes an action, for people.
     pub(super) fn tell(&self, action: Action) -> String {
         match action {
             Action::Hear(at) => format!("the answer to {} is heard", self.told_of(at)),

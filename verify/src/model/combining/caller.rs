@@ -1,4 +1,4 @@
-//! What the library does around a request: written again.
+//! What the library does around a request, written again.
 
 use std::mem::take;
 
@@ -17,7 +17,7 @@ use super::{
 use crate::seeded::SeededBug;
 
 impl Run<'_> {
-    /// Something is asked of the node, on the connection of its caller's runtime.
+    /// Sends a request to the node, on the connection of its caller's runtime.
     pub(super) fn request(&mut self, number: Number, what: What) {
         let (now, fence) = (self.state.now, self.state.session(number).fence);
         let ticket = self.ticket(number);
@@ -62,7 +62,7 @@ impl Run<'_> {
         }
     }
 
-    /// The other nodes have given it its lock (`Round::won`), and it releases that.
+    /// The other nodes have given the caller its lock (`Round::won`), and it releases the lock.
     pub(super) fn decided(&mut self, number: Number) {
         let session = self.state.session(number);
         (session.stage, session.is_late) = (Stage::Releasing, true);
@@ -77,7 +77,7 @@ impl Run<'_> {
         (number, session.asked)
     }
 
-    /// An acquire is being taken back.
+    /// Withdraws an acquire that is being taken back.
     fn withdraw(&mut self, number: Number) {
         let session = self.state.session(number);
         let waits = |ask: &&Ask| ask.what == What::Acquire && ask.place == Place::Waits;
@@ -92,7 +92,7 @@ impl Run<'_> {
         self.tell_all(withdrawn, &Err(unsent()));
     }
 
-    /// Nobody waits any more: what was asked for is taken back (`Drop` of `Round`, and of `Dropped`).
+    /// The caller stops waiting, so its requests are taken back (`Drop` of `Round`, and of `Dropped`).
     pub(super) fn give_up(&mut self, number: Number) {
         let session = self.state.session(number);
         let stage = std::mem::replace(&mut session.stage, Stage::Over);
@@ -100,7 +100,7 @@ impl Run<'_> {
             // A task waits for the vote that is still to come.
             Stage::Acquiring => session.is_dropped = true,
             Stage::Releasing => {
-                // A late vote is heard to its end.
+                // The wait for a late vote continues to its end.
                 let is_vote = |ask: &Ask| ask.what == What::Acquire;
                 let (votes, asks) = take(&mut session.asks).into_iter().partition(is_vote);
                 session.asks = votes;
@@ -109,7 +109,7 @@ impl Run<'_> {
                     self.drop_future(&ask);
                 }
                 if self.state.session(number).is_late {
-                    // Nothing that waits for its turn is sent, and the undo goes on the keeper's connection.
+                    // Requests that wait for their turn are not sent, and the undo uses the keeper's connection.
                     self.may_be_unsent(number);
                     return self.undo_again(number);
                 }
@@ -148,7 +148,7 @@ impl Run<'_> {
         }
     }
 
-    /// A request has its answer.
+    /// Takes the answer to a request.
     fn answered(&mut self, ticket: Ticket, answer: Result<Said, Failure>) {
         let session = self.state.session(ticket.0);
         let Some(at) = session.asks.iter().position(|ask| ask.ticket == ticket) else { return };
@@ -160,7 +160,7 @@ impl Run<'_> {
                 session.fence = Some(fence);
                 session.stage = Stage::Held;
             }
-            // The release has taken back what it came after, and no more.
+            // The release has taken back the vote if it came after it, and not otherwise.
             (What::Acquire, answer) if session.is_late => {
                 let is_left = match answer {
                     Ok(Said::Granted { overtaken, .. }) => overtaken || session.is_overtaken,
@@ -191,18 +191,18 @@ impl Run<'_> {
             (What::Undo, Ok(_)) => {}
             (What::Undo, Err(_)) => self.undo_again(ticket.0),
         }
-        // The server refuses nothing that comes alone.
+        // The server refuses no request that comes alone.
         if is_refused {
             self.state.broke(OWN_ERROR);
         }
     }
 
-    /// The release does not say any more that a late vote was there before it.
+    /// The release no longer shows that a late vote arrived before it.
     fn may_be_unsent(&mut self, number: Number) {
         self.state.session(number).is_overtaken |= !self.setup.has(SeededBug::ReleaseTakenForSent);
     }
 
-    /// The second request goes on the keeper's connection, where nothing is combined.
+    /// The second request uses the keeper's connection, where requests are not combined.
     fn undo_again(&mut self, number: Number) {
         let ticket = self.ticket(number);
         let (entered, place) = (self.state.now, Place::Flies { is_counted: false });

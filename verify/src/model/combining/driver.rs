@@ -1,4 +1,4 @@
-//! What `src/node/redis/server/combining.rs` does around the combiner: written again.
+//! What `src/node/redis/server/combining.rs` does around the combiner, written again.
 
 use std::{cell::RefCell, mem::take};
 
@@ -70,7 +70,7 @@ impl Run<'_> {
         self.tell_all(sent, &Err(unknown()));
     }
 
-    /// Right before a sending.
+    /// Prepares a flusher right before it sends.
     pub(super) fn fill(&mut self, at: usize) {
         let now = self.state.now;
         let mut flusher = self.state.flushers[at].take().unwrap();
@@ -132,7 +132,7 @@ impl Run<'_> {
         self.state.wire.push(Message { what, hearer, is_keepers: false, is_unsent: false, until, outcome: None });
     }
 
-    /// Whether a batch may be sent.
+    /// Checks whether a batch may be sent.
     fn check(&mut self, wants: &[Want], has_answers: bool) {
         if has_answers {
             self.state.broke(NOT_AFTER_ITS_ANSWER);
@@ -152,7 +152,7 @@ impl Run<'_> {
         }
     }
 
-    /// A batch has come down.
+    /// A batch has landed, and its callers are told.
     pub(super) fn landed(&mut self, at: usize, outcome: Outcome) {
         let flusher = self.flusher(at);
         flusher.step = Step::Landed;
@@ -190,7 +190,7 @@ impl Run<'_> {
         }
     }
 
-    /// There was no link in time.
+    /// A flusher has found no link in time.
     pub(super) fn give_up_link(&mut self, at: usize) {
         let now = self.state.now;
         if self.flusher(at).step == Step::Again {

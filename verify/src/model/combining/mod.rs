@@ -1,19 +1,19 @@
 //! The combiner, searched: every order in which a few callers of one node, its flights and its sweeper can take turns,
-//! while replies are slow or lost, callers give up, the connection is cut and its runtime ends. What decides is what is
-//! shipped: [`Combiner`]. Its [driver], its [callers](caller) and the [server] with its scripts are written again.
+//! while replies are slow or lost, callers give up, the connection is cut and its runtime ends. The shipped code
+//! decides: [`Combiner`]. Its [driver], its [callers](caller) and the [server] with its scripts are written again.
 //!
 //! # What a run is
 //!
 //! 1. Each caller goes through one cycle of one token, at any moments: acquire, hold, release. It may drop its future
-//!    at any point, which is a fault, and faults are counted. Then what [`Combiner`] was asked for is taken back, as
-//!    the library does it: by a request behind it, and by another one if a grant comes all the same.
+//!    at any point, which is a fault, and faults are counted. Its request to [`Combiner`] is then taken back as the
+//!    library does it: by a request behind it, and by another one if a grant comes all the same.
 //! 2. Requests are executed in the order of their sending on one connection. An answer is heard at any later moment, or
-//!    when its time is over: that is a task which nobody polls, a distant server, and a lost reply.
-//! 3. Time passes to the next moment at which something is due. The sweeper is on time, and the tasks that carry
-//!    batches are unless their runtime stands still.
-//! 4. Of a node that votes, the others may decide without its answer. Then its caller looks for that no longer, and may
-//!    release before it. What a late vote has left there is taken back unless the release came after it.
-//! 5. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
+//!    when its time is over: this covers a task that is not polled, a distant server, and a lost reply.
+//! 3. Time passes to the next moment at which something is due. The sweeper is on time, and so are the tasks that carry
+//!    batches, unless their runtime stands still.
+//! 4. If a node votes, the others may decide without its answer. Its caller then stops waiting for that answer, and may
+//!    release before it comes. What a late vote has left there is taken back unless the release came after it.
+//! 5. At the close no fault happens any more and every caller lets go, so that every run ends.
 
 use std::time::Duration;
 
@@ -52,7 +52,8 @@ mod wire;
 
 type Run<'a> = frame::Run<'a, Setup>;
 
-/// What waits has a flight of its own when none has begun or come down for so long; the grain of time, too.
+/// How long no flight may begin or land before a waiting request gets a flight of its own. It is the grain of time,
+/// too.
 const PACE: Duration = Duration::from_millis(1);
 
 /// How long a caller waits for its turn and its answer, and a flight for its answer.
@@ -63,7 +64,7 @@ const VOTING: Voting = Voting { restart_delay: Duration::ZERO, proposal: None };
 /// Longer than any run.
 const TTL: Duration = Duration::from_secs(10);
 
-// The rules, by the invariants of the combiner that they are of.
+// The rules, by the combiner's invariants that they belong to.
 const HOLDER_HAS_IT: &str = "who believes in a lock has it, with its fence";
 const PACED: &str = "1: where nothing moves, nothing waits for longer than the pace";
 const NOT_AFTER_ITS_ANSWER: &str = "2: what has its answer is not sent";
@@ -98,11 +99,11 @@ const NOTED: [&str; 10] = [
 #[derive(Debug, Clone)]
 struct Setup {
     name: &'static str,
-    /// So many flights at a time.
+    /// The most flights at a time.
     flights: usize,
     /// The most requests of a batch.
     batch: usize,
-    /// Of each caller, which lock it wants.
+    /// The lock that each caller wants.
     wanted: Vec<usize>,
     faults: Faults,
     /// Whether it is a node of several, which vote.
@@ -111,7 +112,7 @@ struct Setup {
     is_torn: bool,
     /// Whether the runtime of the connection may stand still, with the tasks that carry batches.
     is_stalled: bool,
-    /// Until when callers begin and things go wrong.
+    /// Until when callers begin and faults happen.
     closes: Time,
     bug: Option<SeededBug>,
     keys: Vec<Key>,
@@ -249,7 +250,7 @@ impl State {
         })
     }
 
-    /// A request waits, and no flight has begun or come down for longer than that.
+    /// Whether a request waits although no flight has begun or landed for longer than `pace`.
     fn waits_too_long(&self, pace: Duration) -> bool {
         self.sessions.iter().flat_map(|session| &session.asks).any(|ask| {
             let is_in_the_air = self.flushers.iter().flatten().any(|flusher| flusher.carries(ask.ticket));

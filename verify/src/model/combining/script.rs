@@ -1,5 +1,5 @@
-//! `combined.lua`, with votes and without, and `combined_slots.lua` on a server, beside the model's: every batch of up to two
-//! requests of one lock, whoever has it.
+//! Compares `combined.lua`, with votes and without, and `combined_slots.lua` on a server with the model's script: every
+//! batch of up to two requests of one lock, whoever has it.
 
 use std::iter::once;
 
@@ -32,7 +32,7 @@ enum Ask {
     Release(Number, bool),
 }
 
-/// What each request of a batch came to, and whose the lock is after it.
+/// The outcome of each request of a batch, and who has the lock after it.
 type Outcome = (Vec<&'static str>, Option<Number>);
 
 #[test]
@@ -143,7 +143,7 @@ fn by_script(
         };
     }
     let after = wire.get(&lock).and_then(|value| Token::read_value(&value));
-    // Whoever has it got it with a fence that no later one falls below.
+    // Its holder got it with a fence that no later fence falls below.
     let floor = wire.get(&fence).map(|floor| floor.parse::<u64>().unwrap());
     assert!(after.as_ref().is_none_or(|(_, fence)| floor == Some(u64::from(*fence))), "{after:?} {floor:?}");
     (said, after.map(|(token, _)| setup.session(&token)))

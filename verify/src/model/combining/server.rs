@@ -16,12 +16,12 @@ use super::{
 };
 use crate::seeded::SeededBug;
 
-/// What its clock shows. It stands still: no lease ends by itself here.
+/// The time on its clock. The clock stands still, so no lease expires here.
 pub(super) const NOW: Micros = 1_000_000_000_000_000;
 
-/// What a batch came to.
+/// The outcome of a batch.
 pub(super) struct Combined {
-    /// Of each want; nothing for those that have to ask alone.
+    /// The reply to each want; `None` for one that has to ask alone.
     pub(super) said: Vec<Option<Said>>,
     /// An acquire was denied for a lock that the same batch releases.
     pub(super) was_in_its_own_way: bool,
@@ -49,8 +49,8 @@ pub(super) fn release(store: &mut Store, claim: &Claim) -> Said {
     }
 }
 
-/// combined.lua: releases first, and whatever is not as simple as that has to ask alone. `is_odd` is whose acquire is
-/// executed and answered so too.
+/// combined.lua: releases first. Any request that is not as simple has to ask alone. The acquire of `is_odd` is
+/// executed, and is answered with "alone" too.
 pub(super) fn combined(setup: &Setup, store: &mut Store, wants: &[Want], is_odd: Option<Number>) -> Combined {
     // Read before anything is written.
     let mut is_its_own = |claim: &Claim| {

@@ -1,4 +1,4 @@
-//! Everything that there is at a moment.
+//! The state of the world at one moment.
 
 use leasehold_protocol::{
     combiner::{Batch, Combiner, Want},
@@ -12,20 +12,20 @@ use leasehold_protocol::{
 /// A caller, and its token.
 pub(super) type Number = u8;
 
-/// A request: whose, and which of its requests. The combiner tells callers by this.
+/// A request: its caller, and its number among that caller's requests. The combiner identifies callers by it.
 pub(super) type Ticket = (Number, u8);
 
 #[derive(Debug, Clone, PartialEq, Hash)]
 pub(super) struct State {
     pub(super) now: Time,
     pub(super) combiner: Combiner<Ticket>,
-    /// When the sweeper looks next, while there is one.
+    /// When the sweeper runs next, while there is one.
     pub(super) sweeps: Option<Time>,
-    /// When the last flight began, or came down.
+    /// When the last flight began or landed.
     pub(super) moved: Time,
     pub(super) sessions: Vec<Session>,
     pub(super) flushers: Vec<Option<Flusher>>,
-    /// What was sent and is not heard of, in its order.
+    /// The messages whose answers are not heard yet, in the order of their sending.
     pub(super) wire: Vec<Message>,
     pub(super) store: Store,
     /// There is no link, and the next one comes at any moment.
@@ -33,11 +33,11 @@ pub(super) struct State {
     /// The runtime of the connection has ended.
     pub(super) has_ended: bool,
     pub(super) left: Faults,
-    /// The first rule that was.
+    /// The first rule that was broken.
     pub(super) broken: Option<&'static str>,
 }
 
-/// How often what goes wrong, at most, in one run.
+/// The most faults of each kind in one run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Faults {
     /// Callers that drop their future, or their lease.
@@ -56,19 +56,19 @@ pub(super) struct Faults {
     pub(super) full: u8,
 }
 
-/// A caller, from its acquire until nobody waits for anything about its token.
+/// A caller, from its acquire until no answer about its token is awaited.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Session {
     pub(super) stage: Stage,
     /// The fence, once it was granted to a caller that waited for it.
     pub(super) fence: Option<Fence>,
-    /// Nobody waits for its acquire any more, but for a task that undoes a grant.
+    /// Only a task that undoes a grant still waits for its acquire.
     pub(super) is_dropped: bool,
     /// The other nodes have decided without its vote.
     pub(super) is_late: bool,
     pub(super) asks: Vec<Ask>,
     pub(super) asked: u8,
-    /// A later request may be there before its acquire.
+    /// A later request may arrive before its acquire.
     pub(super) is_overtaken: bool,
     /// The acquire was taken back while it waited.
     pub(super) is_taken_back: bool,
@@ -88,11 +88,11 @@ pub(super) enum Stage {
 pub(super) enum What {
     Acquire,
     Release,
-    /// A release that nobody waits for: it is asked until it is answered.
+    /// A release without a waiting caller: it is sent until it is answered.
     Undo,
 }
 
-/// A request whose answer somebody waits for.
+/// A request whose answer is awaited.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Ask {
     pub(super) ticket: Ticket,
@@ -105,9 +105,9 @@ pub(super) struct Ask {
 pub(super) enum Place {
     /// It has entered, and waits to be told.
     Waits,
-    /// Its caller has not looked yet.
+    /// Its caller has not read the answer yet.
     Told(Told),
-    /// It is on its way alone; perhaps as a flight that the combiner counts.
+    /// It is on its way alone, perhaps as a flight that the combiner counts.
     Flies { is_counted: bool },
 }
 
@@ -126,28 +126,28 @@ pub(super) enum Said {
     Denied,
 }
 
-/// What carries batches.
+/// A task that carries batches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Flusher {
     pub(super) step: Step,
     pub(super) batch: Option<Batch>,
-    /// Whose wants those are, and whether each has had its answer since.
+    /// The callers of the batch, and whether each has had its answer since.
     pub(super) aboard: Vec<(Ticket, bool)>,
     pub(super) overtaken: bool,
-    /// When it was about to take what waits.
+    /// When it was about to take the waiting requests.
     pub(super) began: Time,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Step {
-    /// It is about to take what waits.
+    /// It is about to take the waiting requests.
     Ready,
-    /// It has, and is about to send it.
+    /// It has taken them, and is about to send them.
     Packed,
     Sent,
     /// The server does not know the script: it is about to send it again.
     Again,
-    /// Its batch has come down.
+    /// Its batch has landed.
     Landed,
 }
 
@@ -157,19 +157,19 @@ impl Flusher {
     }
 }
 
-/// Something on its way to the server, or back.
+/// A message on its way to the server, or back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Message {
     pub(super) what: Payload,
-    /// Who waits for the answer, if anybody does.
+    /// What waits for the answer, if anything does.
     pub(super) hearer: Option<Hearer>,
-    /// On the keeper's connection.
+    /// Whether it is on the keeper's connection.
     pub(super) is_keepers: bool,
-    /// It waits for a link.
+    /// Whether it waits for a link.
     pub(super) is_unsent: bool,
-    /// When it is waited for no longer.
+    /// When the wait for its answer ends.
     pub(super) until: Time,
-    /// Once it is executed.
+    /// The outcome, once it is executed.
     pub(super) outcome: Option<Outcome>,
 }
 
@@ -189,7 +189,7 @@ pub(super) enum Hearer {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Outcome {
     One(Said),
-    /// Of each want; nothing for those that have to ask alone.
+    /// The reply to each want; `None` for one that has to ask alone.
     Batch(Vec<Option<Said>>),
     /// The server does not know the script.
     Forgotten,
@@ -197,7 +197,7 @@ pub(super) enum Outcome {
 }
 
 impl State {
-    /// Has it so that two states that differ only in moments that nobody asks for any more are one.
+    /// Normalises the state, so that two states that differ only in moments that are not read any more are equal.
     pub(super) fn tidy(&mut self) {
         let mut waits = false;
         for ask in self.sessions.iter_mut().flat_map(|session| &mut session.asks) {
@@ -228,7 +228,7 @@ impl State {
         self.session(ticket.0).asks.iter_mut().find(|ask| ask.ticket == ticket)
     }
 
-    /// Whether a message is the next that its connection's server executes.
+    /// Whether a message is the next one that its connection's server executes.
     pub(super) fn is_next(&self, at: usize) -> bool {
         let message = &self.wire[at];
         let is_sent = |other: &Message| other.outcome.is_none() && !other.is_unsent;

@@ -26,7 +26,7 @@ pub(super) fn world(name: &'static str, flights: usize, wanted: &[usize], faults
     }
 }
 
-/// With this bug, this rule is broken.
+/// Asserts that this bug breaks this rule.
 fn breaks(bug: SeededBug, setup: Setup, rule: &'static str) {
     search::breaks(&Setup { name: bug.name(), bug: Some(bug), ..setup }, rule);
 }
@@ -42,7 +42,7 @@ fn two(name: &'static str, faults: Faults) -> Setup {
     world(name, 1, &[0, 0], faults)
 }
 
-/// Two callers of one lock, of which other nodes decide too.
+/// Two callers of one lock, about which other nodes decide too.
 fn votes(name: &'static str, faults: Faults) -> Setup {
     Setup { votes: true, ..two(name, faults) }
 }
@@ -52,7 +52,7 @@ fn three(name: &'static str, faults: Faults) -> Setup {
     world(name, 1, &[0, 0, 0], faults)
 }
 
-/// What is searched in every test run.
+/// The worlds that every test run searches.
 fn quick() -> Vec<Setup> {
     let drops = Faults { drops: 1, ..NO_FAULTS };
     vec![
@@ -78,7 +78,7 @@ fn quick() -> Vec<Setup> {
     ]
 }
 
-/// What is searched when somebody has the time.
+/// The worlds that only the deep search adds.
 fn deep() -> Vec<Setup> {
     let drops = Faults { drops: 1, ..NO_FAULTS };
     vec![
@@ -134,7 +134,7 @@ searches! {
     fn a_cut_of_votes_breaks_no_rule("votes, a cut");
 }
 
-/// Where the others decide, a release may come while its acquire still waits.
+/// Where other nodes decide, a release may be sent while its acquire still waits.
 #[test]
 fn every_release_takes_a_vote_out_of_the_queue() {
     breaks(SeededBug::OnlyUndosWithdraw, votes("votes", NO_FAULTS), NEVER_WITH_ITS_ACQUIRE);

@@ -1,4 +1,4 @@
-//! What is between the driver and the server.
+//! The messages between the driver and the server.
 
 use std::mem::take;
 
@@ -42,14 +42,15 @@ impl Run<'_> {
             }
         };
         message.outcome = Some(outcome);
-        // When an undo hears that it is done is of no interest, unless a flight ends with it.
+        // It does not matter when an undo hears that it is done, unless a flight ends with it.
         let is_undo = |ask: &Ask| ask.what == What::Undo && ask.place == (Place::Flies { is_counted: false });
         if undo.and_then(|ticket| self.state.ask(ticket)).is_some_and(|ask| is_undo(ask)) {
             self.take(Action::Hear(at));
         }
     }
 
-    /// The link ends. So many more requests were executed; of what was not heard yet nothing is known.
+    /// The link ends, after `more` more requests were executed. The outcome of a request that was not heard yet is
+    /// unknown.
     pub(super) fn cut(&mut self, more: usize) {
         for _ in 0..more {
             let next = (0..self.state.wire.len()).find(|&at| !self.state.wire[at].is_keepers && self.state.is_next(at));

@@ -1,28 +1,29 @@
-//! A failover, searched: a primary and its replica, which lags and takes over, while the old primary goes on answering.
-//! What happens besides is in [`routed`](super::routed).
+//! A failover, searched: a primary and its replica, which lags and takes over, while the old primary keeps answering.
+//! Everything else is in [`routed`](super::routed).
 //!
-//! # What befalls the servers
+//! # What happens to the servers
 //!
 //! 1. *Replicate*: the replica gets all that the primary has written. It may do so after each write, or never.
-//! 2. *Promote*: the replica takes over, in a larger epoch. What it has not got by then is lost.
-//! 3. *The old one answers*, as if nothing had happened, until it *hears* that it is a replica: then it sends everybody
-//!    to the new one.
-//! 4. *Word gets round*: from then on others name the new primary to whoever asks them. Before that they name the old
-//!    one. A client asks them when [`CrossCheck`] says so, and at any other moment: for a doubt. Their answers may be
-//!    late, and so come after newer ones.
+//! 2. *Promote*: the replica takes over, in a larger epoch. Whatever it has not received by then is lost.
+//! 3. *The old one answers*, as if nothing had happened, until it *hears* that it is a replica. Then it redirects every
+//!    client to the new one.
+//! 4. *Word gets round*: from then on others name the new primary to clients that ask them. Before that they name the
+//!    old one. A client asks them when [`CrossCheck`] says so, and at any other moment because of a doubt. Their
+//!    answers may be late, and so arrive after newer ones.
 //!
 //! # Which promise is checked
 //!
-//! Rule 11, as it stands. It does not prevent that a lock is granted twice when a failover loses a write. So two clients
-//! may believe at one moment: one by a write that was lost, until it is told, and another by the new primary.
+//! Rule 11, as it stands. It does not prevent a lock from being granted twice when a failover loses a write. So two
+//! clients may believe at one moment: one because of a lost write, until it is told, and another because of the new
+//! primary.
 //!
-//! - Of those whose belief rests on a write that was not lost there is never more than one. A lost one that was counted
-//!   after its client had heard of the new primary is taken for one that was not.
-//! - After a client has heard of the new primary it counts no answer of the old one, whatever views it hears later. Its
-//!   leases are asked about at the new one, and whoever is told stops, and is told why.
-//! - Once others know, answers of the old primary count for as long as [`AFTER`] from the first, at most.
-//! - Who begins after a lease was won, and is not deceived, has a larger fence: also than a lease of a lost write. The
-//!   new primary's clock must not be behind for that.
+//! - At most one client has a belief that rests on a write that was not lost. A lost write that a client counts after
+//!   it has heard of the new primary is treated as one that was not lost.
+//! - After a client has heard of the new primary, it counts no answer of the old one, whatever views it hears later. It
+//!   asks about its leases at the new one. A holder that is told of a loss stops, and is told why.
+//! - Once others know, answers of the old primary count for at most [`AFTER`] from the first one.
+//! - A client that begins after a lease was won, and is not deceived, has a larger fence, even than a lease of a lost
+//!   write. For that, the new primary's clock must not be behind.
 //!
 //! [`CrossCheck`]: leasehold_protocol::cross_check::CrossCheck
 //! [`AFTER`]: leasehold_protocol::cross_check::AFTER
@@ -39,13 +40,13 @@ use super::routed::{Asked, BOTH_BELIEVE, BOTH_HAVE_IT, Effect, Ground, Handover,
 
 mod tests;
 
-/// How far a failover is.
+/// The progress of a failover.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Failover {
     is_promoted: bool,
-    /// Others name the new primary.
+    /// Whether others name the new primary.
     is_out: bool,
-    /// The old one knows that it is a replica.
+    /// Whether the old one knows that it is a replica.
     has_stepped_down: bool,
 }
 
@@ -110,7 +111,7 @@ impl Handover for Failover {
             }
             Event::StepDown => {
                 self.has_stepped_down = true;
-                // It gets all from the new one, and nobody reads it there.
+                // It copies the new primary, and the copy is not read.
                 servers[0] = Server::default();
                 Effect::Nothing
             }

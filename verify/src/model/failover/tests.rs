@@ -1,4 +1,4 @@
-//! The searches: with rule 11 no order of events breaks the promise; without each part of it, one does.
+//! The searches: with rule 11 no order of events breaks the promise; without any one part of the rule, some order does.
 
 use super::*;
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     seeded::SeededBug,
 };
 
-/// Both gain on the clients what they may. The replica's is ahead by less than the drift leaves for that.
+/// Both clocks gain on the clients' as much as they may. The replica's is ahead by less than the drift allows for.
 const CLOCKS: [Clock; 2] = [
     Clock { offset: 1_000_000_100_000_000_000, rate: 1_010 },
     Clock { offset: 1_000_000_100_001_000_000, rate: 1_010 },
@@ -20,7 +20,7 @@ fn world(name: &'static str) -> Setup<Failover> {
     Setup::new(name, Failover::default(), CLOCKS)
 }
 
-/// What is searched in every test run.
+/// The worlds that every test run searches.
 fn quick() -> Vec<Setup<Failover>> {
     vec![
         world("nothing is late, short").for_millis(700),
@@ -30,7 +30,7 @@ fn quick() -> Vec<Setup<Failover>> {
     ]
 }
 
-/// What is searched when somebody has the time.
+/// The worlds that only the deep search adds.
 fn deep() -> Vec<Setup<Failover>> {
     vec![
         world("nothing is late"),
@@ -64,7 +64,7 @@ fn without_questions_a_replaced_primary_is_believed_for_long() {
     breaks(&world("").with(SeededBug::NotCrossChecked), BRIEFLY);
 }
 
-/// A write that was not replicated may be lost, whatever clients do: rule 11 is for what they hear after that.
+/// A write that was not replicated may be lost, whatever clients do. Rule 11 is about what they hear after that.
 #[test]
 fn a_lost_write_gives_two_holders_until_the_first_is_told() {
     let search = Search::of(&world("two believers").for_millis(100), &[BOTH_BELIEVE]);

@@ -1,27 +1,28 @@
 //! A slot that is moved key by key, searched: the lock and the floor of its fences go from one server to another, each
-//! at any moment, while clients acquire in steps, renew and release. What happens besides is in
-//! [`routed`](super::routed).
+//! at any moment, while clients acquire in steps, renew and release. Everything else is in [`routed`](super::routed).
 //!
-//! # What befalls the servers
+//! # What happens to the servers
 //!
-//! 1. *The move begins*. From then on the source sends on what it has no key of (`ASK`), and turns away what has only
-//!    some of its keys there (`TRYAGAIN`). The target does as much for those that say that they were sent on.
-//! 2. *The lock moves*, *the floor moves*: each once it is at the source. It keeps the time that it has left.
-//! 3. *The move ends*, once the source has no key: first the target knows that the slot is its own, then the source,
-//!    which sends everybody there from then on (`MOVED`).
-//! 4. *The move is given up*, a fault: the slot is the source's again, and what has gone to the target is forgotten. It
-//!    is not begun again. (If it were at once, a request that had been sent on before could leave a key at the target,
-//!    beside that of a holder at the source. It has no fence, gives nobody a lease, and is gone within one TTL.)
+//! 1. *The move begins*. From then on the source redirects requests if it has none of their keys (`ASK`), and turns
+//!    away those of whose keys it has only some (`TRYAGAIN`). The target does as much for requests that say that they
+//!    were redirected.
+//! 2. *The lock moves*, *the floor moves*: each once it is at the source. It keeps its remaining time.
+//! 3. *The move ends*, once the source has no key. First the target knows that the slot is its own, then the source,
+//!    which redirects every request there from then on (`MOVED`).
+//! 4. *The move is given up*, a fault: the slot is the source's again, and whatever was moved to the target is
+//!    forgotten. The move is not begun again. (If it were at once, a request that had been redirected before could
+//!    leave a key at the target, beside the key of a holder at the source. That key has no fence, gives no client a
+//!    lease, and expires within one TTL.)
 //!
 //! # Which promise is checked
 //!
 //! - There is never more than one holder. A move that is given up may forget the lock of a lease. Then another client
 //!   may have it before the first is told, as `docs/deployments.md` says; such a lease is not counted. What was
 //!   forgotten before a lease was granted is no excuse.
-//! - Fences grow from lease to lease, though the target's clock is behind; but not after a move that was given up, which
-//!   may forget the floor too.
+//! - Fences grow from lease to lease, though the target's clock is behind; but not after a move that was given up,
+//!   because that may forget the floor too.
 //! - A confirmed release leaves no key, and neither does an attempt that has failed.
-//! - Who looks sees the lease's fence.
+//! - A look at the lock shows the lease's fence.
 
 use std::fmt;
 
@@ -35,7 +36,7 @@ use super::routed::{Asked, BOTH_BELIEVE, Effect, Ground, Handover, IS_TOLD, Scen
 
 mod tests;
 
-/// How far the move is, and whether it may be given up.
+/// The progress of the move, and whether it may be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Move {
     stage: Stage,
@@ -49,7 +50,7 @@ enum Stage {
     Moving,
     /// The target knows that the slot is its own.
     TargetKnows,
-    /// So does the source.
+    /// The source knows it too.
     Over,
     GivenUp,
 }
@@ -150,7 +151,7 @@ impl Handover for Move {
         }
         let ((lock, floor), (needs_lock, needs_floor)) = (keys(at, request.server), request.needs());
         let is_here = [needs_lock && lock, needs_floor && floor];
-        // Of a release also the key of its queue, which is nowhere.
+        // A release also needs the key of its queue, which exists on neither server.
         let needs = usize::from(needs_lock) + usize::from(needs_floor) + usize::from(request.needs_a_queue());
         let has = is_here.into_iter().filter(|is_here| *is_here).count();
         match (is_source, needs, has) {

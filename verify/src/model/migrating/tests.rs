@@ -10,7 +10,7 @@ use crate::{
     seeded::SeededBug,
 };
 
-/// The source's gains on the clients what it may. The target's loses that, and is behind.
+/// The source's clock gains on the clients' as much as it may. The target's loses as much, and is behind.
 const CLOCKS: [Clock; 2] =
     [Clock { offset: 1_000_000_100_000_000_000, rate: 1_010 }, Clock { offset: 1_000_000_000_000_000_000, rate: 990 }];
 
@@ -22,7 +22,7 @@ fn world(name: &'static str, handover: Move) -> Setup<Move> {
     Setup::new(name, handover, CLOCKS)
 }
 
-/// What is searched in every test run.
+/// The worlds that every test run searches.
 fn quick() -> Vec<Setup<Move>> {
     vec![
         world("a slot on its way", MOVING).for_millis(700),
@@ -32,7 +32,7 @@ fn quick() -> Vec<Setup<Move>> {
     ]
 }
 
-/// What is searched when somebody has the time.
+/// The worlds that only the deep search adds.
 fn deep() -> Vec<Setup<Move>> {
     vec![
         world("a slot on its way, a message is late", MOVING).late(1, 0),

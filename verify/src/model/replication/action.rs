@@ -1,4 +1,4 @@
-//! Everything that may happen in a state.
+//! The actions that are possible in a state.
 
 use super::{
     Heir, Run, Setup,
@@ -6,16 +6,16 @@ use super::{
 };
 use crate::model::state::Number;
 
-/// One thing that happens. Messages are known by their places.
+/// One action. Messages are identified by their places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Time passes, until something is due.
     Pass,
     Begin(usize),
     LetGo(usize, Number),
-    /// The clock says that a lease is to be looked at.
+    /// A lease is due for a check by the clock.
     Look(usize, Number),
-    /// Replicas were waited for long enough.
+    /// The wait for replicas times out.
     GiveUp(usize, Number),
     /// A request arrives and is answered.
     Arrive(usize),
@@ -25,29 +25,29 @@ pub(super) enum Action {
     Drive(usize),
     /// The server answers its `WAIT`.
     Count(usize),
-    /// That is heard.
+    /// The count is heard.
     HearCount(usize),
-    /// Others have written something on a connection, and heard of it.
+    /// Others have written something on a connection, and have heard the answer.
     Other(usize),
-    /// They wait for replicas no longer.
+    /// Their wait for replicas times out.
     GiveUpOther(usize),
     Replicate(usize),
     /// This replica takes over.
     Promote(usize, Break),
-    /// The old primary hears of it, or is up again, and becomes a replica.
+    /// The old primary hears of the takeover, or is up again, and becomes a replica.
     StepDown(usize, Break),
-    /// A replica hears of it.
+    /// A replica hears of the takeover.
     Follow(usize),
     /// A connection has another link.
     Relink(usize, Break),
 }
 
-/// How a link breaks that has something under way.
+/// How a link with requests under way breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Break {
-    /// Its answers are heard yet.
+    /// Its answers are still heard.
     pub(super) is_heard: bool,
-    /// Requests without an answer are sent again, and are not unknown.
+    /// Requests without an answer are sent again, so their outcome is not unknown.
     pub(super) is_repeated: bool,
 }
 
@@ -58,7 +58,7 @@ const BREAKS: [Break; 4] = [
     Break { is_heard: true, is_repeated: true },
 ];
 
-/// Everything that may happen now.
+/// Collects the actions that are possible now.
 pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) {
     let (now, is_closing) = (setup.clients.shows(state.now), state.is_closing(setup));
     let mut is_urgent = !state.net.is_empty();
@@ -110,14 +110,14 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
                 actions.push(Action::LetGo(me, number));
             }
         }
-        // The clients are alike: that it is the first who begins first leaves nothing out.
+        // The clients are alike, so letting the first one begin first leaves nothing out.
         let may_be_first = me == 0 || state.clients.iter().any(|client| client.begun > 0);
         let is_idle = client.sessions.iter().all(|session: &Session| !session.is_on());
         if !is_closing && is_idle && client.begun < setup.attempts[me] && may_be_first {
             actions.push(Action::Begin(me));
         }
     }
-    // In the end nothing goes wrong, and in which order it goes right is of no interest.
+    // At the close no fault happens, and the order of the other actions does not matter.
     if is_closing {
         actions.truncate(1);
     } else {
@@ -128,7 +128,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
     }
 }
 
-/// Everything that may befall the servers and the links.
+/// Collects what may happen to the servers and the links.
 fn befalling(setup: &Setup, state: &State, actions: &mut Vec<Action>) {
     let foremost =
         || state.servers.iter().filter(|server| server.follows == Some(state.primary)).map(|it| it.has).max();
@@ -169,7 +169,7 @@ impl State {
         !others.any(|other| other.owner.0 == self.net[at].owner.0)
     }
 
-    /// How the links to a server may break: in ways that make a difference.
+    /// The ways in which the links to a server may break, as far as they make a difference.
     fn breaks_of(&self, server: usize) -> impl Iterator<Item = Break> {
         let leads = |connection: usize| self.connections[connection].leads == server;
         let mut messages = self.net.iter().filter(|message| leads(message.connection));
@@ -181,14 +181,14 @@ impl State {
         has_answers |= self.connections.iter().any(|connection| {
             connection.leads == server && matches!(connection.driver, Driver::Waits(wait) if wait.counted.is_some())
         });
-        // An answer that is not heard makes its request be sent again too.
+        // A request whose answer is not heard is sent again too.
         let may_repeat = has_answers || has_requests;
         BREAKS.into_iter().filter(move |how| (has_answers || !how.is_heard) && (may_repeat || !how.is_repeated))
     }
 }
 
 impl Action {
-    /// Has it happen.
+    /// Performs the action.
     pub(super) fn take(self, run: &mut Run<'_>) -> Option<()> {
         match self {
             Self::Pass => run.pass()?,

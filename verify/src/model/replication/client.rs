@@ -28,7 +28,7 @@ impl Run<'_> {
         &mut self.state.clients[me]
     }
 
-    /// Does something to a session, if it is still there.
+    /// Runs `act` on a session, if it still exists.
     fn with<T>(&mut self, (me, number): Owner, act: impl FnOnce(&mut Self, usize, &mut Session) -> T) -> Option<T> {
         let me = usize::from(me);
         let sessions = &mut self.client(me).sessions;
@@ -41,7 +41,7 @@ impl Run<'_> {
         Some(done)
     }
 
-    /// Tries once to get the lock.
+    /// Tries once to acquire the lock.
     pub(super) fn begin(&mut self, me: usize) {
         let (sent, number) = (self.now(), self.client(me).begun);
         self.client(me).begun += 1;
@@ -59,7 +59,7 @@ impl Run<'_> {
         self.state.net.push(Message { owner, nth, kind: about.kind(), connection, link, answer: None });
     }
 
-    /// An answer is heard.
+    /// A client hears an answer.
     pub(super) fn hear(&mut self, at: usize) {
         let mut message = self.state.net.remove(at);
         let Some((server, answer)) = message.answer.take() else { panic!("it is an answer") };
@@ -89,7 +89,7 @@ impl Run<'_> {
         }
     }
 
-    /// Whether replicas have to confirm this.
+    /// Whether replicas have to confirm this answer.
     fn has_to_wait(&self, errand: &Errand, said: &Said) -> bool {
         let is_written = match errand.about {
             About::Token(Ask::Acquire) => matches!(said, Said::Vote { acquired: Acquired::Granted(_), .. }),
@@ -101,7 +101,7 @@ impl Run<'_> {
         self.setup.wanted > 0 && is_written
     }
 
-    /// Until when it waits for replicas.
+    /// Until when a request waits for replicas.
     fn patience(&self, errand: &Errand, session: &Session) -> Time {
         match errand.about {
             About::Token(Ask::Renew) => session.acquisition.valid_until().max(self.now()),
@@ -109,7 +109,7 @@ impl Run<'_> {
         }
     }
 
-    /// Replicas have confirmed it, or will not.
+    /// Replicas have confirmed a request, or will not.
     pub(super) fn told(&mut self, who: Who, verdict: Result<(), Failure>) {
         let Who::Client(owner, nth) = who else { return };
         let is_awaited = self.with(owner, |run, me, session| {
@@ -123,7 +123,7 @@ impl Run<'_> {
         self.state.broken.told_twice |= is_awaited != Some(true);
     }
 
-    /// It waits no longer.
+    /// A request stops waiting for replicas.
     pub(super) fn give_up(&mut self, me: usize, number: Number) {
         let (now, connection) = (self.now(), self.setup.connection_of(me));
         let owner = (u8::try_from(me).unwrap(), number);
@@ -139,7 +139,7 @@ impl Run<'_> {
         });
     }
 
-    /// An errand is over.
+    /// An errand has ended.
     fn ended(&mut self, me: usize, session: &mut Session, errand: &Errand, answer: Answer, by: usize) {
         let now = self.now();
         let ask = match errand.about {
@@ -187,7 +187,7 @@ impl Run<'_> {
         self.client(me).has_had_it = true;
     }
 
-    /// Looks at the lease that is held.
+    /// Checks the lease that is held.
     pub(super) fn look(&mut self, me: usize, number: Number) {
         let (now, owner) = (self.now(), (u8::try_from(me).unwrap(), number));
         self.with(owner, |run, me, session| {
@@ -196,7 +196,7 @@ impl Run<'_> {
         });
     }
 
-    /// The job is done.
+    /// Lets go of the lease, because the job is done.
     pub(super) fn let_go(&mut self, me: usize, number: Number) {
         self.with((u8::try_from(me).unwrap(), number), Self::leave);
     }

@@ -10,14 +10,14 @@
 //!    link before. It answers once they are enough, or later; at the end of the time of the `WAIT` at the latest.
 //! 3. A link may break, at any moment, and a new one is there at once. A request without an answer is unknown then,
 //!    or is sent again on the new link. An answer may still be heard.
-//! 4. A replica gets all that the server has which it follows, at any moment, or never. That it has it, and that it
-//!    says so, is one step.
-//! 5. A replica takes over, at any moment. The old primary dies then, or it goes on answering those who have not
-//!    heard of it. It may come back as a replica. The others follow the new primary at once, or, where they *linger*,
-//!    later.
-//! 6. Others write on a connection too. Their keys are of no interest, but their writes count, and wait for replicas.
-//! 7. Time passes to the next moment at which something is due for anybody, and to every multiple of the grid.
-//! 8. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
+//! 4. A replica gets all the writes of the server that it follows, at any moment, or never. Getting them and
+//!    acknowledging them are one step.
+//! 5. A replica takes over, at any moment. The old primary dies then, or it keeps answering clients that have not heard
+//!    of the takeover. It may come back as a replica. The other replicas follow the new primary at once, or, where they
+//!    *linger*, later.
+//! 6. Others write on a connection too. Their keys do not matter, but their writes count, and wait for replicas.
+//! 7. Time passes to the next moment at which something is due, and to every multiple of the grid.
+//! 8. At the close no fault happens any more and every client lets go, so that every run ends.
 //!
 //! # The promise that is checked
 //!
@@ -56,7 +56,7 @@ const CLIENTS: usize = 2;
 /// The most attempts of a client.
 const ATTEMPTS: u64 = 4;
 
-// The names of the rules and of the good things that tests speak of.
+// The names of the rules and of the good things that tests refer to.
 const ONE_HOLDER: &str = "one holder at a time";
 const FENCES_GROW: &str = "fences grow from lease to lease";
 const LIVES_ON: &str = "a lease lives on at a replica that has taken over";
@@ -69,12 +69,12 @@ enum Heir {
     Any,
 }
 
-/// Until when the old primary, and those who follow it, go on after a failover.
+/// How long the old primary, and those that follow it, continue after a failover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Old {
     Dies,
     GoesOn,
-    /// It goes on, and the other replica may follow it for a while.
+    /// It continues, and the other replica may follow it for a while.
     Lingers,
 }
 
@@ -82,24 +82,24 @@ enum Old {
 #[derive(Debug, Clone)]
 struct Setup {
     name: &'static str,
-    /// So many replicas have to confirm.
+    /// How many replicas have to confirm.
     wanted: u8,
     heir: Heir,
     old: Old,
     /// The clients' clocks, which agree.
     clients: Clock,
-    /// The first is that of the primary.
+    /// The servers' clocks, the primary's first.
     servers: Vec<Clock>,
     /// How many attempts each client makes at most.
     attempts: [u8; CLIENTS],
-    /// Both are on one connection.
+    /// Whether both clients are on one connection.
     is_shared: bool,
-    /// How many links break, at most.
+    /// The most links that break.
     breaks: u8,
-    /// How often others write, at most.
+    /// The most writes by others.
     others: u8,
     grid: Duration,
-    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    /// When the world closes: from then on every client lets go, and what is left runs out.
     closes: Duration,
     /// A bug of the driver.
     bug: Option<SeededBug>,
@@ -107,15 +107,15 @@ struct Setup {
     tokens: Tokens,
 }
 
-/// The primary's gains on the clients what it may, and so do those of its replicas.
+/// The primary's clock, which gains on the clients' as much as it may, and so do the clocks of its replicas.
 const CLOCK: Clock = Clock { offset: 1_000_000_100_000_000_000, rate: 1_010 };
 
 impl Setup {
-    /// So many of so many replicas have to confirm.
+    /// A world where `wanted` of `replicas` replicas have to confirm.
     fn new(name: &'static str, wanted: u8, replicas: usize, heir: Heir, old: Old) -> Self {
         let mut servers = vec![CLOCK; replicas + 1];
         if let Some(last) = servers.last_mut() {
-            // It is ahead by less than the drift leaves for that.
+            // It is ahead by less than the drift allows for.
             last.offset += 1_000_000;
         }
         Self {
@@ -157,7 +157,7 @@ impl Setup {
         Self { others, ..self }
     }
 
-    /// The clocks of the replicas are behind by a second.
+    /// Sets the clocks of the replicas a second behind.
     fn behind(mut self) -> Self {
         for clock in self.servers.iter_mut().skip(1) {
             clock.offset = CLOCK.offset - 1_000_000_000;
@@ -165,7 +165,7 @@ impl Setup {
         self
     }
 
-    /// Things happen for so many milliseconds.
+    /// Closes the world after this many milliseconds.
     fn for_millis(self, millis: u64) -> Self {
         Self { closes: Duration::from_millis(millis), ..self }
     }

@@ -1,4 +1,4 @@
-//! What happens, for people.
+//! Descriptions of what happens, for people.
 
 use std::fmt;
 

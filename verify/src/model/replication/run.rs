@@ -25,13 +25,13 @@ impl Run<'_> {
         self.state.now = self.state.next_moment(self.setup)?;
         for at in 0..self.state.servers.len() {
             let now = self.state.time_at(self.setup, at);
-            // A key whose time is up is forgotten.
+            // An expired key is forgotten.
             let _holder = self.state.servers[at].store.holder(now, &self.setup.key);
         }
         Some(())
     }
 
-    /// A request comes to the server of its link, and is answered.
+    /// A request arrives at the server of its link, and is answered.
     pub(super) fn arrive(&mut self, at: usize) {
         let Message { owner, kind, connection, .. } = self.state.net[at];
         let leads = self.state.connections[connection].leads;
@@ -76,14 +76,14 @@ impl Run<'_> {
         }
     }
 
-    /// They wait for replicas no longer.
+    /// Others stop waiting for replicas.
     pub(super) fn give_up_other(&mut self, at: usize) {
         let connection = &mut self.state.connections[at];
         let (number, _) = connection.others.remove(0);
         let _told_or_not = connection.replication.give_up(number);
     }
 
-    /// Something was answered on this link that replicas have to confirm. Its number.
+    /// Enters an answer on this link that replicas have to confirm, and returns its number.
     pub(super) fn enter(&mut self, at: usize, link: u64, who: Who) -> (u64, Vec<Who>) {
         let now = self.now();
         let connection = &mut self.state.connections[at];
@@ -120,7 +120,7 @@ impl Run<'_> {
         self.state.connections[at].driver = Driver::Waits(Wait { counted, ..wait });
     }
 
-    /// The answer is heard.
+    /// The answer to a `WAIT` is heard.
     pub(super) fn hear_count(&mut self, at: usize) {
         let Driver::Waits(Wait { counted: Some(count), .. }) = self.state.connections[at].driver else {
             panic!("it has answered")
@@ -143,7 +143,7 @@ impl Run<'_> {
         }
     }
 
-    /// A replica gets all.
+    /// A replica gets all that its server has.
     pub(super) fn replicate(&mut self, at: usize) {
         let Some(leader) = self.state.servers[at].follows else { return };
         let leader = &self.state.servers[leader];
@@ -225,7 +225,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether it says that something was granted, extended or taken off.
+/// Whether an answer says that something was granted, extended or taken off.
 fn counts(said: &Said) -> bool {
     matches!(said, Said::Vote { acquired: Acquired::Granted(_), .. } | Said::Owned(Ok(())))
 }

@@ -15,12 +15,12 @@ use crate::model::state::{About, Kind, Number, Owner, Real, nanos};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct State {
     pub(super) now: Real,
-    /// The newest.
+    /// The newest primary.
     pub(super) primary: usize,
     pub(super) servers: Vec<Server>,
     pub(super) connections: Vec<Connection>,
     pub(super) clients: Vec<Client>,
-    /// The messages on their way, in an order that does not tell how it came about.
+    /// The messages on their way, in an order that does not depend on how it came about.
     pub(super) net: Vec<Message>,
     /// How many links may still break.
     pub(super) breaks: u8,
@@ -42,9 +42,9 @@ pub(super) struct Broken {
 pub(super) struct Server {
     pub(super) store: Store,
     pub(super) is_up: bool,
-    /// As a replica.
+    /// The server that it follows, if it is a replica.
     pub(super) follows: Option<usize>,
-    /// How many of the writes of that one it has, as that one knows.
+    /// How many of the writes of that server it has, as that server knows.
     pub(super) has: u8,
     /// How many writes it has done itself, or had when it took over.
     pub(super) written: u8,
@@ -54,17 +54,17 @@ pub(super) struct Server {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Connection {
     pub(super) link: u64,
-    /// To this server.
+    /// The server that the link leads to.
     pub(super) leads: usize,
     /// The newest of the server's writes that came on this link; none at first.
     pub(super) written: u8,
     pub(super) replication: Replication<Who>,
     pub(super) driver: Driver,
-    /// By which others wait for replicas, and until when.
+    /// The numbers by which others wait for replicas, and until when.
     pub(super) others: Vec<(u64, Time)>,
 }
 
-/// Somebody who waits for replicas.
+/// A writer that waits for replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Who {
     Client(Owner, u8),
@@ -83,10 +83,10 @@ pub(super) enum Driver {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Wait {
     pub(super) server: usize,
-    /// Replicas count that have this write.
+    /// A replica counts if it has this write.
     pub(super) of: u8,
     pub(super) until: Time,
-    /// So many: the answer is on its way.
+    /// The number of replicas: the answer is on its way.
     pub(super) counted: Option<u32>,
 }
 
@@ -99,14 +99,14 @@ pub(super) struct Client {
     pub(super) had_too_few: bool,
 }
 
-/// One token, from its drawing until nobody waits for anything about it.
+/// One token, from its drawing until no answer about it is awaited.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Session {
     pub(super) number: Number,
     pub(super) acquisition: Acquisition,
     pub(super) errands: Vec<Errand>,
     pub(super) asked: u8,
-    /// The servers that have granted it, and confirmed it last.
+    /// The server that granted it, and the one that confirmed it last.
     pub(super) on: Option<(usize, usize)>,
 }
 
@@ -116,23 +116,23 @@ pub(super) struct Errand {
     pub(super) nth: u8,
     pub(super) about: About,
     pub(super) at: Time,
-    /// It is answered, and waits for replicas.
+    /// Set once it is answered, and waits for replicas.
     pub(super) waiting: Option<Waiting>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Waiting {
-    /// The machine knows it by this.
+    /// Its number in the machine.
     pub(super) number: u64,
     pub(super) until: Time,
     pub(super) said: Said,
-    /// By this server.
+    /// The server that answered.
     pub(super) by: usize,
 }
 
 pub(super) type Answer = Result<Said, Failure>;
 
-/// Something on its way between a client and a server.
+/// A message on its way between a client and a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Message {
     pub(super) owner: Owner,
@@ -141,26 +141,26 @@ pub(super) struct Message {
     pub(super) connection: usize,
     /// The link on which it was sent, or answered.
     pub(super) link: u64,
-    /// By which server, and what.
+    /// The server that answered, and its answer.
     pub(super) answer: Option<(usize, Answer)>,
 }
 
 impl Session {
-    /// Whether the client holds the lock with it, or is about to or about to let go.
+    /// Whether the client holds the lock with it, or is about to hold it or to let go.
     pub(super) fn is_on(&self) -> bool {
         !self.acquisition.is_over()
     }
 }
 
 impl Server {
-    /// Whether it does what it is asked.
+    /// Whether it executes requests.
     pub(super) fn serves(&self) -> bool {
         self.is_up && self.follows.is_none()
     }
 }
 
 impl State {
-    /// Has it so that two states that differ in nothing but the order of what came about are one.
+    /// Normalises the state, so that two states that differ only in the order of what came about are equal.
     pub(super) fn tidy(&mut self) {
         self.net.sort_by_key(|message| (message.owner, message.nth));
         for client in &mut self.clients {
@@ -184,7 +184,7 @@ impl State {
         Some((setup.tokens.owner(holder.whole_token()?)?, until))
     }
 
-    /// How many replicas have this write of a server, as it knows.
+    /// How many replicas have this write of a server, as the server knows.
     pub(super) fn count(&self, server: usize, write: u8) -> u32 {
         let has = |replica: &&Server| replica.is_up && replica.follows == Some(server) && replica.has >= write;
         u32::try_from(self.servers.iter().filter(has).count()).unwrap()
@@ -214,7 +214,7 @@ impl State {
         due.chain(expiries).chain(step).filter(|&moment| moment > self.now).min()
     }
 
-    /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
+    /// Whether the world is closing: no fault happens any more, no client begins, and each lets go.
     pub(super) fn is_closing(&self, setup: &Setup) -> bool {
         self.now >= nanos(setup.closes)
     }

@@ -1,5 +1,5 @@
-//! The searches: with as many replicas as it takes no order of events breaks the promise; with fewer, and without each
-//! part of rule 12, one does.
+//! The searches: with enough replicas no order of events breaks the promise; with fewer, or without any one part of
+//! rule 12, some order does.
 
 use super::*;
 use crate::{
@@ -12,12 +12,12 @@ fn one_of_one(name: &'static str) -> Setup {
     Setup::new(name, 1, 1, Heir::Any, Old::GoesOn)
 }
 
-/// One of two has to, and the foremost takes over from a primary that is dead.
+/// One of two has to confirm, and the foremost takes over from a primary that is dead.
 fn one_of_two(name: &'static str) -> Setup {
     Setup::new(name, 1, 2, Heir::Foremost, Old::Dies)
 }
 
-/// Both have to, and any takes over.
+/// Both have to confirm, and any takes over.
 fn two_of_two(name: &'static str) -> Setup {
     Setup::new(name, 2, 2, Heir::Any, Old::Lingers)
 }
@@ -34,7 +34,7 @@ fn quick() -> Vec<Setup> {
     ]
 }
 
-/// The worlds that are searched when somebody has the time.
+/// The worlds that only the deep search adds.
 fn deep() -> Vec<Setup> {
     vec![
         one_of_one("one of one, a link breaks, short").breaks(1).for_millis(40),

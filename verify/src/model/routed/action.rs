@@ -1,4 +1,4 @@
-//! What may happen in a state.
+//! The actions that are possible in a state.
 
 use super::{
     Handover, Run, Setup,
@@ -7,24 +7,24 @@ use super::{
 };
 use crate::model::{action::Notice, state::Number};
 
-/// One thing that happens. Messages are known by their places.
+/// One action. Messages are identified by their places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::model) enum Action<E> {
     /// Time passes, until something is due.
     Pass,
     Begin(usize),
     LetGo(usize, Number),
-    /// The clock says that a lease is to be looked at.
+    /// A lease is due for a check by the clock.
     Look(usize, Number),
-    /// An answer was waited for long enough.
+    /// The wait for an answer times out.
     Expire(usize, Number),
-    /// A message arrives, and what is said to it is heard at once.
+    /// A message arrives, and its answer is heard at once.
     Arrive(usize),
-    /// A client asks others who has the slot, for an answer has counted.
+    /// A client asks others who has the slot, because an answer has counted.
     Ask(usize),
-    /// It does so for another reason.
+    /// A client asks others for another reason.
     Doubt(usize),
-    /// It hears a view that is late.
+    /// A client hears a view that is late.
     Hear(usize),
     Befall(E),
     /// A request arrives, and the reply is late.
@@ -34,7 +34,7 @@ pub(in crate::model) enum Action<E> {
     ViewIsLate(usize),
 }
 
-/// Everything that may happen now.
+/// Collects the actions that are possible now.
 pub(super) fn possible<H: Handover>(setup: &Setup<H>, state: &State<H>, actions: &mut Vec<Action<H::Event>>) {
     let is_closing = state.is_closing(setup);
     let mut is_urgent = false;
@@ -83,14 +83,14 @@ pub(super) fn possible<H: Handover>(setup: &Setup<H>, state: &State<H>, actions:
                 }
             }
         }
-        // The clients are alike: that it is the first who begins first leaves nothing out.
+        // The clients are alike, so letting the first one begin first leaves nothing out.
         let may_be_first = me == 0 || state.clients.iter().any(|client| client.begun > 0);
         let is_idle = client.sessions.iter().all(|session: &Session| !session.is_on());
         if !is_closing && is_idle && client.begun < setup.attempts[me] && may_be_first {
             actions.push(Action::Begin(me));
         }
     }
-    // In the end nothing goes wrong, and in which order it goes right is of no interest.
+    // At the close no fault happens, and the order of the other actions does not matter.
     if is_closing {
         actions.truncate(1);
     } else {
@@ -116,7 +116,7 @@ impl<H: Handover> State<H> {
 }
 
 impl<E> Action<E> {
-    /// Has it happen.
+    /// Performs the action.
     pub(super) fn take<H: Handover<Event = E>>(self, run: &mut Run<'_, H>) -> Option<()> {
         match self {
             Self::Pass => run.pass()?,

@@ -1,5 +1,5 @@
-//! The topologies that the clients of a world come to. Each is there once: it knows thousands of slots, and a search has
-//! many states.
+//! The topologies that the clients of a world reach. Each is stored once, because it knows thousands of slots, and a
+//! search has many states.
 
 use std::{
     collections::HashMap,
@@ -25,28 +25,28 @@ struct Known {
     after: HashMap<(Number, News), After>,
 }
 
-/// Something that a client hears of the slot.
+/// Something that a client hears about the slot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum News {
     View(usize),
-    /// The same, and the first of them is believed even after later ones.
+    /// A view; the first of them is believed even after later ones.
     Anew(usize),
-    /// From this server.
+    /// A redirection by this server.
     Moved(Shard, u16, Option<Place>),
 }
 
-/// The topology after that.
+/// The topology after a client has heard news.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct After {
     pub(super) topology: Number,
-    /// The slot has another owner.
+    /// Whether the slot has another owner.
     pub(super) has_changed: bool,
-    /// A replica has taken over.
+    /// Whether a replica has taken over.
     pub(super) is_taken_over: bool,
 }
 
 impl Atlas {
-    /// Everybody knows the first of these views.
+    /// Begins with the first of these views, which every client knows.
     pub(super) fn of(views: Vec<View>) -> Self {
         let mut first = Topology::default();
         let _changes = first.merge(&views[0], Time::ZERO);

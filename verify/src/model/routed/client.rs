@@ -40,7 +40,7 @@ impl<H: Handover> Run<'_, H> {
         self.setup.atlas.get(self.state.clients[me].topology)
     }
 
-    /// Does something to a session, if it is still there.
+    /// Runs `act` on a session, if it still exists.
     pub(super) fn with(&mut self, me: usize, number: Number, act: impl FnOnce(&mut Self, usize, &mut Session)) {
         let sessions = &mut self.client(me).sessions;
         let Some(place) = sessions.iter().position(|session| session.number == number) else { return };
@@ -51,7 +51,7 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// A client learns something of the slot: its leases are asked about.
+    /// A client learns something about the slot, and asks about its leases.
     pub(super) fn learn(&mut self, me: usize, session: Option<&mut Session>, news: &News) {
         let (now, topology) = (self.now(), self.state.clients[me].topology);
         let after = self.setup.atlas.after(topology, news);
@@ -76,13 +76,13 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// It hears a view.
+    /// A client hears a view.
     pub(super) fn see(&mut self, me: usize, view: usize) {
         let goes_back = self.setup.bug == Some(SeededBug::TopologyGoesBack);
         self.learn(me, None, &if goes_back { News::Anew(view) } else { News::View(view) });
     }
 
-    /// It asks others who the primary is, for an answer has counted.
+    /// A client asks others who the primary is, because an answer has counted.
     pub(super) fn ask_others(&mut self, me: usize, is_late: bool) {
         let (now, view) = (self.now(), self.state.handover.view());
         self.client(me).check.ask(now);
@@ -94,7 +94,7 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// An answer counts.
+    /// Notes that an answer counts.
     pub(super) fn count(&mut self, me: usize, ground: Ground) {
         let (now, is_known) = (self.now(), self.state.handover.view() > 0);
         let client = &mut self.state.clients[me];
@@ -112,7 +112,7 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// Tries once to get the lock.
+    /// Tries once to acquire the lock.
     pub(super) fn begin(&mut self, me: usize) {
         let (sent, number) = (self.now(), self.client(me).begun);
         self.client(me).begun += 1;
@@ -130,7 +130,7 @@ impl<H: Handover> Run<'_, H> {
         self.client(me).sessions.push(session);
     }
 
-    /// Nobody waits any longer for the answers that have not come in time.
+    /// Times out a request whose answer has not come in time.
     pub(super) fn expire(&mut self, me: usize, number: Number) {
         let now = self.now();
         self.with(me, number, |run, me, session| {
@@ -229,7 +229,7 @@ impl<H: Handover> Run<'_, H> {
         self.client(me).has_had_it = true;
     }
 
-    /// Looks at the lease that is held.
+    /// Checks the lease that is held.
     pub(super) fn look(&mut self, me: usize, number: Number) {
         let now = self.now();
         self.with(me, number, |run, me, session| {
@@ -238,7 +238,7 @@ impl<H: Handover> Run<'_, H> {
         });
     }
 
-    /// The job is done.
+    /// Lets go of the lease, because the job is done.
     pub(super) fn let_go(&mut self, me: usize, number: Number) {
         self.with(me, number, Self::leave);
     }

@@ -20,14 +20,14 @@ use crate::{
     seeded::SeededBug,
 };
 
-/// Whether an errand goes on with another step, or is over.
+/// Whether an errand continues with another step, or has ended.
 enum Progress {
     Step(Single),
     Over(Result<Said, Failure>),
 }
 
 impl<H: Handover> Run<'_, H> {
-    /// Sends something, which is waited for so long.
+    /// Starts an errand, whose answer is awaited for `limit`.
     pub(super) fn start(&mut self, me: usize, session: &mut Session, about: About, limit: Duration) {
         let at = self.now();
         session.asked += 1;
@@ -37,7 +37,7 @@ impl<H: Handover> Run<'_, H> {
         self.travel(me, session, errand);
     }
 
-    /// It goes where its trip says.
+    /// Sends an errand where its trip leads.
     fn travel(&mut self, me: usize, session: &mut Session, mut errand: Errand) {
         let topology = self.topology(me);
         let (shard, place, is_asking) = match errand.trip.next(&topology) {
@@ -106,7 +106,7 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// A part of it has its answer.
+    /// A part of an errand has its answer.
     pub(super) fn concluded(
         &mut self,
         me: usize,

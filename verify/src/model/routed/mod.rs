@@ -1,26 +1,27 @@
 //! Clients of two servers, one of which has the slot of their lock: what the searches of a [failover](super::failover)
-//! and of a [slot that is moved](super::migrating) share. What decides is what is shipped: [`Topology`] says whose
-//! answers count, [`Trip`] where a request goes, [`Stepwise`] which steps an acquire has while keys are in two places,
+//! and of a [slot that is moved](super::migrating) share. The shipped code decides: [`Topology`] says whose answers
+//! count, [`Trip`] where a request goes, [`Stepwise`] which steps an acquire has while keys are in two places,
 //! [`CrossCheck`] when others are asked, `Acquisition` what follows, and [`Store`] what each server does.
 //!
 //! # What a run is
 //!
-//! 1. A message arrives at the moment at which it was sent, those of one client in their order; or it is *late*, and
-//!    then it arrives at any later moment, or never. A late one whose connection is reset is known to be unknown at
-//!    once. So is one to a server that is left. Lateness is a fault, and faults are counted.
-//! 2. What befalls the servers comes at any moment, between any two messages.
-//! 3. Time passes to the next moment at which something is due for anybody, and to every multiple of the grid.
-//! 4. When it closes, nothing goes wrong any more and everybody lets go, so that every run ends.
+//! 1. A message arrives at the moment at which it was sent, those of one client in their order. Or it is *late*, and
+//!    then it arrives at any later moment, or never. If the connection of a late message is reset, its outcome is known
+//!    to be unknown at once. So is the outcome of one to a server that is left. Lateness is a fault, and faults are
+//!    counted.
+//! 2. Events at the servers happen at any moment, between any two messages.
+//! 3. Time passes to the next moment at which something is due, and to every multiple of the grid.
+//! 4. At the close no fault happens any more and every client lets go, so that every run ends.
 //!
 //! The pauses between two sendings of one request are left out, and so is the spread of renewals after a change.
 //!
 //! # Which promise is checked
 //!
 //! A lease rests on what a server has written. A failover may *lose* a write that was not replicated, and an operator
-//! who gives up the move of a slot the keys that have gone. Then the lock may have a second holder, and no rule prevents
-//! that. So each confirmation that a client counts is *firm* or *lost*. One holder at a time means: of those that
-//! believe, at most one has a belief that is not lost. A confirmation of a replaced primary that a client counts
-//! although it has heard of the new one is no excuse: it counts as firm (rule 11).
+//! who gives up the move of a slot loses the keys that were moved. Then the lock may have a second holder, and no rule
+//! prevents that. So each confirmation that a client counts is *firm* or *lost*. One holder at a time means: of the
+//! clients that believe, at most one has a belief that is not lost. A confirmation of a replaced primary that a client
+//! counts although it has heard of the new one is no excuse: it counts as firm (rule 11).
 //!
 //! [`Topology`]: leasehold_protocol::topology::Topology
 //! [`Trip`]: leasehold_protocol::trip::Trip
@@ -77,7 +78,7 @@ const ATTEMPTS: u64 = 4;
 
 /// How the slot changes hands: what differs between the searches.
 pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static {
-    /// One thing that befalls the servers.
+    /// One event at the servers.
     type Event: Copy + fmt::Debug + fmt::Display + PartialEq + Send + Sync + 'static;
 
     /// Whether a replica may take over. Otherwise the slot is moved, with its keys.
@@ -86,22 +87,22 @@ pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static
     /// The views that others may have of the slot, the oldest first.
     fn views(slot: u16) -> Vec<View>;
 
-    /// Everything that may befall the servers now.
+    /// Collects the events that may happen at the servers now.
     fn possible(&self, at: &Scene<'_>, events: &mut Vec<Self::Event>);
 
-    /// It does.
+    /// Performs an event.
     fn take(&mut self, event: Self::Event, at: Scene<'_>, servers: &mut [Server; 2]) -> Effect;
 
-    /// Where a server sends a request instead of doing it.
+    /// Where a server redirects a request, if it does not execute it.
     fn elsewhere(&self, at: &Scene<'_>, request: &Asked<'_>) -> Option<Redirection>;
 
-    /// The view of those who are asked now.
+    /// The view that others have now.
     fn view(&self) -> usize;
 
-    /// What becomes of what a server writes now.
+    /// What becomes of a server's writes from now on.
     fn ground(&self, server: usize) -> Ground;
 
-    /// Nobody asks the first server any more: what is there is of no interest.
+    /// Called once the first server is not asked any more, so that its content does not matter.
     fn settle(&mut self, _servers: &mut [Server; 2]) {}
 
     /// Whether the floors of fences may be forgotten.
@@ -119,7 +120,7 @@ pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static
 /// What the servers have, and when.
 pub(super) struct Scene<'a> {
     pub(super) servers: &'a [Server; 2],
-    /// What their clocks show.
+    /// The times on their clocks.
     pub(super) times: [Micros; 2],
     pub(super) key: &'a Key,
 }
@@ -127,7 +128,7 @@ pub(super) struct Scene<'a> {
 /// A request at a server.
 pub(super) struct Asked<'a> {
     pub(super) server: usize,
-    /// It says that the slot's owner has sent it on.
+    /// Whether it says that the slot's owner has redirected it.
     pub(super) is_asking: bool,
     pub(super) kind: Kind,
     pub(super) part: &'a Part,
@@ -149,7 +150,7 @@ impl Asked<'_> {
     }
 }
 
-// The names of the rules and of the good things that tests speak of.
+// The names of the rules and of the good things that tests refer to.
 pub(super) const ONE_HOLDER: &str = "one holder at a time, but for one who is not told yet that a write was lost";
 pub(super) const AUTHORITY: &str = "who has heard of the new primary counts no answer of the old one";
 pub(super) const BRIEFLY: &str = "a replaced primary is believed for a second at most, once others know";
@@ -166,7 +167,7 @@ pub(super) const IN_STEPS: &str = "a lock is acquired in steps";
 #[derive(Debug, Clone)]
 pub(super) struct Setup<H> {
     pub(super) name: &'static str,
-    /// How the slot begins.
+    /// The slot's state at the beginning.
     pub(super) handover: H,
     /// The clients' clocks, which agree.
     pub(super) clients: Clock,
@@ -174,11 +175,11 @@ pub(super) struct Setup<H> {
     /// How many attempts each client makes at most.
     pub(super) attempts: [u8; CLIENTS],
     pub(super) grid: Duration,
-    /// How many requests and replies are late, by any time, and how many views.
+    /// The most requests and replies that are late, by any time, and the most views.
     pub(super) late: (u8, u8),
-    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    /// When the world closes: from then on every client lets go, and what is left runs out.
     pub(super) closes: Duration,
-    /// What the clients do wrong.
+    /// The bug of the clients, if any.
     pub(super) bug: Option<SeededBug>,
     slot: u16,
     key: Key,
@@ -215,12 +216,12 @@ impl<H: Handover> Setup<H> {
         Self { attempts: [first, second], ..self }
     }
 
-    /// So many requests and replies are late, and so many views.
+    /// Lets this many requests and replies be late, and this many views.
     pub(super) fn late(self, messages: u8, views: u8) -> Self {
         Self { late: (messages, views), ..self }
     }
 
-    /// Things happen for so many milliseconds.
+    /// Closes the world after this many milliseconds.
     pub(super) fn for_millis(self, millis: u64) -> Self {
         Self { closes: Duration::from_millis(millis), ..self }
     }
@@ -230,12 +231,12 @@ impl<H: Handover> Setup<H> {
     }
 }
 
-/// Where a server is.
+/// The place of a server.
 pub(super) fn place_of(server: usize) -> Place {
     Place { host: "h".into(), port: if server == 0 { 1 } else { 2 } }
 }
 
-/// Which server is there.
+/// The server at a place.
 pub(super) fn server_at(place: &Place) -> usize {
     usize::from(place.port != 1)
 }

@@ -26,7 +26,7 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// Something befalls the servers.
+    /// An event happens at the servers.
     pub(super) fn befall(&mut self, event: H::Event) {
         let (mut servers, mut handover) = (self.state.servers.clone(), self.state.handover);
         let effect = handover.take(event, self.state.scene(self.setup), &mut servers);
@@ -56,7 +56,7 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// A message comes to where it is going; what is said to a request is heard at once, unless it `is_late`.
+    /// A message reaches its destination. The answer to a request is heard at once, unless it `is_late`.
     pub(super) fn deliver(&mut self, at: usize, is_late: bool) {
         let message = self.state.net.remove(at);
         let (answer, ground) = match &message.content {
@@ -70,7 +70,7 @@ impl<H: Handover> Run<'_, H> {
         }
     }
 
-    /// A server does what it is asked, or says where else.
+    /// A server executes a request, or redirects it.
     fn execute(&mut self, message: &Message) -> (Answer, Ground) {
         let Message { owner, server, is_asking, kind, .. } = *message;
         let (scene, handover) = (self.state.scene(self.setup), self.state.handover);
@@ -93,7 +93,7 @@ impl<H: Handover> Run<'_, H> {
         (Ok(told), handover.ground(server))
     }
 
-    /// The connection breaks under a request: it is unknown what becomes of it.
+    /// The connection breaks under a request, whose outcome is unknown.
     pub(super) fn break_off(&mut self, message: &Message) {
         self.hear(message, Err(Failure::unknown("the connection was reset")), Ground::Kept);
     }

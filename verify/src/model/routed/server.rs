@@ -1,4 +1,4 @@
-//! A server: what it does when it does not send a request elsewhere.
+//! A server: what it does when it does not redirect a request.
 
 use leasehold_protocol::{fence::Fence, holder::Holder, key::Key, message::Claim, store::Store, time::Micros};
 
@@ -14,11 +14,11 @@ use crate::model::{
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(in crate::model) struct Server {
     pub(in crate::model) store: Store,
-    /// Whose key is there, and until when by its own clock.
+    /// Whose key is there, and when it expires by the server's own clock.
     pub(in crate::model) key: Option<(Owner, Micros)>,
-    /// The fence in its value, as whoever looks sees it.
+    /// The fence in its value, as a look shows it.
     pub(super) shown: Option<Fence>,
-    /// The key came when what put it there was not waited for any more.
+    /// The key came after its client had stopped waiting for the request that put it there.
     pub(super) is_belated: bool,
 }
 
@@ -41,7 +41,7 @@ impl Server {
         (to.key, to.is_belated) = (self.key, self.is_belated);
     }
 
-    /// Does what it is asked.
+    /// Executes a request.
     pub(super) fn execute(&mut self, now: Micros, claim: Claim, kind: Kind, part: &Part) -> Told {
         match part {
             Part::Single(single) => Told::Single(self.store.single(now, single)),

@@ -1,4 +1,4 @@
-//! What one moment of a run is made of. Two moments that are equal here have the same future.
+//! The parts of one moment of a run. Two moments that are equal here have the same future.
 
 use leasehold_protocol::{
     acquisition::{Acquisition, Said},
@@ -20,13 +20,13 @@ pub(in crate::model) struct State<H> {
     pub(super) handover: H,
     pub(super) servers: [Server; 2],
     pub(super) clients: Vec<Client>,
-    /// What is on its way, in an order that does not tell how it came about.
+    /// The messages on their way, in an order that does not depend on how it came about.
     pub(super) net: Vec<Message>,
-    /// Views that are late: whose, and which.
+    /// Late views: the client, and the view.
     pub(super) views: Vec<(u8, usize)>,
     /// How many messages may still be late, and how many views.
     pub(super) late: (u8, u8),
-    /// The largest fence of any lease so far, and of those that were firm when they were won.
+    /// The largest fence of any lease so far, and of the leases that were firm when they were won.
     pub(super) largest: [Option<Fence>; 2],
     /// Rules that were broken on the way.
     pub(super) broken: Broken,
@@ -46,23 +46,23 @@ pub(super) struct Broken {
 /// What becomes of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::model) enum Ground {
-    /// It may be lost yet.
+    /// It may still be lost.
     Fresh,
-    /// It stays.
+    /// It is kept.
     Kept,
     /// It is not where the slot is now.
     Lost,
 }
 
-/// What something that befalls the servers does to what they have written.
+/// The effect of an event at the servers on what they have written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::model) enum Effect {
     Nothing,
-    /// All that is fresh is kept.
+    /// All fresh writes are kept.
     Kept,
-    /// All that is fresh is lost.
+    /// All fresh writes are lost.
     Lost,
-    /// The lock of this one is lost.
+    /// The lock of this owner is lost.
     LostOf(Owner),
 }
 
@@ -72,21 +72,21 @@ pub(super) struct Client {
     /// How many attempts it has begun.
     pub(super) begun: Number,
     pub(super) topology: atlas::Number,
-    /// It has known the second server as the slot's owner.
+    /// Whether it has known the second server as the slot's owner.
     pub(super) has_heard: bool,
     pub(super) check: CrossCheck,
-    /// The first answer that counts since the last question.
+    /// When the first answer counted since the last question.
     pub(super) counted: Time,
-    /// The first answer of a replaced primary that it counted while others knew better.
+    /// When it first counted an answer of a replaced primary while others knew better.
     pub(super) deceived: Option<Time>,
-    /// The answer to one of its questions is late.
+    /// Whether the answer to one of its questions is late.
     pub(super) is_unlucky: bool,
     pub(super) has_had_it: bool,
-    /// It was told that a failover has lost its lease.
+    /// Whether it was told that a failover has lost its lease.
     pub(super) is_told: bool,
 }
 
-/// One token, from its drawing until nobody waits for anything about it.
+/// One token, from its drawing until no answer about it is awaited.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Session {
     pub(super) number: Number,
@@ -95,10 +95,10 @@ pub(super) struct Session {
     pub(super) asked: u8,
     /// The largest fence of any lease when it began.
     pub(super) after: Option<Fence>,
-    /// Until when its belief rests on what is kept, and on what may be lost yet.
+    /// Until when its belief rests on what is kept, and on what may still be lost.
     pub(super) firm_until: Time,
     pub(super) fresh_until: Time,
-    /// The servers that have granted it, and confirmed it last.
+    /// The server that granted it, and the one that confirmed it last.
     pub(super) on: Option<(usize, usize)>,
 }
 
@@ -106,11 +106,11 @@ pub(super) struct Session {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Errand {
     pub(super) nth: u8,
-    /// How often anything was sent for it.
+    /// How many messages were sent for it.
     pub(super) leg: u8,
     pub(super) about: About,
     pub(super) at: Time,
-    /// Nobody waits for the answer any longer.
+    /// When the wait for its answer ends.
     pub(super) until: Time,
     pub(super) trip: Trip,
     pub(super) steps: Option<Stepwise>,
@@ -126,7 +126,7 @@ pub(in crate::model) enum Part {
     Single(Single),
 }
 
-/// A server's answer to it.
+/// A server's answer to a part.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Told {
     Said(Said),
@@ -135,7 +135,7 @@ pub(super) enum Told {
 
 pub(super) type Answer = Result<Told, Failure>;
 
-/// Something on its way between a client and a server.
+/// A message on its way between a client and a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Message {
     pub(super) owner: Owner,
@@ -154,7 +154,7 @@ pub(super) struct Message {
 pub(super) enum Content {
     /// It arrives before any time passes unless it is late.
     Request { is_late: bool },
-    /// A reply that is late, and what becomes of what was written.
+    /// A reply that is late, and what becomes of the write.
     Reply(Answer, Ground),
 }
 
@@ -169,14 +169,14 @@ impl Message {
 }
 
 impl Session {
-    /// Whether the client holds the lock with it, or is about to or about to let go.
+    /// Whether the client holds the lock with it, or is about to hold it or to let go.
     pub(super) fn is_on(&self) -> bool {
         !self.acquisition.is_over()
     }
 }
 
 impl<H: Handover> State<H> {
-    /// Has it so that two states that differ in nothing but the order of what came about are one.
+    /// Normalises the state, so that two states that differ only in the order of what came about are equal.
     pub(super) fn tidy(&mut self) {
         self.net.sort_by_key(|message| (message.owner, message.nth, message.leg, message.is_reply()));
         self.views.sort_unstable();
@@ -195,7 +195,7 @@ impl<H: Handover> State<H> {
         }
     }
 
-    /// What the servers' clocks show.
+    /// The times on the servers' clocks.
     pub(super) fn times(&self, setup: &Setup<H>) -> [Micros; 2] {
         [0, 1].map(|server| setup.servers[server].shows(self.now).as_nanos() / 1_000)
     }
@@ -233,12 +233,12 @@ impl<H: Handover> State<H> {
         due.chain(expiries).chain(step).filter(|&moment| moment > self.now).min()
     }
 
-    /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
+    /// Whether the world is closing: no fault happens any more, no client begins, and each lets go.
     pub(super) fn is_closing(&self, setup: &Setup<H>) -> bool {
         self.now >= nanos(setup.closes)
     }
 
-    /// How many believe, and have no excuse for it.
+    /// How many clients believe without an excuse.
     pub(super) fn believers(&self, setup: &Setup<H>) -> usize {
         let now = setup.clients.shows(self.now);
         let believes = |session: &&Session| {
@@ -257,7 +257,7 @@ impl<H: Handover> State<H> {
         self.sessions().filter(|(_, session)| session.acquisition.is_held())
     }
 
-    /// A server has the key of a lease, with another fence.
+    /// Whether a server has the key of a lease with another fence.
     pub(super) fn shows_another_fence(&self, setup: &Setup<H>) -> bool {
         let now = setup.clients.shows(self.now);
         self.holders().filter(|(_, session)| now < session.acquisition.valid_until()).any(|(owner, session)| {
@@ -266,7 +266,7 @@ impl<H: Handover> State<H> {
         })
     }
 
-    /// A server has a key that nobody cares about any more, though it could have been taken off.
+    /// Whether a server has a key that is not needed any more, though it could have been taken off.
     pub(super) fn leaves_a_key(&self) -> bool {
         self.servers.iter().enumerate().any(|(at, server)| {
             let Some(((client, number), _)) = server.key else { return false };

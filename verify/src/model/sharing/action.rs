@@ -1,4 +1,4 @@
-//! Everything that may happen in a state.
+//! The actions that are possible in a state.
 
 use leasehold_protocol::time::Time;
 
@@ -11,7 +11,7 @@ use crate::model::{
     state::Number,
 };
 
-/// One thing that happens. Messages are known by their places.
+/// One action. Messages are identified by their places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Time passes, until something is due.
@@ -21,20 +21,20 @@ pub(super) enum Action {
     Cancel(usize, Number),
     /// It is time for a waiter to poll.
     Poll(usize, Number),
-    /// It is time to look at what is held.
+    /// It is time to check what is held.
     Look(usize, Number),
     LetGo(usize, Number),
-    /// The one that has it alone goes on as a reader.
+    /// The holder that has the lock alone continues as a reader.
     Downgrade(usize, Number),
-    /// An answer was waited for long enough.
+    /// The wait for an answer times out.
     Expire(usize, Number),
-    /// A message arrives, and what is said to it is heard at once.
+    /// A message arrives, and its answer is heard at once.
     Arrive(usize),
     /// A request arrives, and the reply is late.
     ReplyIsLate(usize, Notice),
     /// A request or a notification is late.
     IsLate(usize, Notice),
-    /// A request arrives, and will once more.
+    /// A request arrives, and will arrive again.
     ArriveTwice(usize),
     Die(usize),
     Pause(usize),
@@ -43,7 +43,7 @@ pub(super) enum Action {
     Step,
 }
 
-/// Everything that may happen now.
+/// Collects the actions that are possible now.
 pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) {
     let (now, is_closing) = (setup.clients.shows(state.now), state.is_closing(setup));
     if let Some(message) = state.net.first().filter(|message| message.is_fresh()) {
@@ -77,7 +77,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
             actions.push(Action::Begin(me));
         }
     }
-    // In the end nothing goes wrong, and in which order it goes right is of no interest.
+    // At the close no fault happens, and the order of the other actions does not matter.
     if is_closing {
         actions.truncate(1);
     } else {
@@ -88,7 +88,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
     }
 }
 
-/// All that may become of a message that was just sent, or of who has sent it.
+/// Collects what may become of a message that was just sent, or of its sender.
 fn sending(state: &State, message: &Message, is_closing: bool, actions: &mut Vec<Action>) {
     let (left, me) = (&state.left, usize::from(message.owner.0));
     actions.push(Action::Arrive(0));
@@ -111,7 +111,7 @@ fn sending(state: &State, message: &Message, is_closing: bool, actions: &mut Vec
     }
 }
 
-/// All that a client may do about one token; whether some of it is due.
+/// Collects what a client may do about one token, and returns whether some of it is due.
 fn at_work(setup: &Setup, state: &State, of: (usize, &Session), now: Time, actions: &mut Vec<Action>) -> bool {
     let ((me, session), is_closing) = (of, state.is_closing(setup));
     let (number, before) = (session.number, actions.len());
@@ -160,7 +160,8 @@ fn faults(state: &State, actions: &mut Vec<Action>) {
 }
 
 impl State {
-    /// Clients that want the same are alike: that they begin for the first time in their order leaves nothing out.
+    /// Clients that want the same are alike, so it leaves nothing out that they begin for the first time in their
+    /// order.
     fn comes_before_its_like(&self, setup: &Setup, me: usize) -> bool {
         let part = setup.parts[me];
         let is_like = |other: &usize| setup.parts[*other] == part && self.clients[*other].begun == 0;
@@ -169,7 +170,7 @@ impl State {
 }
 
 impl Action {
-    /// Has it happen.
+    /// Performs the action.
     pub(super) fn take(self, run: &mut Run<'_>) -> Option<()> {
         let left = &mut run.state.left;
         match self {

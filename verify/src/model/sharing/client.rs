@@ -1,4 +1,4 @@
-//! One client: it waits in the line, holds the lock, goes on as a reader, and gives back what it has.
+//! One client: it waits in the line, holds the lock, continues as a reader, and gives back what it has.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl Run<'_> {
         &mut self.state.clients[me]
     }
 
-    /// Does something to a session, if it is still there.
+    /// Runs `act` on a session, if it still exists.
     fn with(&mut self, me: usize, number: Number, act: impl FnOnce(&mut Self, usize, &mut Session)) {
         let sessions = &mut self.client(me).sessions;
         let Some(place) = sessions.iter().position(|session| session.number == number) else { return };
@@ -46,7 +46,7 @@ impl Run<'_> {
         }
     }
 
-    /// A session that is there, or a new one that only gives its token back.
+    /// Takes a session, or makes a new one that only gives its token back.
     fn take_or(&mut self, me: usize, number: Number, limit: u32) -> Session {
         let sessions = &mut self.client(me).sessions;
         let place = sessions.iter().position(|session| session.number == number);
@@ -88,14 +88,14 @@ impl Run<'_> {
 
     fn polls(&mut self, me: usize, session: &mut Session) {
         if let Stage::Waits { next, due } = &mut session.stage {
-            // That deals with all notifications before.
+            // That deals with all earlier notifications.
             (*next, *due) = (Time::NEVER, Time::NEVER);
             let asked = Asked::Poll { limit: session.limit, ticket: session.ticket };
             self.send(me, session, About::Poll, asked, COMMAND_TIMEOUT);
         }
     }
 
-    /// The server calls a waiter: it has the lock granted, or is to poll after so long.
+    /// The server calls a waiter: it has granted the lock, or tells the waiter to poll after `within`.
     pub(super) fn called(&mut self, (me, number): Owner, within: Option<Duration>) {
         let (now, me) = (self.now(), usize::from(me));
         self.with(me, number, |run, me, session| {
@@ -106,7 +106,7 @@ impl Run<'_> {
                 }
             }
         });
-        // A grant to nobody must not hold up the others.
+        // A grant to a waiter that is gone must not hold up the others.
         let session = self.client(me).sessions.iter().find(|session| session.number == number);
         if within.is_none() && session.is_none_or(Session::is_gone) {
             let limit = self.setup.parts[me].limit;
@@ -116,7 +116,7 @@ impl Run<'_> {
         }
     }
 
-    /// A waiter waits no more.
+    /// A waiter gives up.
     pub(super) fn cancel(&mut self, me: usize, number: Number) {
         self.state.cancels -= 1;
         self.with(me, number, |run, me, session| {
@@ -144,7 +144,7 @@ impl Run<'_> {
         });
     }
 
-    /// Nobody waits any longer for an answer that has not come in time.
+    /// Times out a request whose answer has not come in time.
     pub(super) fn expire(&mut self, me: usize, number: Number) {
         let now = self.now();
         self.with(me, number, |run, me, session| {
@@ -215,7 +215,7 @@ impl Run<'_> {
         session.stage = Stage::Has(acquisition.into());
     }
 
-    /// An event of a lease.
+    /// Passes an event to a lease.
     fn lease(&mut self, me: usize, session: &mut Session, event: impl FnOnce(&mut Acquisition) -> Actions) {
         let now = self.now();
         let Stage::Has(acquisition) = &mut session.stage else { return };
@@ -251,7 +251,7 @@ impl Run<'_> {
         }
     }
 
-    /// Looks at the lease that is held, or at that in whose place another one comes.
+    /// Checks the lease that is held, or the one whose place another one is to take.
     pub(super) fn look_at(&mut self, me: usize, number: Number) {
         let now = self.now();
         self.with(me, number, |run, me, session| match session.stage {
@@ -260,7 +260,7 @@ impl Run<'_> {
         });
     }
 
-    /// The job is done.
+    /// Lets go of the lease, because the job is done.
     pub(super) fn let_go(&mut self, me: usize, number: Number) {
         self.with(me, number, Self::leave);
     }
@@ -276,12 +276,12 @@ impl Run<'_> {
         }
     }
 
-    /// The one that has the lock alone goes on as a reader.
+    /// The holder that has the lock alone continues as a reader.
     pub(super) fn downgrade(&mut self, me: usize, number: Number) {
         self.with(me, number, |run, me, session| {
             let Stage::Has(acquisition) = &mut session.stage else { return };
             let until = acquisition.valid_until();
-            // Its own belief ends here, and nothing of it takes the key away any more.
+            // Its own belief ends here, and it does not take the key away any more.
             if acquisition.hand_over() {
                 let stage = Stage::Follows { sent: run.now(), until };
                 let (drawn, from) = (run.draw(me), Some(number));
@@ -313,7 +313,7 @@ impl Run<'_> {
         }
     }
 
-    /// It is lost: neither of the two tokens is used any more.
+    /// The lease is lost: neither of the two tokens is used any more.
     fn follows_nobody(&mut self, me: usize, session: &mut Session) {
         let (now, from) = (self.now(), session.from);
         session.stage = Stage::Over;

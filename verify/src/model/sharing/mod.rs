@@ -1,24 +1,26 @@
-//! Locks that many hold at a time, searched: readers and a writer, permits, and a writer that goes on as a reader. All of
-//! them wait in the server's queue. `QueuePosition` says when each polls, `Acquisition` what follows from a grant,
-//! `Undoing` how a token is taken back, and [`Store`] what the server does. They are what ships.
+//! Locks that many hold at a time, searched: readers and a writer, permits, and a writer that continues as a reader.
+//! All of them wait in the server's queue. The shipped code decides: `QueuePosition` says when each polls,
+//! `Acquisition` what follows from a grant, `Undoing` how a token is taken back, and [`Store`] what the server does.
 //!
 //! # How a run goes
 //!
-//! 1. A request arrives when it is sent, and its answer is heard at once. Or one of them is *late*: it comes at any later
-//!    moment, or never. A request may also come a second time. These are faults, and faults are counted.
+//! 1. A request arrives when it is sent, and its answer is heard at once. Or one of them is *late*: it comes at any
+//!    later moment, or never. A request may also come a second time. These are faults, and faults are counted.
 //! 2. A notification to a waiter arrives before any time passes, but others may act before it. It may be late too.
-//! 3. Timers are on time, unless their client stands still. A client may also die: then nobody can reach it. The server
-//!    may be restarted, with what it had or without, and its clock may be set.
-//! 4. A waiter may give up, and a holder lets go at any moment. One that has the lock alone may go on as a reader, with
-//!    another token: it sends that until it has an answer, for as long as it may believe in the lease that it had.
-//! 5. Time passes to the next moment at which something is due for anybody, and to every multiple of the grid.
-//! 6. When it closes, nothing goes wrong any more, nobody begins, and each that holds the lock lets go. Who waits goes on
-//!    waiting. So every run ends, and by then everybody has had the lock.
+//! 3. Timers are on time, unless their client stands still. A client may also die: then it cannot be reached. The
+//!    server may be restarted, with what it had or without, and its clock may be set.
+//! 4. A waiter may give up, and a holder lets go at any moment. A holder that has the lock alone may continue as a
+//!    reader, with another token. It sends that token until it has an answer, for as long as it may believe in its
+//!    earlier lease.
+//! 5. Time passes to the next moment at which something is due, and to every multiple of the grid.
+//! 6. At the close no fault happens any more, no client begins, and each holder lets go. Waiters keep waiting. So every
+//!    run ends, and by then every client has had the lock.
 //!
 //! # What is checked
 //!
-//! [`rules`] looks at the server before and after each request: rules 15, 16 and 17. What clients may believe is checked
-//! in every state: one alone beside nobody, no more than the limits allow, and one fence for all who share.
+//! [`rules`] compares the server before and after each request: rules 15, 16 and 17. What clients may believe is
+//! checked in every state: a holder that has the lock alone beside no other, no more holders than the limits allow, and
+//! one fence for all sharers.
 
 use std::time::Duration;
 
@@ -61,10 +63,10 @@ const TOKENS: u64 = 6;
 /// How long a lock waits for the confirmation of a grant.
 const GRANT: Duration = Duration::from_millis(300);
 
-/// In this time a waiter notices that another is over: as much as a server's clock gains in a TTL, and a few milliseconds.
+/// How soon a waiter notices that another's time is over: what a server's clock gains in a TTL, and a few milliseconds.
 const A_MOMENT: Duration = Duration::from_millis(20);
 
-// The names of the rules and of the good things that tests speak of.
+// The names of the rules and of the good things that tests refer to.
 const AS_MANY_AS_MAY: &str = "one alone, or as many as the limits allow";
 const ONE_FENCE: &str = "all who share at one time have one fence";
 const FENCES_GROW: &str = "fences grow from holder to phase to holder";
@@ -88,10 +90,10 @@ const INHERITED: &str = "one has it though another died";
 /// A client: what it wants, and how often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
-    /// As that of a mode: zero to have the lock alone.
+    /// The limit of its mode: zero to have the lock alone.
     limit: u32,
     attempts: u8,
-    /// It may go on as a reader.
+    /// Whether it may continue as a reader.
     downgrades: bool,
 }
 
@@ -105,14 +107,14 @@ struct Setup {
     parts: Vec<Part>,
     grid: Duration,
     faults: Faults,
-    /// How many waiters give up, at most.
+    /// The most waiters that give up.
     cancels: u8,
-    /// By how many microseconds the server's clock is stepped when it is.
+    /// The step of the server's clock, in microseconds.
     step: i64,
-    /// Until when things happen; afterwards everybody lets go and what is left runs out.
+    /// When the world closes: from then on every holder lets go, and what is left runs out.
     closes: Duration,
     restart_delay: Duration,
-    /// Notifications reach waiters. If not, they poll while a grant lasts.
+    /// Whether notifications reach waiters. If not, they poll while a grant lasts.
     hears: bool,
     bug: Option<SeededBug>,
     key: Key,
@@ -120,7 +122,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Nothing goes wrong. The server's clock gains on the clients' what it may.
+    /// A world without faults. The server's clock gains on the clients' as much as it may.
     fn new(name: &'static str, parts: &[Part]) -> Self {
         Self {
             name,
@@ -152,17 +154,17 @@ impl Setup {
         Self { cancels, ..self }
     }
 
-    /// Things happen for so many milliseconds.
+    /// Closes the world after this many milliseconds.
     fn for_millis(self, millis: u64) -> Self {
         Self { closes: Duration::from_millis(millis), ..self }
     }
 
-    /// A server that was started lately grants nothing: for the longest TTL, rounded up to seconds, and one second more.
+    /// Has a recently started server grant nothing: for the longest TTL, rounded up to seconds, and one second more.
     fn delayed(self) -> Self {
         Self { restart_delay: TTL * 2, ..self }
     }
 
-    /// The TTL that a client reckons with.
+    /// The TTL that a client calculates with.
     fn client_ttl(&self) -> Duration {
         match self.bug {
             Some(SeededBug::NoDrift) => TTL + drift(TTL) + Duration::from_micros(200),
@@ -179,9 +181,9 @@ impl Setup {
         Claim { mode, ..self.tokens.claim(&self.key, owner) }
     }
 
-    /// For how long anybody may wait once nothing goes wrong any more and each holder lets go: for those who cannot let go
-    /// until they are over, by a clock that was set back; for a server that forgot; for a grant that was not heard of; and
-    /// for a moment.
+    /// How long a client may wait once no fault happens any more and each holder lets go. This adds up the waits for
+    /// holders that cannot let go before they expire, by a clock that was set back; for a server that forgot; for a
+    /// grant that was not heard; and a moment.
     fn patience(&self) -> Duration {
         let set_back = Duration::from_micros(self.step.min(0).unsigned_abs()) * u32::from(self.faults.steps);
         TTL + set_back + self.restart_delay + GRANT * u32::from(self.faults.late) + TTL / 10
@@ -332,7 +334,7 @@ impl State {
         fences.any(|other| Some(other) != first)
     }
 
-    /// A token is on the server that nobody cares about any more, though it could have been taken off.
+    /// Whether the server has a token that is not needed any more, though it could have been taken off.
     fn leaves_a_token(&self) -> bool {
         self.server.seen.tokens().any(|(me, number)| {
             let client = &self.clients[usize::from(me)];
@@ -342,9 +344,9 @@ impl State {
         })
     }
 
-    /// Another's time is over, so that the first one who waits for a share fits; and it does not poll in a moment. This may take
-    /// longer for one behind a first one that has died. It may for one that wants the lock alone: it looks when the last
-    /// of those is over that were there when it asked, though that one may have let go since.
+    /// Whether the first waiter for a share fits, because another's time is over, and yet does not poll soon. A waiter
+    /// behind a first one that has died may take longer. So may one that wants the lock alone: it polls when the last
+    /// holder expires that was there when it asked, though that one may have let go since.
     fn leaves_one_waiting(&self, setup: &Setup) -> bool {
         let Faults { late, pauses, amnesias, restarts, .. } = self.left;
         let all = setup.faults;
@@ -369,7 +371,7 @@ impl State {
             .any(|session| session.acquisition().is_some_and(|acquisition| now >= acquisition.sent() + TTL))
     }
 
-    /// From then on nothing goes wrong any more, nobody begins, and everybody lets go.
+    /// Whether the world is closing: no fault happens any more, no client begins, and each holder lets go.
     fn is_closing(&self, setup: &Setup) -> bool {
         self.now >= nanos(setup.closes)
     }

@@ -1,4 +1,4 @@
-//! What happens and what it changes, for people.
+//! Descriptions of what happens and what it changes, for people.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ fn held(seen: &Seen) -> String {
     }
 }
 
-/// What is different for the clients and the server.
+/// Describes what has changed for the clients and the server.
 pub(super) fn news(setup: &Setup, before: &State, after: &State) -> Vec<String> {
     let mut news = Vec::new();
     let (was, is) = (held(&before.server.seen), held(&after.server.seen));

@@ -1,4 +1,4 @@
-//! Rules 15, 16 and 17 at the server: what is there before and after a request.
+//! Rules 15, 16 and 17 at the server: its content before and after a request.
 
 use leasehold_protocol::{fence::Fence, time::Micros};
 
@@ -8,40 +8,41 @@ use super::{
 };
 use crate::model::state::Owner;
 
-/// What was broken on the way.
+/// The rules that were broken on the way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Broken {
-    /// A phase has begun with one of an earlier one.
+    /// A phase has begun with a sharer of an earlier one.
     pub(super) has_earlier: bool,
-    /// One shares the lock for longer than its key lives.
+    /// A sharer has the lock for longer than the key lives.
     pub(super) is_outlived: bool,
-    /// One is in that nobody has let in.
+    /// A token that was not admitted has the lock.
     pub(super) is_brought_back: bool,
     pub(super) beside_too_many: bool,
-    /// One was let in past another that waits and is there, or has lost its place in the line though it is there.
+    /// A token was admitted before another waiter that is reachable, or a reachable waiter has lost its place in the
+    /// line.
     pub(super) passed: bool,
     pub(super) issued_smaller: bool,
-    /// The first of the line that is there fits, and was not let in; or one that is not there was.
+    /// The first reachable waiter fits, and was not admitted; or an unreachable one was.
     pub(super) left_waiting: bool,
-    /// A lease's fence is smaller than that of one before it, or the same and not of its phase.
+    /// A lease's fence is smaller than that of an earlier lease, or the same as that of another phase.
     pub(super) fence_fell: bool,
     /// A lease was lost without a fault.
     pub(super) lost_for_nothing: bool,
-    /// A lease was believed in again whose time had been up.
+    /// A lease that had expired was believed in again.
     pub(super) is_revived: bool,
 }
 
-/// What is at the server.
+/// What the server has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Seen {
-    /// The fence in the lock's key, and when that ends.
+    /// The fence in the lock's key, and when the key expires.
     pub(super) key: Option<(Fence, Micros)>,
     pub(super) alone: Option<Owner>,
-    /// Each that has a place in a lock that is shared, and until when; also those that are over.
+    /// Each token with a place in a shared lock, and until when, including expired ones.
     pub(super) places: Vec<(Owner, Micros)>,
-    /// Those of them that count.
+    /// The sharers that count.
     pub(super) sharers: Vec<Owner>,
-    /// Who waits, and with which ticket.
+    /// The waiters, and their tickets.
     pub(super) line: Vec<(Owner, u64)>,
 }
 
@@ -54,7 +55,7 @@ impl Seen {
         self.key.map(|(fence, _)| fence)
     }
 
-    /// Those that have the lock.
+    /// The tokens that have the lock.
     fn holders(&self) -> impl Iterator<Item = Owner> {
         self.alone.iter().chain(&self.sharers).copied()
     }
@@ -67,7 +68,7 @@ impl Seen {
         self.line.iter().find(|(other, _)| *other == owner).map(|(_, ticket)| *ticket)
     }
 
-    /// All that have or want the lock.
+    /// The tokens that have or want the lock.
     pub(super) fn tokens(&self) -> impl Iterator<Item = Owner> {
         self.holders().chain(self.line.iter().map(|(owner, _)| *owner))
     }
@@ -78,8 +79,8 @@ impl Seen {
 }
 
 impl State {
-    /// What is at the server now. Looking changes nothing: a key that nobody asks for may be gone, or come back with a clock
-    /// that is set back.
+    /// What the server has now. This changes nothing: a key that is not asked for may be gone, or come back with a
+    /// clock that is set back.
     pub(super) fn look(&self, setup: &Setup) -> Seen {
         let (now, mut store) = (self.server_time(setup), self.server.store.clone());
         let owner = |token: &_| setup.tokens.owner(token);
@@ -101,7 +102,7 @@ impl State {
         Seen { key: holder.fence().map(|fence| (fence, until)), alone, places, sharers, line }
     }
 
-    /// The first of the line that is there, if it fits and is not in.
+    /// The first reachable waiter of the line, if it fits and has not got the lock.
     pub(super) fn who_fits(&self, setup: &Setup) -> Option<Owner> {
         let Seen { alone, line, .. } = &self.server.seen;
         let (first, count) = (line.iter().find(|(one, _)| self.is_there(*one))?.0, self.server.seen.holders().count());
@@ -130,19 +131,19 @@ impl State {
 }
 
 impl Run<'_> {
-    /// Compares what is there with what was before a request.
+    /// Compares the server's content with what it was before a request.
     pub(super) fn compare(&mut self, before: &Seen, owner: Owner, asked: &Asked, said: &Said) {
         let (setup, after) = (self.setup, self.state.server.seen.clone());
         let mut broken = self.state.broken;
         let begins = after.key.is_some() && (after.fence(), after.alone) != (before.fence(), before.alone);
-        // Only these can have been let in: the one that asks, and those that were called out of the line.
+        // Only these can have been admitted: the token that asks, and those that were called out of the line.
         let asks_to_come_in = match asked {
             Asked::Poll { .. } => true,
             Asked::Downgrade(from) => before.alone == Some((owner.0, *from)),
             Asked::Renew { .. } | Asked::Part { .. } | Asked::Leave { .. } => false,
         };
         let was_called = |one: Owner| before.ticket(one).is_some() && after.ticket(one).is_none();
-        // One that goes on as a reader has no limit.
+        // A holder that continues as a reader has no limit.
         let goes_on = |one: Owner| matches!(asked, Asked::Downgrade(_)) && one == owner;
         let limit_of = |one: Owner| if goes_on(one) { u32::MAX } else { setup.parts[usize::from(one.0)].limit };
         let may_come_in = |one: Owner| asks_to_come_in && one == owner || was_called(one);
@@ -158,7 +159,7 @@ impl Run<'_> {
         let is_renewed = matches!(asked, Asked::Renew { .. }) && *said == Said::Owned(Ok(()));
         broken.is_brought_back |= came.iter().any(|one| !may_come_in(*one)) || is_renewed && !before.has(owner);
 
-        // Rule 16. Those that came at one moment did so in the order of their tickets.
+        // Tokens that were admitted at one moment were admitted in the order of their tickets.
         let ticket = |one: Owner| {
             let asked = if let Asked::Poll { ticket, .. } = asked { *ticket } else { None };
             before.ticket(one).or(asked.filter(|_| one == owner)).unwrap_or(u64::MAX)
@@ -188,7 +189,7 @@ impl Run<'_> {
         };
         broken.issued_smaller |= told.is_some_and(|told| Some(told) != after.fence());
 
-        // Whatever changes who has the lock, or looks whether somebody is over, lets in who fits then.
+        // A request that changes who has the lock, or checks for expired holders, admits the waiters that fit then.
         let looks = match asked {
             Asked::Poll { .. } => !before.has(owner),
             Asked::Downgrade(_) => !before.has(owner) && told.is_some(),
@@ -196,7 +197,7 @@ impl Run<'_> {
             Asked::Leave { .. } => true,
             Asked::Renew { .. } => false,
         };
-        // Who asks is taken to be there, though it may have died since.
+        // The server takes the asking client to be reachable, though it may have died since.
         let looks = looks && self.state.is_there(owner) && !self.recovers();
         broken.left_waiting |= looks && self.state.who_fits(setup).is_some();
         let is_deaf = |one: Owner| one != owner && was_called(one) && !self.state.is_there(one);

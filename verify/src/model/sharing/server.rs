@@ -46,7 +46,7 @@ impl State {
         let step = (self.now / nanos(setup.grid) + 1) * nanos(setup.grid);
         let whole = recovery.into_iter().chain([step]).filter(|_| !self.is_closing(setup));
         let next = due.chain(expiries).chain(whole).filter(|&moment| moment > self.now).min();
-        // Who died in the line is forgotten with the line.
+        // A waiter that died in the line is forgotten with the line.
         next.or_else(|| (!line.is_empty()).then(|| self.now + 2 * nanos(WINDOW)))
     }
 }
@@ -67,13 +67,13 @@ impl Run<'_> {
         self.state.broken.beside_too_many |= self.state.is_crowded(self.setup);
     }
 
-    /// Whether the server, which may have forgotten who has the lock, grants it to nobody yet.
+    /// Whether the server, which may have forgotten the holders, does not grant the lock yet.
     pub(super) fn recovers(&self) -> bool {
         let up = self.state.server.started.map(|started| self.state.server_time(self.setup) - started);
         up.is_some_and(|up| up / 1_000_000 < self.setup.restart_delay.as_secs())
     }
 
-    /// The server is started again; how long it is up it reckons from whole seconds, and so by up to one too long.
+    /// The server is started again. It calculates its uptime from whole seconds, and so by up to one second too long.
     pub(super) fn restart(&mut self, forgets: bool) {
         let now = self.state.server_time(self.setup) / 1_000_000 * 1_000_000;
         let server = &mut self.state.server;
@@ -100,7 +100,7 @@ impl Run<'_> {
         }
     }
 
-    /// A client forgets everything, and nobody can reach it.
+    /// A client forgets everything, and cannot be reached.
     pub(super) fn die(&mut self, me: usize) {
         let client = &mut self.state.clients[me];
         *client = Client { is_dead: true, is_paused: false, sessions: Vec::new(), ..client.clone() };
@@ -108,7 +108,7 @@ impl Run<'_> {
         self.state.net.retain(|message| !is_its(message) || matches!(message.content, Content::Request(_)));
     }
 
-    /// A client stands still. It hears what was on its way when it goes on.
+    /// A client stands still. When it continues, it hears what was on its way.
     pub(super) fn pause(&mut self, me: usize) {
         self.state.clients[me].is_paused = true;
         for message in &mut self.state.net {
@@ -117,7 +117,7 @@ impl Run<'_> {
         }
     }
 
-    /// A message comes to where it is going. The answer to a request is heard at once, unless it `is_late`.
+    /// A message reaches its destination. The answer to a request is heard at once, unless it `is_late`.
     pub(super) fn deliver(&mut self, at: usize, is_late: bool) {
         let Message { owner, nth, content, .. } = self.state.net.remove(at);
         let client = &self.state.clients[usize::from(owner.0)];
@@ -136,7 +136,7 @@ impl Run<'_> {
         self.hear(owner, nth, Ok(said));
     }
 
-    /// The server does what it is asked.
+    /// The server executes a request.
     fn execute(&mut self, owner: Owner, nth: u8, asked: &Asked) -> Said {
         let before = self.state.server.seen.clone();
         let said = match self.bend(owner, asked, &before) {
@@ -196,7 +196,7 @@ impl Run<'_> {
         Said::Owned(self.apply(owner, &Request::Release { claim: self.setup.claim(owner, limit), mode }))
     }
 
-    /// Asks the store, and sends those notifications that reach somebody.
+    /// Asks the store, and sends the notifications that reach a client.
     fn apply<T: TryFrom<Reply, Error = Failure>>(&mut self, owner: Owner, request: &Request) -> T {
         let now = self.state.server_time(self.setup);
         let State { server, clients, net, .. } = &mut self.state;
@@ -218,7 +218,7 @@ impl Run<'_> {
         applied.reply.and_then(T::try_from).unwrap()
     }
 
-    /// Notes who came too late, and who is gone.
+    /// Notes tokens that came too late, and tokens that were given back.
     fn note(&mut self, owner: Owner, nth: u8, asked: &Asked, before: &Seen) {
         let sessions = &self.state.clients[usize::from(owner.0)].sessions;
         let session = sessions.iter().find(|session| session.number == owner.1);
@@ -236,7 +236,7 @@ impl Run<'_> {
         }
     }
 
-    /// What a server answers that follows a bug, if that is different.
+    /// The answer of a server with a bug, if that is different.
     fn bend(&mut self, owner: Owner, asked: &Asked, seen: &Seen) -> Option<Said> {
         let now = self.state.server_time(self.setup);
         let bent = &mut self.state.server.bent;
@@ -274,7 +274,7 @@ impl Run<'_> {
         }
     }
 
-    /// The same where a phase begins or ends.
+    /// The answer of a server with a bug where a phase begins or ends, if that is different.
     fn bend_phase(&mut self, owner: Owner, asked: &Asked, before: &Seen) {
         let (bug, now) = (self.setup.bug, self.state.server_time(self.setup));
         let Server { seen, bent, .. } = &mut self.state.server;

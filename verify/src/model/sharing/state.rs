@@ -1,4 +1,4 @@
-//! What one moment of a run is made of. Two moments that are equal here have the same future.
+//! The parts of one moment of a run. Two moments that are equal here have the same future.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ pub(super) struct State {
     pub(super) now: Real,
     pub(super) clients: Vec<Client>,
     pub(super) server: Server,
-    /// What is on its way, in an order that does not tell how it came about.
+    /// The messages on their way, in an order that does not depend on how it came about.
     pub(super) net: Vec<Message>,
-    /// What may still go wrong.
+    /// The faults that may still happen.
     pub(super) left: Faults,
     /// How many waiters may still give up.
     pub(super) cancels: u8,
@@ -40,26 +40,26 @@ pub(super) struct Server {
     pub(super) stepped: i64,
     /// When it was started, by its own clock, if that was during the run.
     pub(super) started: Option<Micros>,
-    /// What is there now.
+    /// What it has now.
     pub(super) seen: Seen,
-    /// The largest fence that it has issued, also before it forgot it.
+    /// The largest fence that it has issued, including those that it has forgotten.
     pub(super) issued: Option<Fence>,
     /// The tokens that were given back here.
     pub(super) released: Vec<Owner>,
-    /// Those that came when what put them there was not waited for any more, or after they were given back.
+    /// The tokens that came after their client had stopped waiting for the request, or after they were given back.
     pub(super) belated: Vec<Owner>,
-    /// What a bug makes of it.
+    /// What a bug adds to it.
     pub(super) bent: Bent,
 }
 
-/// What a server that follows a bug has, and one that follows the rules has not.
+/// What a server with a bug has, and one that follows the rules does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Bent {
     /// Places in a shared lock, and until when.
     pub(super) places: Vec<(Owner, Micros)>,
     /// The places of the newest phase.
     pub(super) earlier: Vec<(Owner, Micros)>,
-    /// When the lock's key ends.
+    /// When the lock's key expires.
     pub(super) ends: Option<Micros>,
 }
 
@@ -68,24 +68,24 @@ pub(super) struct Client {
     pub(super) sessions: Vec<Session>,
     /// How many tokens it has drawn.
     pub(super) drawn: Number,
-    /// How many of them to begin an attempt.
+    /// How many of them began an attempt.
     pub(super) begun: u8,
     pub(super) is_dead: bool,
     pub(super) is_paused: bool,
 }
 
-/// One token, from its drawing until nobody waits for anything about it.
+/// One token, from its drawing until no answer about it is awaited.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Session {
     pub(super) number: Number,
-    /// As that of a mode: zero to have the lock alone.
+    /// The limit of its mode: zero to have the lock alone.
     pub(super) limit: u32,
     pub(super) stage: Stage,
     /// The place in the line, if it has had one.
     pub(super) ticket: Option<u64>,
     /// The token that had the lock alone before.
     pub(super) from: Option<Number>,
-    /// What was sent and is not answered.
+    /// The requests without an answer.
     pub(super) requests: Vec<Request>,
 }
 
@@ -114,7 +114,7 @@ pub(super) struct Request {
     pub(super) about: About,
     pub(super) nth: u8,
     pub(super) at: Time,
-    /// Nobody waits for the answer any longer.
+    /// When the wait for the answer ends.
     pub(super) until: Time,
 }
 
@@ -123,19 +123,19 @@ pub(super) enum About {
     Poll,
     Downgrade,
     Lease(Ask),
-    /// Of a waiter, which leaves the line, or of a lease.
+    /// The undo of a waiter, which leaves the line, or of a lease.
     Undo(Undoing, Leave),
 }
 
 /// How a token is given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Leave {
-    /// Also its place in the line.
+    /// Together with its place in the line.
     Line,
     Lock,
 }
 
-/// Something on its way between a client and the server.
+/// A message on its way between a client and the server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Message {
     pub(super) owner: Owner,
@@ -150,8 +150,8 @@ pub(super) enum Content {
     Request(Asked),
     /// A reply that is late.
     Reply(Said),
-    /// Its server calls a waiter: it has the lock granted, or is to poll after so long. It arrives before any time passes,
-    /// unless it is late.
+    /// The server calls a waiter: it has granted the lock, or tells the waiter to poll after this time. The call
+    /// arrives before any time passes, unless it is late.
     Call(Option<Duration>),
 }
 
@@ -212,7 +212,7 @@ impl Session {
         }
     }
 
-    /// Whether nobody waits with its token, and nobody has the lock with it.
+    /// Whether its token neither waits nor has the lock.
     pub(super) fn is_gone(&self) -> bool {
         match &self.stage {
             Stage::Waits { .. } | Stage::Follows { .. } => false,
@@ -234,7 +234,7 @@ impl Session {
         self.acquisition().filter(|acquisition| acquisition.is_held())
     }
 
-    /// Until when its client may believe that it has the lock; zero if it has not.
+    /// Until when its client may believe that it has the lock; zero if it does not have it.
     pub(super) fn believes_until(&self) -> Time {
         match &self.stage {
             Stage::Has(acquisition) => acquisition.valid_until(),
@@ -247,7 +247,7 @@ impl Session {
         self.requests.iter().any(|request| request.about == About::Poll)
     }
 
-    /// When its client looks at what it has.
+    /// When its client checks what it has.
     pub(super) fn looks_at(&self) -> Option<Time> {
         match &self.stage {
             Stage::Follows { until, .. } => Some(*until),
@@ -265,9 +265,9 @@ impl Session {
 }
 
 impl State {
-    /// Has it so that two states that differ in nothing but the order of what came about are one.
+    /// Normalises the state, so that two states that differ only in the order of what came about are equal.
     pub(super) fn tidy(&mut self) {
-        // Those that arrive at once do so in the order in which they were sent.
+        // Messages that arrive at once do so in the order in which they were sent.
         self.net.sort_by_key(|message| (!message.is_fresh(), (!message.is_fresh()).then(|| message.rank())));
         for client in &mut self.clients {
             client.sessions.sort_by_key(|session| session.number);

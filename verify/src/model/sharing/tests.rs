@@ -65,7 +65,7 @@ fn quick() -> Vec<Setup> {
     ]
 }
 
-/// What is searched when somebody has the time.
+/// The worlds that only the deep search adds.
 fn deep() -> Vec<Setup> {
     let again = [Part { attempts: 2, ..READER }, Part { attempts: 2, ..WRITER }];
     vec![

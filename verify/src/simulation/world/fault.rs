@@ -1,4 +1,4 @@
-//! What befalls them: by chance, and by a sly network that knows the protocol.
+//! The faults: by chance, and by a sly network that knows the protocol.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
     },
     Event, Message, Request, World,
 };
-/// What befalls somebody now and then.
+/// A fault that happens now and then.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) enum Fault {
     Crash,
@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// Has the next of these come at some time.
+    /// Schedules the next fault of this kind.
     fn schedule(&mut self, fault: Fault) {
         let Faults { crashes, pauses, cuts, deaths, .. } = self.faults;
         let mean = match fault {
@@ -92,7 +92,8 @@ impl World {
         self.at(self.now + nanos(down), Event::Restarts(node));
     }
 
-    /// It remembers nothing. How long it is up a server reckons from whole seconds, and so by up to one too long.
+    /// A node restarts without its memory. It calculates its uptime from whole seconds, and so by up to one second too
+    /// long.
     pub(in super::super) fn restart(&mut self, node: usize) {
         let now = self.time_at(node) / 1_000_000 * 1_000_000;
         let server = &mut self.servers[node];
@@ -102,7 +103,7 @@ impl World {
         }
     }
 
-    /// Keeps a repair back for as long as it can do harm, and the client from its lease on another node.
+    /// Holds a repair back for as long as it can do harm, and keeps the client from its lease on another node.
     pub(super) fn is_held_up(&mut self, message: &Message) -> bool {
         if !self.faults.is_sly || !matches!(message.request, Request::Repair { .. }) {
             return false;
@@ -118,9 +119,9 @@ impl World {
         true
     }
 
-    /// A node has just voted for a client. If a repair is held up for it of a lease that is about to lose its key on
-    /// another node, to which this client's acquire is on its way: forgets the vote, and has the acquire arrive when
-    /// that key is gone.
+    /// A node has just voted for a client. If a repair is held up there of a lease that is about to lose its key on
+    /// another node, and this client's acquire is on its way to that node: forgets the vote, and has the acquire arrive
+    /// when that key is gone.
     pub(super) fn voted(&mut self, client: usize, node: usize) {
         if !self.faults.is_sly {
             return;
@@ -151,7 +152,7 @@ impl World {
         }
     }
 
-    /// The repairs of this node that are held up arrive now.
+    /// Lets the held-up repairs of this node arrive now.
     fn let_through(&mut self, node: usize) {
         let repair = |message: &Message| {
             (message.node == node && matches!(message.request, Request::Repair { .. })).then_some(())

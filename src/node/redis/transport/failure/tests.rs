@@ -72,7 +72,7 @@ fn a_neighbours_clusterdown_says_nothing_of_what_was_executed() {
 fn an_error_from_inside_a_script_may_have_done_a_part() {
     let failure = of(ErrorKind::Other, "OOM command not allowed script: ab12, on @user_script:20.");
     assert!(failure.may_have_happened() && !failure.is_refusal());
-    // Where it stands in the script is nothing for a user.
+    // The line of the script is of no use to a user.
     assert!(failure.to_string().contains("said \"OOM command not allowed\""), "{failure}");
     let failure = of(ErrorKind::Other, "ERR The user executing the script can't run this command or subcommand");
     assert!(failure.may_have_happened() && failure.is_refusal());

@@ -1,4 +1,4 @@
-//! What a failover forgives, and what not.
+//! What a failover forgives, and what it does not.
 
 use super::*;
 use crate::history::{Failover, Named};
@@ -11,7 +11,7 @@ fn at(millis: u64) -> Nanos {
     millis * MILLI
 }
 
-/// The replica takes over at 3.0 s. Killed, the old one is dead since 2.5 s; otherwise it goes on.
+/// The replica takes over at 3.0 s. If the old one is killed, it is dead since 2.5 s; otherwise it continues.
 fn failover(killed: bool) -> Failover {
     let (promoted, dead) = ((at(3_000), at(3_010)), killed.then_some(at(2_500)));
     Failover { shard: 0, old: OLD, new: NEW, promoted, named: at(3_010), dead, loses: true }

@@ -4,7 +4,7 @@ use leasehold_protocol::mode;
 
 use super::*;
 
-/// A process of its own shares the lock: asked for 5 ms before it began. In milliseconds.
+/// A share of a process of its own, asked for 5 ms before it began. In milliseconds.
 fn share(slot: u16, limit: u32, fence: u64, start: u64, end: u64) -> Lease {
     Lease { mode: mode::of_limit(limit), ..lease(slot, fence, start, end) }
 }
@@ -13,7 +13,7 @@ fn read(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     share(slot, u32::MAX, fence, start, end)
 }
 
-/// Of those who share the first lock.
+/// A loss of the places in the first lock.
 fn places(from: u64, to: u64) -> Loss {
     Loss { cause: Cause::Places, ..loss(0, Some(0), from, to) }
 }
@@ -22,7 +22,7 @@ fn phase(fence: u64, slots: &[u16]) -> Found {
     Found::Shared(fence, slots.iter().map(|slot| id(*slot)).collect())
 }
 
-/// Of a writer that goes on as a reader: one is known by the name of the other.
+/// The lease of a writer that continues as a reader: it is known by the name of the writer's lease.
 fn goes_on(from: &Lease, slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     Lease { known_as: from.id, ..read(slot, fence, start, end) }
 }
@@ -33,7 +33,7 @@ fn readers_share_it_and_a_writer_comes_after_them_and_before_others() {
         lease(1, 8, 100, 200),
         read(2, 9, 201, 300),
         read(3, 9, 220, 400),
-        // Came in beside the one that came in beside the first.
+        // Admitted beside the one that was admitted beside the first.
         read(4, 9, 350, 420),
         lease(5, 10, 421, 430),
         share(6, 1, 11, 440, 450),
@@ -62,7 +62,7 @@ fn one_alone_is_beside_nobody() {
 fn no_more_share_it_than_the_limits_of_those_who_do() {
     let at = |limits: &[u32]| {
         let share = |(slot, limit): (usize, &u32)| {
-            // All have waited for long, so that nobody knows who came in last.
+            // All have waited for long, so it is not known which was admitted last.
             Lease { invoked: 10 * MILLI, ..share(u16::try_from(slot).unwrap(), *limit, 9, 100 + slot as u64, 200) }
         };
         found(&with_leases(limits.iter().enumerate().map(share)))
@@ -155,7 +155,7 @@ fn a_share_that_outlives_its_place_is_wrong() {
     assert_eq!(with(phase(9, &[]), &[places(140, 141)]), "");
     let alone = History { looks: vec![look(0, 150, 151, &[phase(9, &[1])])], ..with_leases([lease(1, 9, 100, 330)]) };
     assert_eq!(found(&alone), "d", "it shares it, and was told that it is alone");
-    // Who goes on as a reader is known by the name that it had.
+    // A writer that continues as a reader is known by the name that it had.
     let writer = lease(1, 9, 100, 140);
     let reader = goes_on(&writer, 2, 10, 145, 200);
     let seen = |slot| vec![look(0, 150, 151, &[phase(10, &[slot])])];
@@ -197,7 +197,7 @@ fn nobody_comes_between_a_writer_and_the_reader_that_it_becomes() {
     let reader = |fence| goes_on(&writer, 2, fence, 210, 300);
     assert_eq!(with(reader(10), &[], &[]), "");
     assert_eq!(with(reader(12), &[read(3, 12, 215, 220)], &[]), "", "one that comes in beside it");
-    // It is told of its lock so late that only the numbers tell.
+    // It learns of its lock so late that only the numbers show the order.
     let other = |fence| Lease { end: None, invoked: 10 * MILLI, ..lease(3, fence, 220, 220) };
     assert_eq!(with(reader(12), &[other(11)], &[]), "b");
     assert_eq!(with(reader(12), &[other(8)], &[]), "");
