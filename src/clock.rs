@@ -17,21 +17,21 @@ use tokio::sync::Notify;
 
 use crate::sync::catching_panics;
 
-/// Where [`Leases`](crate::Leases) reads the time; [`SystemClock`] unless a test says otherwise.
+/// The clock that [`Leases`](crate::Leases) reads; [`SystemClock`] unless a test sets another.
 ///
 /// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is suspended.
 /// A clock that jumps by an hour simulates a machine that slept for an hour.
 /// [`ManualClock`](crate::testing::ManualClock) does that.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The time since some fixed moment. It must never go back, and must go on while the machine is suspended. Every
-    /// thread of the library asks it, the keeper's too: it must neither block nor panic. If it panics there, every
-    /// lease ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
+    /// The time since some fixed moment. It must never go back, and must keep counting while the machine is suspended.
+    /// Every thread of the library reads it, the keeper's too, so it must neither block nor panic. If it panics there,
+    /// every lease ends ([`KeeperEnded`](crate::LossReason::KeeperEnded)).
     fn now(&self) -> Duration;
 
     /// The notifier of this clock's jumps. After a jump, everything that sleeps until a moment checks the clock again
     /// at once. [`Leases`](crate::Leases) asks for it once, when it is built.
     ///
-    /// `None`, the default, is right for a real clock: nobody tells a program that its machine has slept, and the
+    /// `None`, the default, is right for a real clock: a program is not notified that its machine has slept, and the
     /// keeper checks a lease every 250 ms.
     fn jumps(&self) -> Option<Jumps> {
         None
@@ -44,7 +44,7 @@ pub struct Jumps(Arc<Notify>);
 
 #[cfg(feature = "testing")]
 impl Jumps {
-    /// Nobody sleeps by it yet.
+    /// A notifier without sleepers.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -57,10 +57,10 @@ impl Jumps {
 }
 
 impl Jumps {
-    /// Completes when the clock shows this moment because it has jumped there. A clock that panics never does.
+    /// Completes when the clock shows this moment because it has jumped there; never, if the clock panics.
     pub(crate) async fn reach(self, clock: Arc<dyn Clock>, moment: Time) {
         loop {
-            // Created before the check, it catches every jump after it.
+            // Created before the check, so it is notified of every later jump.
             let jumped = self.0.notified();
             if catching_panics(|| now(&*clock)).is_some_and(|now| now >= moment) {
                 return;
@@ -70,8 +70,8 @@ impl Jumps {
     }
 }
 
-/// The machine's clock that counts suspend, by which leases are judged: `CLOCK_BOOTTIME` on Linux, the nearest that the
-/// platform has elsewhere.
+/// The machine's clock that counts suspend, by which leases are judged: `CLOCK_BOOTTIME` on Linux, the nearest
+/// equivalent on other platforms.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -99,7 +99,7 @@ fn system_now() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const COUNTS_SUSPEND: ClockId = ClockId::Boottime;
-    // On Apple's systems this clock goes on during sleep.
+    // On Apple's systems this clock keeps counting during sleep.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const COUNTS_SUSPEND: ClockId = ClockId::Monotonic;
 
@@ -124,11 +124,11 @@ pub(crate) fn wall() -> SystemTime {
     SystemTime::now()
 }
 
-/// A moment that is noticed this much too late says nothing of the server. This process stood still, or hardly ran,
-/// perhaps with the answer in its socket.
+/// A moment that is noticed this late says nothing about the server. This process stood still, or hardly ran, perhaps
+/// with the answer in its socket.
 const STOOD_STILL: Duration = Duration::from_millis(250);
 
-/// Whether nobody here has noticed for long that this moment has come.
+/// Whether this process noticed only long afterwards that this moment had come.
 pub(crate) fn stood_still(now: Time, moment: Time) -> bool {
     now.since(moment) >= STOOD_STILL
 }
@@ -172,7 +172,7 @@ mod tests {
         let ways: [&[&str]; 2] = [&[], &["--user", "--map-root-user"]];
         let may = |way: &&&[&str]| slept(way).arg("true").output().is_ok_and(|done| done.status.success());
         let Some(way) = ways.iter().find(may) else {
-            // Here nobody may set a clock apart. A machine that has slept once shows the difference too.
+            // Here no process may set a clock apart. A machine that has slept once shows the difference too.
             let before = read(ClockId::Boottime);
             assert!(SystemClock.now() >= before);
             return;

@@ -1,24 +1,24 @@
 //! Foreign code: code of the program, which may block for minutes or panic at any call.
 //!
-//! Foreign are `tracing` subscribers (and loggers behind `tracing-log`), `metrics` recorders, and
-//! [providers](crate::Server::credentials) of credentials. The wakers of the program's executors may panic. They do not
-//! block: [`Waker::wake`](std::task::Waker::wake) is called by whichever thread has an answer.
+//! `tracing` subscribers (and loggers behind `tracing-log`), `metrics` recorders, and
+//! [providers](crate::Server::credentials) of credentials are foreign. The wakers of the program's executors may panic.
+//! They do not block: [`Waker::wake`](std::task::Waker::wake) is called by whichever thread has an answer.
 //!
 //! # Invariants
 //!
-//! 1. Code that may block never runs on the keeper's thread. That thread renews every lease of the process, and reports its
-//!    loss.
-//! 2. An event of the keeper goes through a bounded queue to one thread, in order. When the queue is full the event is
-//!    dropped and counted, and the count is told later. A change of a counter or gauge, and what is said of a span, is never
-//!    dropped.
+//! 1. Code that may block never runs on the keeper's thread. That thread renews every lease of the process, and reports
+//!    its loss.
+//! 2. An event of the keeper goes through a bounded queue to one thread, in order. When the queue is full, the event is
+//!    dropped and counted, and the count is reported later. A change of a counter or gauge, and a record in a span, is
+//!    never dropped.
 //! 3. A panic of foreign code ends at the call.
 //! 4. On other threads the library calls foreign code directly, so that spans and subscribers of a caller's thread
-//!    work. Before the call it has changed its own state, started every task that must run, and released every lock. A waker
-//!    is called so on the keeper's thread too.
+//!    work. Before the call it has changed its own state, started every task that must run, and released every lock. A
+//!    waker is called in this way on the keeper's thread too.
 //!
-//! A [`Clock`](crate::clock::Clock) of the program's own is not foreign: every thread asks it. One callee is out of reach:
-//! a logger of the `log` crate that is no bridge to `tracing`. It hears each request at level TRACE on the thread that makes
-//! it, and a warning if the link has ended at that moment. All else it hears on the transport's thread, which may block.
+//! The program's own [`Clock`](crate::clock::Clock) is not foreign: every thread reads it. One callee is out of reach:
+//! a logger of the `log` crate that is not a bridge to `tracing`. It receives each request at level TRACE on the thread
+//! that makes it, and a warning if the link ended then; all else on the transport's thread, which may block.
 
 use std::cell::{Cell, RefCell};
 
@@ -56,16 +56,16 @@ pub(crate) fn on_keeper() -> bool {
     IS_KEEPER.try_with(Cell::get).unwrap_or_default()
 }
 
-/// From here on this thread is the keeper's.
+/// Marks this thread as the keeper's from here on.
 pub(crate) fn this_thread_is_the_keepers() {
     IS_KEEPER.set(true);
     mute();
 }
 
-/// Keeps from the program's subscriber what other crates tell it on the keeper's thread (invariant 1).
+/// Keeps events that other crates emit on the keeper's thread from the program's subscriber (invariant 1).
 ///
-/// Not before there is a subscriber: to set a thread's own, even one that does nothing, ends the forwarding of all
-/// events of the program to the `log` crate. So the keeper calls this whenever it wakes up.
+/// Does nothing before there is a subscriber: setting a thread's own, even one that does nothing, ends the forwarding
+/// of all events of the program to the `log` crate. So the keeper calls this whenever it wakes up.
 pub(crate) fn mute() {
     if on_keeper() && dispatcher::has_been_set() {
         MUTED.with_borrow_mut(|muted| {
@@ -83,7 +83,7 @@ pub(crate) fn off_the_keeper(step: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// For tests of what runs there.
+/// For tests of what runs on the thread for events.
 #[cfg(test)]
 pub(crate) fn start_without_numbers() {
     struct NoNumbers;

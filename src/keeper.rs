@@ -1,7 +1,7 @@
 //! The keeper: a thread of its own for the watchdogs, so that a job that blocks its runtime keeps its lease.
 //!
-//! Everything that runs on after its caller has gone (renewals, undoing, the release of a dropped lease) is spawned
-//! here, and nothing anywhere else.
+//! Everything that outlives its caller (renewals, undos, the release of a dropped lease) is spawned here, and nowhere
+//! else.
 
 use std::{
     future::{Future, poll_fn},
@@ -45,14 +45,14 @@ pub(crate) struct Host {
     process: u32,
 }
 
-/// A clock that tells its jumps.
+/// A clock that reports its jumps.
 #[derive(Debug, Clone)]
 struct Jumping {
     clock: Arc<dyn Clock>,
     jumps: Jumps,
 }
 
-/// Completes with a jump.
+/// A future that completes at a jump.
 type Jump = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Jumping {
@@ -61,7 +61,7 @@ impl Jumping {
     }
 }
 
-/// Ends the keeper when it is dropped: first whatever it spawned for others, then itself.
+/// Ends the keeper when it is dropped: first the tasks that it runs for others, then itself.
 #[derive(Debug)]
 pub(crate) struct Stop(CancellationToken);
 
@@ -72,7 +72,7 @@ impl Drop for Stop {
 }
 
 impl Host {
-    /// Starts the keeper. Nobody waits for its thread's end: a process may exit at any time.
+    /// Starts the keeper. The end of its thread is not awaited: a process may exit at any time.
     pub(crate) fn start(clock: &Arc<dyn Clock>) -> io::Result<(Self, Stop)> {
         let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
         let host = Self::on(runtime.handle().clone(), clock);
@@ -94,7 +94,7 @@ impl Host {
         }
     }
 
-    /// As tasks of this runtime, for a test of what it runs.
+    /// A keeper on the current runtime, for a test of what it runs.
     #[cfg(test)]
     pub(crate) fn here(clock: &Arc<dyn Clock>) -> (Self, Stop) {
         let host = Self::on(Handle::current(), clock);
@@ -102,7 +102,7 @@ impl Host {
         (host, stop)
     }
 
-    /// Runs it for as long as the keeper is needed.
+    /// Runs this runtime for as long as the keeper is needed.
     fn run_on_thread(&self, name: &str, runtime: Runtime) -> io::Result<()> {
         let kept = self.clone();
         // A runtime must not be dropped inside another one, and a thread that cannot be started drops its closure here.
@@ -116,7 +116,7 @@ impl Host {
                 kept.stop.cancelled().await;
                 kept.finished().await;
             });
-            // Others may poll a timer still, on their own threads.
+            // Other threads may still poll a timer.
             kept.life.retire();
         });
         if let Err(error) = started {
@@ -137,7 +137,7 @@ impl Host {
         &self.life.over
     }
 
-    /// Whether this process was forked from the keeper's, and so lacks its threads. If so, no call waits for them any more.
+    /// Whether this process was forked from the keeper's, and so lacks its threads. If so, no call waits for them.
     pub(crate) fn is_forked(&self) -> bool {
         let is_forked = std::process::id() != self.process;
         if is_forked {
@@ -146,7 +146,7 @@ impl Host {
         is_forked
     }
 
-    /// Completes when nobody needs the keeper any more.
+    /// Completes when the keeper is not needed any more.
     pub(crate) async fn stopped(&self) {
         self.stop.cancelled().await;
     }
@@ -156,26 +156,26 @@ impl Host {
         self.tasks.spawn_on(task, &self.runtime);
     }
 
-    /// Runs to its end, or until the keeper's runtime has ended: bounded tasks may need it, and nobody waits for it.
+    /// Runs a task to its end, or until the keeper's runtime ends. Bounded tasks may need it, but it is not waited for.
     pub(crate) fn spawn_beside<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         self.runtime.spawn(task);
     }
 
-    /// Runs until the keeper is stopped.
+    /// Runs a task until the keeper is stopped.
     pub(crate) fn spawn_until_stopped<F: Future<Output = ()> + Send + 'static>(&self, task: F) {
         self.spawn_until_stopped_on(&self.runtime, task);
     }
 
     /// Runs a task until the keeper is stopped, on a runtime of the keeper's.
     pub(crate) fn spawn_until_stopped_on<F: Future<Output = ()> + Send + 'static>(&self, runtime: &Handle, task: F) {
-        // Boxed: each of the futures around it would have room for it twice, to take it in and to poll it.
+        // Boxed, because each future around it would contain it twice: to take it in and to poll it.
         let (stop, task) = (self.stop.clone(), Box::pin(task));
         runtime.spawn(async move {
             let _stopped = stop.run_until_cancelled(task).await;
         });
     }
 
-    /// Counts as a bounded task for as long as it lives.
+    /// A token that counts as a bounded task for as long as it lives.
     pub(crate) fn token(&self) -> TaskTrackerToken {
         self.tasks.token()
     }
@@ -186,15 +186,15 @@ impl Host {
         self.tasks.wait().await;
     }
 
-    /// Keeps the time of one future.
+    /// Gives one future the keeper's timers.
     pub(crate) fn time_keeper(&self) -> TimeKeeper {
-        // The thread ends after its last caller.
+        // The thread outlives its last caller.
         TimeKeeper { runtime: self.runtime.clone(), is_elsewhere: self.is_forked() }
     }
 
     /// A timer that works from any executor: it belongs to the keeper's runtime.
     ///
-    /// It is over early if the clock jumps that far.
+    /// It completes early if the clock jumps that far.
     pub(crate) fn sleep(&self, span: Duration) -> impl Future<Output = ()> + Send + use<> {
         let jump = self.jumping.as_ref().map(|jumping| jumping.to(clock::now(&*jumping.clock) + span));
         self.timer(span, jump)
@@ -220,7 +220,7 @@ impl Host {
                     return Poll::Ready(());
                 }
                 life.step(|| timer.as_mut().poll(context)).unwrap_or_else(|| {
-                    // A loop around this must let go of its thread.
+                    // A loop around this must yield its thread.
                     if replace(&mut has_yielded, true) {
                         return Poll::Ready(());
                     }

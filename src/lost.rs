@@ -102,7 +102,8 @@ impl Lost {
     }
 
     /// When the lease ceased to be valid: for [`LossReason::Expired`] the deadline that passed, not the moment it was
-    /// noticed. By the wall clock, for logs.
+    /// noticed. For a reason that asks the work to stop first (`Closing`, `Expiring`), when it was asked. By the wall clock,
+    /// for logs.
     #[must_use]
     pub fn since(&self) -> SystemTime {
         self.0.since

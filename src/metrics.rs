@@ -54,20 +54,20 @@ const LATE: f64 = 0.4;
 pub(crate) enum NodeCount {
     #[cfg(feature = "metrics")]
     Reconnect,
-    /// Its address leads to another server.
+    /// Its address resolves to another server.
     Move,
     /// Too few replicas have confirmed something in time.
     Unreplicated,
     /// A replica has taken over from a primary.
     Failover,
-    // A server has sent a request elsewhere, or back.
+    // A server has redirected a request, or sent it back.
     Moved,
     Ask,
     TryAgain,
     Down,
 }
 
-/// Replicas have confirmed what was written, this long after its answer. The histogram is one for all nodes.
+/// Notes how long after its answer a write was confirmed by replicas. All nodes share one histogram.
 pub(crate) fn note_replicated(took: Duration) {
     Group::default().record(REPLICATION, took.as_secs_f64());
 }
@@ -83,7 +83,7 @@ impl From<&Redirection> for NodeCount {
     }
 }
 
-/// An acquire under way; abandoned unless it is said how it ended.
+/// An acquire under way; abandoned unless its end is noted.
 #[derive(Debug)]
 pub(crate) struct Acquiring {
     group: Group,
@@ -97,7 +97,7 @@ impl Acquiring {
         Self { group, outcome: "abandoned" }
     }
 
-    /// Whether it was one try, which does not wait: that a lock is held is no failure then.
+    /// Notes the outcome. For one try (`is_try`), which does not wait, a held lock is not a failure.
     pub(crate) fn ended<T>(mut self, outcome: &Result<T, Error>, is_try: bool, waited: Duration) {
         if outcome.is_ok() {
             self.group.record(WAIT, waited.as_secs_f64());
@@ -139,8 +139,8 @@ enum LeaseStage {
     Over,
 }
 
-/// A change from one stage of a [`Holding`] to the next. It is told later, and in any order with others, since gauges
-/// are added to.
+/// A change from one stage of a [`Holding`] to the next. It is reported later, and in any order with others, because
+/// gauges are changed by additions.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "it is told to nobody yet"]
 pub(crate) struct StageChange {
@@ -150,7 +150,7 @@ pub(crate) struct StageChange {
 }
 
 impl StageChange {
-    /// Held or at risk.
+    /// Reports a change to held or at risk.
     pub(crate) fn tell(self) {
         let Self { group, from, to } = self;
         if from == to {
@@ -169,7 +169,7 @@ impl StageChange {
         }
     }
 
-    /// Over.
+    /// Reports the end.
     pub(crate) fn tell_end(self, reason: LossReason, held_for: Duration) {
         if self.from != LeaseStage::Over {
             self.group.record(HOLD, held_for.as_secs_f64());
@@ -195,7 +195,7 @@ impl Holding {
         Self { group, stage: StageCell::new() }
     }
 
-    /// Called in the order of what happened.
+    /// Notes that it is held, or at risk. Called in the order of events.
     pub(crate) fn is_held(&self, at_risk: bool) -> StageChange {
         self.turns(if at_risk { LeaseStage::AtRisk } else { LeaseStage::Safe })
     }
@@ -208,12 +208,12 @@ impl Holding {
         StageChange { group: self.group, from: self.stage.turn(to), to }
     }
 
-    /// A renewal is sent when this is left of the TTL.
+    /// Notes what is left of the TTL when a renewal is sent.
     pub(crate) fn is_renewed(&self, left: Duration, ttl: Duration) {
         self.group.note_remaining(left, ttl);
     }
 
-    /// A renewal was confirmed: how long that took, and what was left by then of a TTL.
+    /// Notes a confirmed renewal: how long it took, and what was left of a TTL by then.
     pub(crate) fn was_renewed(&self, took: Duration, left: Duration, ttl: Duration) {
         let ratio = left.div_duration_f64(ttl);
         self.group.record(RENEWAL, took.as_secs_f64());

@@ -1,5 +1,5 @@
-//! The observers of this process, one for each lock that somebody observes: a task on the keeper that looks, and tells all
-//! who observe it.
+//! The observers of this process, one for each observed lock: a task on the keeper that looks, and reports to all its
+//! subscribers.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -24,10 +24,10 @@ use crate::{
     wait::InLine,
 };
 
-/// The number of sharers that are read. If there are more, those that are released count as well.
+/// The most sharers that are read. If there are more, the released ones count as well.
 const READ: usize = 100;
 
-/// Observes this lock with the observer that it has, or with a new one, which lives for as long as somebody observes.
+/// Observes this lock through its observer, or through a new one, which lives as long as it has a subscriber.
 pub(crate) fn observe(client: &Arc<Client>, key: &Key) -> watch::Receiver<Told> {
     let (told, is_first) = client.observers.join(key);
     if let Some(telling) = is_first {
@@ -47,7 +47,7 @@ struct Run {
 }
 
 impl Run {
-    /// Looks and tells, until nobody observes the lock any more, or this is closed.
+    /// Looks and reports, until the lock has no subscriber left, or the client is closed.
     async fn run(mut self) {
         let client = self.client.clone();
         let line = client.observed.join(&self.key);
@@ -68,7 +68,7 @@ impl Run {
         }
     }
 
-    /// Waits for the next thing to do, and does it. Dropped half way, it is done once more.
+    /// Waits for the next thing to do, and does it. If it is dropped half way, it is done once more.
     async fn step(&mut self, line: &InLine<'_>) {
         let now = self.client.now();
         if self.observer.expires(now) {
@@ -89,7 +89,7 @@ impl Run {
         self.observer.begins();
         let mut asked = pin!(ask(&client, &self.key, line));
         let (sent, seen) = loop {
-            // What was known may run out before the answer comes.
+            // The last result may expire before the answer arrives.
             let (now, until) = (client.now(), self.observer.known().until());
             tokio::select! {
                 biased;
@@ -114,7 +114,7 @@ impl Run {
         self.tell(is_news);
     }
 
-    /// Reports why looks fail, or that they do so no more, once for all observers.
+    /// Reports why looks fail, or that they succeed again, once for all observers.
     fn tell_trouble(&self, now: Time, unseen: Option<&Error>) {
         let (troubles, lock) = (&self.client.observers.troubles, || self.key.name().to_owned());
         match unseen {
@@ -132,20 +132,20 @@ impl Run {
         }
     }
 
-    /// Only news wakes those who observe; and the first look does.
+    /// Stores what is known. Only news, and the first look, wake the subscribers.
     fn tell(&self, is_news: bool) {
         self.telling.send_if_modified(|told| told.replace(self.observer.known().clone()).is_none() || is_news);
     }
 }
 
-/// However it ends, those who observe hear of it.
+/// However the task ends, its subscribers are notified.
 impl Drop for Run {
     fn drop(&mut self) {
         self.client.observers.forget(&self.key, &self.telling);
     }
 }
 
-/// One look: when it was sent, and the holder that it has found, unless too few have answered.
+/// Looks once. Returns when the look was sent, and the holder found, unless too few nodes have answered.
 async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Result<Seen, Error>) {
     let limit = client.options.command_timeout;
     let connected = tokio::select! {
@@ -153,7 +153,7 @@ async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Result<See
         connected = client.connect() => connected,
         () = client.host.sleep(limit) => Err(Error::unavailable("there is no connection yet")),
     };
-    // Shared with those who wait: a shard that is silent has slots of its own.
+    // The slots are shared with the waiters: a silent shard has slots of its own.
     let slots = client.check_slots(key);
     let _slot = client.check_slot(&slots, client.now() + limit, |_| limit).await;
     let (sent, route) = (client.now(), client.watchdog.route());
@@ -171,8 +171,8 @@ async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Result<See
     }
 }
 
-/// The sharers of a lock as one, without those that are released and only keep their places. An error where they may not be
-/// read.
+/// The sharers of a lock as one holder, without those that are released and only keep their places. An error if they
+/// may not be read.
 async fn sharers(client: &Client, key: &Key, route: Route, limit: Duration) -> Result<Option<Holder>, Failure> {
     let request = Request::Sharers { key: key.clone(), most: READ };
     let read: Option<Sharers> = client.quorum.sole()?.ask(route, request, limit).await?;

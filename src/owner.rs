@@ -36,9 +36,9 @@ enum OwnerKind {
 impl Owner {
     /// The Tokio task that first polls the acquire, or outside a task the thread that does. The default.
     ///
-    /// It stays the owner when the lease is moved elsewhere. All branches of `join!`, `select!` and `buffer_unordered`
-    /// are **one** task. So is a dispatcher that acquires leases and hands them to workers. With `reentrant(true)` they
-    /// are all let in together.
+    /// It stays the owner when the lease is moved to another task. All branches of `join!`, `select!` and
+    /// `buffer_unordered` are **one** task. So is a dispatcher that acquires leases and hands them to workers. With
+    /// `reentrant(true)` they are all admitted together.
     #[must_use]
     pub fn task() -> Self {
         Self(OwnerKind::Task)
@@ -51,7 +51,7 @@ impl Owner {
         Self(OwnerKind::Identity(LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Nobody in particular: never re-enters, and waits even for itself without a warning.
+    /// No particular owner: never re-enters, and waits even for itself without a warning.
     #[must_use]
     pub fn anonymous() -> Self {
         Self(OwnerKind::Anonymous)

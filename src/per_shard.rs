@@ -1,4 +1,4 @@
-//! One of a kind for each shard of a node.
+//! One value for each shard of a node.
 
 use std::{collections::HashMap, mem, ops::Deref, sync::Arc};
 
@@ -6,15 +6,15 @@ use leasehold_protocol::message::Shard;
 
 use crate::sync::Mutex;
 
-/// One for each shard. The first is there from the start: a node that is no cluster has no other, and pays for none.
-/// The others are made at their first use.
+/// One value for each shard. The first exists from the start: a node that is not a cluster has no other, and pays for
+/// none. The others are made at their first use.
 #[derive(Debug)]
 pub(crate) struct PerShard<T> {
     first: T,
     others: Mutex<HashMap<Shard, Arc<T>>>,
 }
 
-/// That of one shard.
+/// The value of one shard.
 #[derive(Debug)]
 pub(crate) enum Of<'a, T> {
     First(&'a T),
@@ -26,7 +26,7 @@ impl<T> PerShard<T> {
         Self { first, others: Mutex::default() }
     }
 
-    /// That of the first shard.
+    /// The value of the first shard.
     pub(crate) fn first(&self) -> &T {
         &self.first
     }
@@ -52,7 +52,7 @@ impl<T> PerShard<T> {
         self.others.lock().values().cloned().collect()
     }
 
-    /// Forgets those of shards that are not there any more, and returns them.
+    /// Removes the values of shards that no longer exist, and returns them.
     pub(crate) fn retain(&self, there: &[Shard]) -> Vec<Arc<T>> {
         let mut others = self.others.lock();
         let (stay, gone) = mem::take(&mut *others).into_iter().partition(|(shard, _)| there.contains(shard));

@@ -7,7 +7,7 @@ use std::sync::{
 
 use leasehold_protocol::{jitter::Jitter, token::Token};
 
-/// Of a version 4 UUID, from the operating system's random source.
+/// A version 4 UUID, from the operating system's random source.
 #[cfg(not(all(test, leasehold_shuttle)))]
 #[allow(clippy::disallowed_methods)]
 fn uuid() -> uuid::Uuid {
@@ -22,12 +22,12 @@ pub(crate) fn token(label: &str) -> Token {
     Token::new(uuid(), label)
 }
 
-/// Randomness for less than a token.
+/// A random number, for less than a token.
 pub(crate) fn number() -> u64 {
     uuid().as_u64_pair().1
 }
 
-/// Of this process.
+/// The seed of this process.
 static SEED: LazyLock<u64> = LazyLock::new(number);
 
 /// Jitter that differs every time, in every process.

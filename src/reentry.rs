@@ -19,20 +19,20 @@ pub(crate) struct Owners {
 #[derive(Debug)]
 struct OwnerEntry {
     owner_slot: Weak<OwnerSlot>,
-    /// The hold that was won; none while the acquire is still under way.
+    /// The hold that was won; `None` while the acquire is still under way.
     hold: Option<Weak<Hold>>,
 }
 
-/// One owner's place at one lock, from the start of its acquire until the last of its leases has gone.
+/// One owner's slot for one lock, from the start of its acquire until its last lease has let go.
 #[derive(Debug)]
 pub(crate) struct OwnerSlot {
     owners: Arc<Owners>,
     at: (OwnerId, Key),
-    /// Cancelled when one of its acquires was won.
+    /// Cancelled when one of its acquires is won.
     won: CancellationToken,
 }
 
-// As for `Client`.
+// For the same reason as `Client`.
 impl RefUnwindSafe for OwnerSlot {}
 
 /// The state of a lock for an owner that wants it.
@@ -76,7 +76,7 @@ impl Owners {
 }
 
 impl OwnerEntry {
-    /// Whether the entry is of this slot. If not, a newer slot has taken its place.
+    /// Whether the entry belongs to this slot. If not, a newer slot has taken its place.
     fn is_of(&self, owner_slot: &OwnerSlot) -> bool {
         std::ptr::eq(self.owner_slot.as_ptr(), owner_slot)
     }
@@ -88,7 +88,7 @@ impl OwnerSlot {
         self.won.cancelled().await;
     }
 
-    /// An acquire was won.
+    /// Notes the hold of an acquire that was won.
     pub(crate) fn hold(&self, hold: &Arc<Hold>) {
         let mut table = self.owners.table.lock();
         if let Some(entry) = table.get_mut(&self.at).filter(|entry| entry.is_of(self)) {

@@ -14,33 +14,33 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Scope {
     pub(crate) client: Arc<Client>,
-    /// Its own; those of the builder, if there are none.
+    /// Its own names; `None` for those of the builder.
     names: Option<Arc<Names>>,
     /// The options of a lock that sets none of its own.
     pub(crate) options: LockOptions,
 }
 
 impl Scope {
-    /// All of it.
+    /// The scope of a whole client.
     pub(crate) fn new(client: Arc<Client>) -> Self {
         let options = client.options.lock;
         Self { client, names: None, options }
     }
 
-    /// With a further prefix, behind those that are there.
+    /// Adds a prefix behind the existing ones.
     pub(crate) fn prefix(mut self, prefix: &str) -> Self {
         let names = self.own_names();
         names.prefix = format!("{}{prefix}", names.prefix).into();
         self
     }
 
-    /// With a label of its own.
+    /// Sets a label of its own.
     pub(crate) fn label(mut self, label: String) -> Self {
         self.own_names().label = label.into();
         self
     }
 
-    /// The key of this name, if all is within its bounds.
+    /// The key of this name, if all settings are within their bounds.
     pub(crate) fn key(&self, name: &str) -> Result<Key, Error> {
         self.check()?;
         let key = Key::new(self.whole_prefix(), name).map_err(Error::of_name);
@@ -63,7 +63,7 @@ impl Scope {
         Arc::make_mut(self.names.get_or_insert_with(of_builder))
     }
 
-    /// Its own names; none, if they are the builder's.
+    /// Its own names; `None` if they are the builder's.
     pub(crate) fn into_names(self) -> Option<Arc<Names>> {
         self.names
     }
@@ -77,7 +77,7 @@ impl Scope {
     }
 }
 
-/// On a cluster all keys of a lock have to be in one slot.
+/// Checks that all keys of a lock are in one slot, as a cluster requires.
 fn in_one_slot(key: Key) -> Result<Key, Error> {
     if key.is_in_one_slot() {
         return Ok(key);

@@ -1,17 +1,17 @@
-//! The words of servers about themselves: `leasehold doctor` reads them.
+//! The reports of servers about themselves, for `leasehold doctor`.
 
 use std::{collections::BTreeMap, time::Duration};
 
-/// The words of a server about itself.
+/// The report of a server about itself.
 #[derive(Debug, Clone, Default)]
 pub struct ServerSaid {
     /// Its `INFO`.
     pub info: Info,
-    /// The settings that matter to locks, as far as it tells them.
+    /// The settings that matter to locks, as far as it reports them.
     pub settings: BTreeMap<&'static str, String>,
-    /// How many bytes the floors of fences take, about, if our user may ask for that.
+    /// How many bytes the floors of fences take, approximately, if our user may ask for that.
     pub floors: Option<u64>,
-    /// Whether it notifies of changes, or why it does not. Nothing before it has said so.
+    /// Whether it notifies of changes, or why it does not. `None` before it has reported that.
     pub notifications: Option<Result<(), String>>,
     /// Whether it notifies fair waiters of their turn.
     pub notifies_waiters: bool,
@@ -20,7 +20,7 @@ pub struct ServerSaid {
     pub tracked_keys: usize,
     /// Its `CLUSTER NODES`, if it is part of a cluster.
     pub cluster_nodes: Option<String>,
-    /// The words of Sentinels about it, if they watch it.
+    /// The report of Sentinels about it, if they watch it.
     pub sentinels: Option<SentinelsSaid>,
     /// Its replicas.
     pub replicas: Vec<ReplicaSaid>,
@@ -31,27 +31,27 @@ pub struct ServerSaid {
 pub struct Info {
     /// Empty if our user may not read it.
     pub text: String,
-    /// The time in the middle of the question, by a clock of this process.
+    /// The time half way through the request, by a clock of this process.
     pub at: Duration,
 }
 
-/// The words of Sentinels about a primary.
+/// The report of Sentinels about a primary.
 #[derive(Debug, Clone, Default)]
 pub struct SentinelsSaid {
     /// The name that they have for it.
     pub service: String,
-    /// Each Sentinel's address, and the primary that it names; nothing if it does not answer.
+    /// Each Sentinel's address, and the primary that it names; `None` if it does not answer.
     pub names: Vec<(String, Option<String>)>,
     /// Why a failover would not happen now: `SENTINEL CKQUORUM`.
     pub no_quorum: Option<String>,
 }
 
-/// A replica, in the words of its primary and its own.
+/// A replica, as its primary and the replica itself report it.
 #[derive(Debug, Clone)]
 pub struct ReplicaSaid {
     /// Its address, as its primary names it.
     pub address: String,
-    /// The words of its primary: `ip=10.0.0.2,port=6379,state=online,offset=1234,lag=1`.
+    /// The report of its primary: `ip=10.0.0.2,port=6379,state=online,offset=1234,lag=1`.
     pub told: String,
     /// Its own `INFO`, or why it could not be asked.
     pub info: Result<Info, String>,

@@ -1,5 +1,5 @@
-//! The types that shared state is built from. `scripts/shuttle` puts in others, which switch threads at every step
-//! (`crate::shuttle_tests`).
+//! The types that shared state is built from. `scripts/shuttle` replaces them with others, which switch threads at
+//! every step (`crate::shuttle_tests`).
 
 pub(crate) mod parker;
 #[cfg(all(test, leasehold_shuttle))]
@@ -15,8 +15,8 @@ pub(crate) use {
 #[cfg(all(test, leasehold_shuttle))]
 pub(crate) use self::shuttle::{Mutex, Notify, OnceLock, Semaphore, SemaphorePermit, atomic};
 
-/// Runs a step that may run foreign code: wakers and subscribers. The panic hook has reported a panic already, and it
-/// is no reason to leave the next step out.
+/// Runs a step that may run foreign code: wakers and subscribers. The panic hook has already reported a panic, which is
+/// no reason to skip the next step.
 pub(crate) fn catching_panics<T>(step: impl FnOnce() -> T) -> Option<T> {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -105,7 +105,7 @@ impl Tls {
         }
     }
 
-    /// Whether a part of it may have been replaced since it was read.
+    /// Whether a part of it is given as a file or as text, and so is read for each connection.
     pub(crate) fn has_files(&self) -> bool {
         self.authorities.is_some() || self.client.is_some()
     }

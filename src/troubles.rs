@@ -7,21 +7,21 @@ use crate::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// The troubles of all who share this.
+/// The troubles of all callers that share this.
 #[derive(Debug, Default)]
 pub(crate) struct Troubles {
     troubles: Mutex<troubles::TroubleLog>,
-    /// Whether an end would be told, so that those who get answers need not ask for the lock.
+    /// Whether an end would be reported. If not, a caller that receives an answer need not lock `troubles`.
     are_told: AtomicBool,
 }
 
 impl Troubles {
-    /// A failure was met. If it is to be told: how often its cause was met since the last time.
+    /// Notes a failure. If it is to be reported, returns how often its cause was met since the last report.
     pub(crate) fn meet(&self, now: Time, failure: &Failure) -> Option<u64> {
         self.meet_causes(now, troubles::causes(failure))
     }
 
-    /// A failure was met, which has these causes: like [`meet`](Self::meet).
+    /// Like [`meet`](Self::meet), for a failure with these causes.
     pub(crate) fn meet_causes(&self, now: Time, causes: impl IntoIterator<Item = String>) -> Option<u64> {
         let mut troubles = self.troubles.lock();
         let told = troubles.meet(now, causes);
@@ -29,7 +29,7 @@ impl Troubles {
         told
     }
 
-    /// An answer has come. If that is to be told: how often a cause was met that was not told then.
+    /// Notes an answer. If that is to be reported, returns how often a cause was met without a report.
     pub(crate) fn end(&self) -> Option<u64> {
         if !self.are_told.load(Ordering::Relaxed) {
             return None;

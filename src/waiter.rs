@@ -13,7 +13,7 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// The readable name that the waiter gave itself, as of a [`Holder`](crate::Holder).
+    /// The readable name that the waiter gave itself, like that of a [`Holder`](crate::Holder).
     #[must_use]
     pub fn label(&self) -> &str {
         self.token.label()
@@ -25,8 +25,8 @@ impl Waiter {
         self.waited
     }
 
-    /// How it wants the lock: alone, or shared. [`Mode::Exclusive`] too if the server has lost that, until the waiter's
-    /// next poll.
+    /// How it wants the lock: alone, or shared. Also [`Mode::Exclusive`] if the server has lost the mode, until the
+    /// waiter's next poll.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode

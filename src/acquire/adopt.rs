@@ -1,10 +1,10 @@
-//! An adoption: the lock of whoever gave a ticket, with a token of ours in the place of theirs (rule 13).
+//! An adoption: takes over the lock of a ticket, with our token in the place of the giver's (rule 13).
 //!
 //! # Invariants
 //!
-//! 1. Each attempt has a token of its own. It names the tokens of all those before it, since one of them may have been
-//!    executed unheard, and have the lock by now.
-//! 2. No attempt is undone before the adoption is over: the next one adopts what it has left.
+//! 1. Each attempt has a token of its own. It names the tokens of all attempts before it, because one of them may have
+//!    been executed without an answer, and have the lock by now.
+//! 2. No attempt is undone before the adoption has ended: the next attempt adopts what it has left.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ use crate::{
 /// The most attempts without an answer: each of them is named in the next.
 const UNHEARD: usize = 64;
 
-/// The most tries against another heir that has got to some of the nodes.
+/// The most tries against another heir that was first on some of the nodes.
 const SPLITS: u32 = 4;
 
 impl Acquire {
@@ -54,7 +54,7 @@ impl Acquire {
         Ok(self.goes_on(lease))
     }
 
-    /// The lease that goes on from another one.
+    /// Completes a lease that continues another one.
     pub(super) fn goes_on(&self, lease: Lease) -> Lease {
         lease.keep_for(self.wanted.keep_for);
         lease.takes_its_owner_slot();
@@ -100,7 +100,7 @@ impl Acquire {
         }
     }
 
-    /// One attempt. The error is what it has found instead, and its token.
+    /// Makes one attempt. The error is its verdict, and its token.
     async fn succeed_once(
         &self,
         route: Route,
@@ -113,7 +113,7 @@ impl Acquire {
         }
     }
 
-    /// The end of the lease that the ticket was made from.
+    /// The error if the lease of the ticket has ended.
     fn too_late(&self, ticket: &Ticket, loss: impl Into<Loss>) -> Error {
         let lost = Lost::new(self.wanted.key.name(), ticket.fence(), loss.into(), wall(), Duration::ZERO);
         Error::Lost(lost)

@@ -1,5 +1,5 @@
-//! One attempt to acquire, from its first send to its lease or its verdict: the driver of an [`Acquisition`] that
-//! nobody holds yet.
+//! One attempt to acquire, from its first send to its lease or its verdict: the driver of an [`Acquisition`] that is
+//! not held yet.
 
 use std::{
     pin::{Pin, pin},
@@ -44,16 +44,16 @@ const TRACK_AFTER: Duration = Duration::from_millis(250);
 /// The result of one check: a lease, or the lock as it stands. The outer error ends the acquire.
 pub(super) type Checked = Result<Result<Lease, Check>, Error>;
 
-/// The tokens of which one has the lock that is adopted.
+/// The tokens one of which has the lock that is adopted.
 pub(super) struct Predecessors {
     pub(super) tokens: Arc<Vec<Token>>,
-    /// Cancelled when the adoption is over.
+    /// Cancelled when the adoption has ended.
     pub(super) over: CancellationToken,
 }
 
 impl Acquire {
-    /// One attempt, and what follows from it: one token, one sending to each node (rule 1). Dropped, or of unknown
-    /// outcome, it is undone (rule 6).
+    /// Makes one attempt and concludes it: one token, sent once to each node (rule 1). It is undone if it is dropped,
+    /// or if its outcome is unknown (rule 6).
     pub(super) async fn try_once(&self, route: Route) -> Checked {
         let client = &self.client;
         // `close` waits for what is under way, and for its undoing.
@@ -69,7 +69,7 @@ impl Acquire {
                 let (answered, took) = (round.answered.since(round.sent), client.now().since(round.sent));
                 Err(Check::Split { holder, answered, took })
             }
-            // It is no adoption.
+            // This is not an adoption.
             Err(Verdict::Gone) => Err(Check::NotYet),
             Err(Verdict::Failed(said)) => {
                 let failure = why(&client.quorum, &said);
@@ -80,15 +80,15 @@ impl Acquire {
         })
     }
 
-    /// An error once the acquire must end: `close` waits only for what was under way before it was called, and may be
-    /// done waiting. The caller must count as under way.
+    /// Returns an error once the acquire must end. `close` waits only for what was under way before it was called, and
+    /// may have finished waiting. The caller must count as under way.
     pub(super) fn may_begin(&self) -> Result<(), Error> {
         if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
     }
 
     /// The outcome of a step that [may begin](Self::may_begin); an error if the acquire must end before it has one.
     ///
-    /// Borrowed: a future that is moved to where it is awaited takes its room twice.
+    /// The step is borrowed, because a future that is moved to where it is awaited takes its space twice.
     pub(super) async fn unless_ended<F: Future>(&self, step: Pin<&mut F>) -> Result<F::Output, Error> {
         tokio::select! {
             biased;
@@ -97,9 +97,9 @@ impl Acquire {
         }
     }
 
-    /// Concludes an attempt: a lease that was won is made here.
+    /// Concludes an attempt, and makes the lease if it was won.
     pub(super) fn conclude(&self, outcome: Result<(Arc<Hold>, Signal), Check>) -> Checked {
-        // From here on somebody owns the hold, whatever panics or is dropped.
+        // From here on the hold has an owner, whatever panics or is dropped.
         let outcome = outcome.map(|won| self.own(won));
         if !matches!(outcome, Err(Check::Failed(_))) {
             self.tell_answer();
@@ -117,13 +117,13 @@ impl Acquire {
     /// The lease of a hold that was won, unless the acquire must end.
     pub(super) fn own(&self, (hold, signal): (Arc<Hold>, Signal)) -> Result<Lease, Error> {
         let lease = Lease::new(self.client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace);
-        // Either `close` has seen this hold, or this sees that `close` was called. The same is true of the end of the
-        // keeper's runtime.
+        // Either `close` has seen this hold, or this call sees that `close` was called. The same is true of the end of
+        // the keeper's runtime.
         self.may_begin()?;
         Ok(lease)
     }
 
-    /// Sends an attempt to every node; in an adoption, to take the place of one of these.
+    /// Sends an attempt to every node; in an adoption, to take the place of one of `heir_of`.
     pub(super) fn round(&self, route: Route, time: Duration, heir_of: Option<&Predecessors>) -> Round<'_> {
         let client = &self.client;
         let (claim, sent) = (self.claim(self.token()), client.now());
@@ -157,7 +157,7 @@ impl Acquire {
         }
     }
 
-    /// The one server has granted it to this token, in answer to a request that was sent then. Nothing if that is too late.
+    /// The hold of a token that the one server granted, in answer to a request sent at `sent`; an error if too late.
     pub(super) fn granted(
         &self,
         token: &Token,
@@ -170,14 +170,14 @@ impl Acquire {
         Ok(self.hold(self.claim(token.clone()), fence, acquisition.ok_or_else(too_late)?))
     }
 
-    /// Takes a token off the one server, once its last request has its answer.
+    /// Takes a token off the one server, once its last request is answered.
     pub(super) fn leave_after<T: Send + 'static>(&self, token: &Token, route: Route, answer: Option<Asked<T>>) {
         let claim = self.claim(token.clone());
         let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
         self.client.watchdog.leave_line(claim, route, answer);
     }
 
-    /// An acquisition that was won: from now on the watchdog looks after it.
+    /// Holds an acquisition that was won. From now on the watchdog guards it.
     pub(super) fn hold(&self, claim: Claim, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
         let (hold, signal) = Hold::new(claim, fence, self.owner, acquisition, self.wanted.options.metrics_group);
         if self.wanted.is_on_trial {
@@ -205,7 +205,7 @@ pub(super) fn why(quorum: &Quorum, said: &[Result<Acquired, Failure>]) -> Failur
     }
 }
 
-/// A node's vote that comes after a majority has granted.
+/// Handles a node's vote that arrives after a majority has granted.
 async fn late_vote(
     client: Arc<Client>,
     hold: Arc<Hold>,
@@ -219,7 +219,7 @@ async fn late_vote(
     let sent = Sent { node, ask: Ask::Acquire, at: sent };
     let Left { raise, undo } = client.watchdog.on_reply(&hold, sent, said);
     if let Some(order) = undo {
-        // Boxed, for it is large, and seldom.
+        // Boxed, because it is large and rare.
         Box::pin(client.watchdog.undoing(node, UndoTask::new(order, hold.claim_at(client.now())))).await;
     }
     if let Some((fence, _)) = raise {
@@ -228,8 +228,8 @@ async fn late_vote(
     }
 }
 
-/// An attempt under way. Dropped without a win, it waits in the background for the answers that are still to come, and
-/// undoes every grant. A request in a queue is sent even when nobody waits for it any more.
+/// An attempt under way. If it is dropped without a win, it awaits the pending answers in the background, and undoes
+/// every grant. A request in a queue is sent even if no caller waits for it any more.
 pub(super) struct Round<'a> {
     acquire: &'a Acquire,
     /// `None` once it is won.
@@ -238,12 +238,12 @@ pub(super) struct Round<'a> {
     raises: FanOut<Asked<Owned>>,
     route: Route,
     pub(super) request: AcquireRequest,
-    /// Nothing is undone before this: an adoption goes on from what it has left.
+    /// If set, nothing is undone before this: an adoption continues from what an attempt has left.
     undo_after: Option<CancellationToken>,
     sent: Time,
-    /// For both phases.
+    /// The limit of both phases.
     until: Time,
-    /// When the last vote came that is an answer.
+    /// When the last vote that is an answer arrived.
     answered: Time,
 }
 
@@ -297,7 +297,7 @@ impl Round<'_> {
         }
     }
 
-    /// The second phase (rule 10).
+    /// Begins the second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
         let Self { acquire: Acquire { client, .. }, route, until, request: AcquireRequest { claim, .. }, .. } = self;
         let limit = until.since(client.now()).max(Duration::from_millis(1));
@@ -309,7 +309,7 @@ impl Round<'_> {
         }
     }
 
-    /// From now on the watchdog looks after it.
+    /// Makes the hold, which the watchdog guards from now on.
     pub(super) fn won(mut self, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
         let Self { acquire, route, sent, .. } = self;
         let client = &acquire.client;
@@ -324,7 +324,7 @@ impl Round<'_> {
             });
         }
         for (_, raise) in self.raises.take() {
-            // One more that keeps the floor, as there; it may not have been sent yet.
+            // One more node that keeps the floor, as in `late_vote`. The request may not have been sent yet.
             client.late_replies.hear(raise.map(drop));
         }
         (hold, signal)
@@ -338,12 +338,12 @@ impl Drop for Round<'_> {
         let claim = &self.request.claim;
         let mut coming = Vec::new();
         for (node, vote) in self.votes.take() {
-            // A vote that was not asked for needs no undo, and must not wait for one: there may be no memory left for
+            // A vote that was not requested needs no undo, and must not wait for one: there may be no memory left for
             // it.
             if client.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
                 let vote = Sent { node, ask: Ask::Acquire, at: sent };
                 let failed = Err(Failure::unsent("nobody waits for it any more"));
-                // The last that could have made a majority: then the others are undone here.
+                // If this was the last vote that could have made a majority, the others are undone here.
                 if let Some(undo) = acquisition.on_reply(sent, vote, failed).undo {
                     self.undo(undo);
                 }
@@ -356,7 +356,7 @@ impl Drop for Round<'_> {
         }
         for (node, vote) in coming {
             let undo = UndoTask::new(acquisition.undo_of_vote(node), claim.clone());
-            // Made before it is known to be needed: it takes its share of the memory for undos now.
+            // Created before it is known to be needed, because it takes its share of the memory for undos now.
             let undoing = client.watchdog.undoing(node, undo);
             let (mut acquisition, after) = (acquisition.clone(), self.undo_after.clone());
             client.host.spawn(async move {

@@ -1,4 +1,4 @@
-//! Competing with everybody else for a lock: one try, tries that split the votes, and the wait for one that wins.
+//! Competes with all others for a lock: one try, tries that split the votes, and the wait for one that wins.
 
 use std::pin::pin;
 
@@ -11,9 +11,9 @@ use crate::{error::Error, lease::Lease, random};
 const SAME_SPLITS: u32 = 2;
 
 impl Acquire {
-    /// Competes with everybody else: asks at once, and then waits for as long as it may. A fair acquire, or one that may
+    /// Competes with all others: asks at once, and then waits for as long as it may. A fair acquire, or one that may
     /// share, has its place in the server's queue from then on. Any other does not ask first if others of this process
-    /// wait already, or if it was just tried as one of several.
+    /// already wait, or if it was just tried as one of several.
     pub(super) async fn compete(&self) -> Result<Lease, Error> {
         let (client, key, is_queued) = (&self.client, &self.wanted.key, self.wanted.options.is_queued());
         let lines = if is_queued { &client.queues } else { &client.lines };
@@ -26,19 +26,20 @@ impl Acquire {
         };
         let lease = match seen {
             Ok(lease) => lease,
-            // Boxed, as the wait below: mostly the lock is free.
+            // Boxed, like the wait below, because the lock is mostly free.
             Err(seen) if self.is_one_try() => Box::pin(self.settle(seen)).await?,
             Err(seen) if asks && self.is_over() => return Err(self.gives_up(seen)),
             Err(seen) => Box::pin(wait(self, lines, standing, seen)).await?,
         };
-        // The owner's other acquires are told, and the one that polls this would stop: no await from here on.
+        // The owner's other acquires are notified, and the one that polls this would stop: no await from here on.
         lease.takes_its_owner_slot();
         tell_acquired(&lease);
         Ok(lease)
     }
 
-    /// Ends a try that has found this. When several try at once and split the nodes' votes, nobody holds the lock: they
-    /// go on until one does, for a command time-out in all. A token that is in the way every time is no rival try.
+    /// Concludes a try with this result. When several tries at once split the nodes' votes, the lock is not held: they
+    /// continue until one holds it, for a command time-out in all. A token that is always in the way is not a rival
+    /// try.
     async fn settle(&self, mut seen: Check) -> Result<Lease, Error> {
         let client = &self.client;
         let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
@@ -64,13 +65,13 @@ impl Acquire {
         }
     }
 
-    /// The end of an acquire that has not waited.
+    /// The error of an acquire that has not waited.
     fn gives_up(&self, look: Check) -> Error {
         self.tell_busy(&look);
         self.over(look)
     }
 
-    /// Why an attempt of its own has failed, if that is what has the lock still.
+    /// Why an earlier attempt of this acquire has failed, if its token still has the lock.
     fn is_in_its_own_way(&self, look: &Check) -> Option<Failure> {
         let Check::Held { holder, .. } = look else { return None };
         let failed = self.failed.lock();
@@ -79,7 +80,7 @@ impl Acquire {
         Some(failure.clone())
     }
 
-    /// The end of a wait, from its last check.
+    /// The error at the end of a wait, from its last check.
     pub(super) fn over(&self, look: Check) -> Error {
         if let Some(failure) = self.is_in_its_own_way(&look) {
             return Error::of(failure);

@@ -15,7 +15,7 @@ use super::{Acquire, attempt::Checked, taken::Taken};
 use crate::{error::Error, held::Hold, status::Signal, wait::FairWaiter};
 
 /// The state of a fair acquire on the server: one token from the first poll to the lease, and perhaps a place in the
-/// queue. Dropped without a lease, it leaves in the background, and a grant that is on its way passes on.
+/// queue. If it is dropped without a lease, it leaves in the background, and a grant on its way is passed on.
 pub(super) struct Standing<'a> {
     place: Taken<'a, Polled>,
     position: QueuePosition,
@@ -26,7 +26,7 @@ pub(super) struct Standing<'a> {
 impl<'a> Standing<'a> {
     pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
         let place = Taken::new(acquire)?;
-        // Before the first poll: a notification may come before its answer.
+        // Registered before the first poll, because a notification may arrive before its answer.
         let waiter = acquire.client.fair_waiters.listen(&acquire.wanted.key, &place.token);
         Ok(Self { place, position: QueuePosition::default(), waiter, had_been_lost: false })
     }
@@ -48,13 +48,13 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// The failure of a node that may have forgotten leases, which is noted for everybody else as well.
+    /// The failure of a node that may have forgotten leases, which is noted for all other requests as well.
     fn recovering(&self, left: Duration) -> Failure {
         self.place.member.note_recovery(left);
         Failure::recovering(self.place.member.address(), left)
     }
 
-    /// One poll of a waiter, and what follows from it for the others of its lock.
+    /// Polls once, and notifies the other waiters of the lock if they are affected.
     pub(super) async fn poll_for_all(&mut self, route: Route) -> Checked {
         let was_granted = self.waiter.is_granted();
         let outcome = self.check(route, true).await?;
@@ -76,7 +76,7 @@ impl<'a> Standing<'a> {
         acquire.conclude(outcome)
     }
 
-    /// Polls once. A lease is believed from the sending of the poll that confirms it (rule 1). If a grant is late for
+    /// Polls once. A lease counts from the time that its confirming poll was sent (rule 1). If a grant is too late for
     /// that, the next poll confirms it.
     async fn poll(&mut self, route: Route, enter: bool) -> Result<(Arc<Hold>, Signal), Check> {
         let Acquire { client, wanted, .. } = self.place.acquire;
@@ -100,7 +100,7 @@ impl<'a> Standing<'a> {
                 if let Some(left) = recovers_for {
                     return Err(Check::Failed(self.recovering(left)));
                 }
-                // One place is enough for who shares it.
+                // One free place is enough for a waiter that shares the lock.
                 let is_share = wanted.options.access.mode().is_shared();
                 let holder = if is_share { holder.until_the_first() } else { holder };
                 Err(Check::Held { holder, tracked, needs: WakeCondition::ANY })

@@ -1,11 +1,11 @@
-//! A share in the place of a token that has the lock alone: a downgrade, or the adoption of a ticket by one who shares
-//! (rule 13).
+//! A share in the place of a token that has the lock alone: a downgrade, or the adoption of a ticket as a share (rule
+//! 13).
 //!
 //! # Invariants
 //!
-//! 1. It has one token from the first request to the lease: a replay finds it among those who share the lock.
-//! 2. A lease is believed from the sending of the request that was answered (rule 1).
-//! 3. Dropped without a lease, it takes its token off when the last request has its answer.
+//! 1. It has one token from the first request to the lease: a replay finds it among the sharers of the lock.
+//! 2. A lease counts from the time that the answered request was sent (rule 1).
+//! 3. If it is dropped without a lease, it takes its token off once the last request is answered.
 
 use std::{pin::pin, sync::Arc};
 
@@ -21,7 +21,7 @@ use super::{Acquire, taken::Taken};
 use crate::{error::Error, held::Hold, lease::Lease, random, reentry::OwnerSlot, status::Signal};
 
 impl Acquire {
-    /// Goes on from a hold in which nobody believes any more.
+    /// Continues a hold that its holder no longer believes in.
     pub(crate) async fn downgrade(&mut self, hold: &Hold, slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
         (self.owner, self.owner_slot) = (hold.owner, slot);
         let lost = |loss| {
@@ -31,7 +31,7 @@ impl Acquire {
         Ok(self.goes_on(self.share_in_place_of(&hold.claim.token, lost).await?))
     }
 
-    /// Shares the lock in the place of this token. `lost` is the end if that has it no more.
+    /// Shares the lock in the place of this token. `lost` makes the error if the token no longer has the lock.
     pub(super) async fn share_in_place_of(
         &self,
         from: &Token,

@@ -32,11 +32,11 @@ mod wait;
 /// The number of attempts that are remembered while they wait for their undoing.
 const FAILED: usize = 4;
 
-/// Attempts that may have won unheard, the last one first.
+/// Attempts that may have won without an answer, the last one first.
 #[derive(Default)]
 struct FailedAttempts(VecDeque<(Token, Failure)>);
 
-/// The program's own function that is told the holder.
+/// The program's own function, which receives the holder.
 pub(crate) type OnWait = Arc<dyn Fn(&Holder) + Send + Sync>;
 
 /// How long an acquire waits.
@@ -54,7 +54,7 @@ impl Patience {
         matches!(self, Self::None | Self::Within(Duration::ZERO))
     }
 
-    /// The end of a wait that has started then.
+    /// The end of a wait that started at `started`.
     pub(crate) fn until(self, started: Time) -> Time {
         match self {
             Self::None => started,
@@ -64,20 +64,20 @@ impl Patience {
     }
 }
 
-/// The lock to acquire and all that its lease is to have, checked before any I/O.
+/// The lock to acquire and the settings of its lease, checked before any I/O.
 pub(crate) struct Wanted {
     pub(crate) key: Key,
-    /// The prefix and the label of the lock; without any those of the builder.
+    /// The prefix and the label of the lock; `None` for those of the builder.
     pub(crate) names: Option<Arc<Names>>,
     pub(crate) options: LockOptions,
     pub(crate) owner: Owner,
     pub(crate) reentrant: bool,
-    /// For how long the key stays from the acquire on, whenever the lease is released.
+    /// How long the key stays from the acquire on, whenever the lease is released.
     pub(crate) keep_for: Duration,
     pub(crate) once_per: Option<Duration>,
     pub(crate) grace: Duration,
     pub(crate) on_wait: Option<OnWait>,
-    /// Whether nobody works under the lease before others are acquired too.
+    /// Whether no job runs under the lease before others are acquired too.
     pub(crate) is_on_trial: bool,
 }
 
@@ -85,14 +85,14 @@ pub(crate) struct Wanted {
 pub(crate) struct Acquire {
     client: Arc<Client>,
     wanted: Wanted,
-    /// For whom, once that is known.
+    /// The owner, once it is known.
     owner: Option<OwnerId>,
-    /// That owner's place at this lock, if it may enter again.
+    /// That owner's slot for this lock, if it may enter again.
     owner_slot: Option<Arc<OwnerSlot>>,
     started: Time,
     until: Time,
-    /// The tokens of the last attempts that may have won unheard, and why they have failed. Until it is undone, one may be
-    /// what has the lock.
+    /// The tokens of the last attempts that may have won without an answer, and why they failed. Until it is undone,
+    /// such a token may be what has the lock.
     failed: Mutex<Option<Box<FailedAttempts>>>,
 }
 
@@ -164,7 +164,7 @@ impl Acquire {
         self.until == self.started
     }
 
-    /// A try has all its time for the lock, however long ago it was called for.
+    /// Starts the time of a try: all of it is for the lock, however long ago the call was made.
     fn begin(&mut self) {
         if self.is_one_try() {
             self.started = self.client.now();
@@ -198,9 +198,9 @@ impl Acquire {
         }
     }
 
-    /// Waits until what this process takes back is gone: leases and acquires that were dropped, and attempts of unknown
-    /// outcome. So its next attempt is not refused by its own. If that gets no answer, the lock may be free all the same:
-    /// half of the time is left to check.
+    /// Waits for this process's own releases: of leases and acquires that were dropped, and of attempts of unknown
+    /// outcome. So its next attempt is not refused because of its own tokens. If they get no answer, the lock may be
+    /// free all the same, so half of the time is left to check.
     async fn follow_own_releases(&self) {
         let client = &self.client;
         let few = client.quorum.len() - client.quorum.majority();
@@ -219,7 +219,7 @@ impl Acquire {
         }
     }
 
-    /// Shares an acquisition of our own. `None`: it has ended, start over.
+    /// Shares an acquisition of this owner. `None` if it has ended: start over.
     async fn share(&self, hold: &Arc<Hold>) -> Result<Option<Lease>, Error> {
         let client = &self.client;
         let (mut backoff, mut last) = (Backoff::new(random::jitter()), None);
@@ -238,7 +238,7 @@ impl Acquire {
                 SharedEntry::Over => return Ok(None),
                 SharedEntry::AtRisk => {}
             }
-            // At risk: not before a renewal has gone through.
+            // At risk: it is shared only after a renewal has succeeded.
             let limit = self.limit(now);
             let renewed = client.watchdog.renew_now(hold, client.quorum.route(), limit).await;
             if hold.is_over() {
@@ -251,7 +251,7 @@ impl Acquire {
                 }
                 last = Some(telling);
             }
-            // Even a confirmation brings nothing while the clock stands still.
+            // Even a confirmation changes nothing while the clock stands still.
             self.pause(backoff.next(None)).await?;
         }
     }
@@ -268,14 +268,14 @@ impl Acquire {
         Claim { key: self.wanted.key.clone(), token, mode: access.mode(), ttl, life, fence: None, fence_memory }
     }
 
-    /// Leaves the server alone for a while, not beyond our time; an error if the acquire ends meanwhile.
+    /// Pauses between requests, at most until our time has passed; an error if the acquire ends meanwhile.
     async fn pause(&self, pause: Duration) -> Result<(), Error> {
         let pause = pause.min(self.until.since(self.client.now()));
-        // A timer takes a millisecond for nothing, which is ten times what a call takes to get here.
+        // Even a timer of zero takes a millisecond, which is ten times what a call takes to get here.
         if pause.is_zero() { self.may_begin() } else { self.unless_ended(pin!(self.client.host.sleep(pause))).await }
     }
 
-    /// An attempt has failed, and may have won unheard.
+    /// Notes a failed attempt, which may have won without an answer.
     fn note_failed(&self, token: Token, failure: Failure) {
         let mut failed = self.failed.lock();
         let FailedAttempts(failed) = &mut **failed.get_or_insert_default();
@@ -288,7 +288,7 @@ impl Acquire {
         Some(self.failed.lock().as_ref()?.0.front()?.1.clone())
     }
 
-    /// Of a failure and the one before it, that which says more: the end of the wait may have cut the later one short.
+    /// The more telling one of a failure and the one before it: the end of the wait may have cut the later one short.
     fn telling(&self, limit: Duration, failure: Failure, before: Option<Failure>) -> Failure {
         let is_cut_short = limit < self.client.options.command_timeout / 2 && failure.is_silence();
         before.filter(|_| is_cut_short).unwrap_or(failure)
@@ -298,7 +298,7 @@ impl Acquire {
         self.client.now() >= self.until
     }
 
-    /// How long one check may take: a command time-out, or less if the wait ends before. A try has one for all its
+    /// How long one check may take: a command time-out, or less if the wait ends sooner. A try has one for all its
     /// checks.
     fn limit(&self, now: Time) -> Duration {
         let (most, is_one_try) = (self.client.options.command_timeout, self.is_one_try());

@@ -1,4 +1,4 @@
-//! The requests of one token to the one server, which may grant it unheard.
+//! The requests of one token to the one server, which may grant it without our receiving the answer.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use crate::{
     status::Signal,
 };
 
-/// One token from the first request to the lease. Dropped without a lease, it is taken off in the background, once the last
-/// request has its answer.
+/// One token from the first request to the lease. If it is dropped without a lease, it is taken off in the background,
+/// once the last request is answered.
 pub(super) struct Taken<'a, T: Send + 'static> {
     pub(super) acquire: &'a Acquire,
     pub(super) member: &'a Arc<Member>,
     pub(super) token: Token,
-    /// How the last request went.
+    /// The route of the last request.
     pub(super) route: Route,
     answer: Option<Asked<T>>,
     pub(super) may_be_there: bool,
@@ -58,7 +58,7 @@ where
         answered
     }
 
-    /// The server has granted it, in answer to what was sent then (rule 1).
+    /// Makes the hold that the server has granted, in answer to a request sent at `sent` (rule 1).
     pub(super) fn granted(&mut self, sent: Time, fence: Fence) -> Result<(Arc<Hold>, Signal), Failure> {
         let won = self.acquire.granted(&self.token, self.route, sent, fence)?;
         self.may_be_there = false;

@@ -1,4 +1,4 @@
-//! The log of an acquire, and the program's `on_wait`: whom it waits for, why it was not won, and an outage.
+//! The log of an acquire, and the program's `on_wait`: the holder it waits for, why it was not won, and an outage.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tracing::dispatcher::has_been_set;
 use super::Acquire;
 use crate::{foreign::LeaseSpan, held::Hold, lease::Lease};
 
-/// The holder that was last told about.
+/// The holder that was last reported.
 #[derive(Debug, Default)]
 pub(super) struct ToldHolder(Option<Holder>);
 
@@ -19,10 +19,10 @@ impl ToldHolder {
     }
 }
 
-/// Tells the log of a lease that was won, and begins its span: here, where a panic of the subscriber drops the lease.
+/// Logs a lease that was won, and begins its span. This happens here, where a panic of the subscriber drops the lease.
 pub(super) fn tell_acquired(lease: &Lease) {
     let (lock, label, fence) = (lease.name(), lease.label(), u64::from(lease.fence()));
-    // Without a subscriber, tracing's feature `log` would make a line of it.
+    // Without a subscriber, tracing's feature `log` would make a line of the span.
     if has_been_set() {
         let outcome = tracing::field::Empty;
         let span = tracing::info_span!(target: "leasehold", "lease", lock, label, fence, outcome);
@@ -34,7 +34,7 @@ pub(super) fn tell_acquired(lease: &Lease) {
 }
 
 impl Acquire {
-    /// Tells the log and the program whom we wait for, when that is news.
+    /// Reports to the log and the program which holder we wait for, if that is news.
     pub(super) fn tell(&self, look: &Check, told: &mut ToldHolder) {
         let (client, lock) = (&self.client, self.wanted.key.name());
         match look {
@@ -60,7 +60,7 @@ impl Acquire {
         }
     }
 
-    /// Tells the log and the program why an acquire that does not wait has failed.
+    /// Reports to the log and the program why an acquire that does not wait has failed.
     pub(super) fn tell_busy(&self, look: &Check) {
         let lock = self.wanted.key.name();
         match look {
@@ -78,7 +78,7 @@ impl Acquire {
         }
     }
 
-    /// Tells the program who has the lock, and warns if nobody will release it. Last, for it runs the program's code.
+    /// Reports the holder to the program, and warns if it is never released. Last, because it runs the program's code.
     fn tell_program(&self, holder: &Holder) {
         if let Some(kind) = holder.not_a_lock() {
             let (lock, key) = (self.wanted.key.name(), self.wanted.key.lock());
@@ -100,7 +100,7 @@ impl Acquire {
         }
     }
 
-    /// Tells the end of an outage.
+    /// Logs the end of an outage.
     pub(super) fn tell_answer(&self) {
         if let Some(count) = self.client.outages.end() {
             let lock = self.wanted.key.name();

@@ -13,7 +13,7 @@ use crate::Leases;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Panics when a lease is told of.
+/// A subscriber that panics when a lease is logged.
 struct Panics;
 
 impl Subscriber for Panics {

@@ -1,4 +1,4 @@
-//! A wait in line for a lock. [`WaitLoop`] decides when to check and how long to sleep; this does it.
+//! A wait in line for a lock. [`WaitLoop`] decides when to check and how long to sleep; this carries it out.
 
 use std::pin::pin;
 
@@ -25,7 +25,7 @@ struct Waiting<'a> {
     told: ToldHolder,
 }
 
-/// Waits in line until a check wins the lock, or the time is over. `seen` is what a first check has found.
+/// Waits in line until a check wins the lock, or the time has passed. `seen` is the result of a first check.
 pub(super) async fn wait(
     acquire: &Acquire,
     lines: &Lines,
@@ -41,7 +41,7 @@ pub(super) async fn wait(
         // A plain follower knows only what the leader has found before.
         seen_by_leader.mark_changed();
     }
-    // Made once, for it has its place in the line.
+    // Created once, because it has its place in the line.
     let (mut turn, mut next_turn) = (line.turn_now(), pin!(line.turn()));
     wait.begins(seen, turn.is_some(), &waiting.facts());
     loop {
@@ -79,7 +79,7 @@ pub(super) async fn wait(
 }
 
 impl Waiting<'_> {
-    /// One check that the wait loop has asked for.
+    /// Makes one check that the wait loop has asked for.
     async fn check(&mut self, wait: &mut WaitLoop, route: Route) -> Result<Option<Lease>, Error> {
         let (acquire, line, leads) = (self.acquire, self.line, wait.leads());
         let slots = acquire.client.check_slots(line.key());
@@ -122,8 +122,8 @@ impl Surroundings for Waiting<'_> {
     }
 }
 
-/// Takes one of the few slots for checks, if there is one within the time for a check. The leader of a line tells those
-/// behind it how long that takes.
+/// Takes one of the few slots for checks, if one is free within the time for a check. The leader of a line announces to
+/// its followers how long that takes.
 async fn slot<'a>(acquire: &Acquire, slots: &'a CheckSlots, leads: Option<&InLine<'_>>) -> Option<CheckSlot<'a>> {
     let now = acquire.client.now();
     let until = now + acquire.limit(now);

@@ -1,7 +1,7 @@
-//! Answers that nobody waits for any more: of the nodes that were slower than the majority.
+//! Answers that no caller waits for any more: those of nodes that were slower than the majority.
 //!
-//! Each has to be heard to its end, but not at once: waking the keeper for every one of them would cost more than the
-//! acquires do. So they are gathered for a moment, and then heard on the keeper.
+//! Each has to be awaited to its end, but not at once: waking the keeper for every one of them would cost more than the
+//! acquires do. So they are gathered for a moment, and then awaited on the keeper.
 
 use std::{
     future::Future,
@@ -21,7 +21,7 @@ const GATHER: Duration = Duration::from_millis(20);
 
 type LateReply = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The replies that are still to be heard.
+/// The replies that are still awaited.
 pub(crate) struct LateReplies {
     host: Host,
     gathered: Mutex<Vec<LateReply>>,
@@ -32,7 +32,7 @@ impl LateReplies {
         Arc::new(Self { host, gathered: Mutex::default() })
     }
 
-    /// Hears this one to its end. It must be bounded.
+    /// Awaits this one to its end. It must be bounded.
     pub(crate) fn hear(self: &Arc<Self>, late_reply: impl Future<Output = ()> + Send + 'static) {
         let mut gathered = self.gathered.lock();
         gathered.push(Box::pin(late_reply));
@@ -43,12 +43,12 @@ impl LateReplies {
         let late_replies = self.clone();
         self.host.spawn(async move {
             late_replies.host.sleep(GATHER).await;
-            // There are more than tokio lets a task look at.
+            // There may be more of them than tokio lets a task poll.
             tokio::task::unconstrained(async { late_replies.hear_gathered() }).await;
         });
     }
 
-    /// Hears those that are gathered without waiting for more: somebody waits for one of them.
+    /// Awaits the gathered replies without gathering more, because an acquire waits for one of them.
     pub(super) fn hear_now(&self) {
         let gathered = take(&mut *self.gathered.lock());
         for late_reply in gathered {
@@ -56,7 +56,7 @@ impl LateReplies {
         }
     }
 
-    /// Most are there by now. Only what is not needs a task that waits for it.
+    /// Polls the gathered replies. Most have arrived by now; only the others need a task that waits.
     fn hear_gathered(&self) {
         let gathered = take(&mut *self.gathered.lock());
         for mut late_reply in gathered {

@@ -2,8 +2,8 @@
 //!
 //! # Lock order
 //!
-//! The watchdog's table before a hold's state; a node's health before what its quorum knows of all nodes. Every other
-//! lock is taken alone. None is held while anything is awaited, or while a program's own code runs.
+//! The watchdog's table is locked before a hold's state, and a node's health before what its quorum knows of all nodes.
+//! Every other lock is taken alone. None is held while anything is awaited, or while a program's own code runs.
 
 use std::{
     panic::RefUnwindSafe,
@@ -46,9 +46,9 @@ pub(crate) struct Options {
     pub(crate) prefix: Arc<str>,
     pub(crate) label: Arc<str>,
     pub(crate) command_timeout: Duration,
-    /// How long a fair waiter has to take what was granted to it.
+    /// How long a fair waiter has to confirm a grant.
     pub(crate) grant_timeout: Duration,
-    /// Whether keys are in slots, where all of a lock must be in one.
+    /// Whether keys are in slots, so that all keys of a lock must be in one.
     pub(crate) in_slots: bool,
 }
 
@@ -62,37 +62,37 @@ pub(crate) struct Client {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) owners: Arc<Owners>,
     pub(crate) lines: Arc<Lines>,
-    /// The lines of fair waiters, who have places on the server as well.
+    /// The lines of fair waiters, which have places on the server as well.
     pub(crate) queues: Arc<Lines>,
     pub(crate) fair_waiters: Arc<FairWaiters>,
-    /// The lines of observers, who have one for each name.
+    /// The lines of observers, one for each observed name.
     pub(crate) observed: Arc<Lines>,
     pub(crate) observers: Observers,
     /// Bounds how many waiters check at a time. After a flush or a new connection all of them want to. Sent at once,
     /// the requests would time out behind each other, be undone and be sent again. The server would do nothing else.
     check_slots: PerShard<CheckSlots>,
     pub(crate) closed: CancellationToken,
-    /// No acquire goes on: this was closed or is shut down, or the keeper's runtime has ended.
+    /// Cancelled once no acquire continues: this was closed or is shut down, or the keeper's runtime has ended.
     pub(crate) ended: CancellationToken,
     /// The outages that keep acquires waiting.
     pub(crate) outages: Troubles,
-    /// The keys that are no locks.
+    /// The keys that are not locks.
     pub(crate) misplaced: Troubles,
     /// Why releases are not confirmed.
     unconfirmed: Troubles,
     /// How many leases were held when this was closed.
     cut_short: OnceLock<usize>,
-    /// Of a `Leases` that connects at its first use.
+    /// Present if this `Leases` connects at its first use.
     first_connection: Option<Arc<FirstConnection>>,
     pub(crate) late_replies: Arc<LateReplies>,
     _listeners: Vec<Arc<Listener>>,
     _stop: Stop,
 }
 
-/// Enough for a server that is a few milliseconds away.
+/// The most checks at a time: enough for a server that is a few milliseconds away.
 const CHECKS_AT_ONCE: usize = 128;
 
-// Shared state is changed in whole steps, behind locks that know no poison: no panic leaves it in the middle of one.
+// Shared state is changed in whole steps, behind mutexes without poisoning, so no panic leaves it half changed.
 impl RefUnwindSafe for Client {}
 
 impl Client {
@@ -150,7 +150,7 @@ impl Client {
         })
     }
 
-    /// The only node, for what works on one alone.
+    /// The only node, for calls that work on a single one.
     pub(crate) fn sole(&self) -> Result<&Arc<Member>, Error> {
         self.quorum.sole().map_err(Error::of)
     }
@@ -167,8 +167,8 @@ impl Client {
         })
     }
 
-    /// Takes one of these slots, for a check that may take `limit`. `None` if no slot is free by then, and once acquires
-    /// have ended: the check is made without a slot.
+    /// Takes one of these slots, for a check that may take `limit`. `None` if no slot is free by `until`, or once
+    /// acquires have ended: the check is then made without a slot.
     pub(crate) async fn check_slot<'a>(
         &self,
         slots: &'a CheckSlots,
@@ -194,11 +194,11 @@ impl Client {
         }
     }
 
-    /// The lock was released here: its waiters here check at once. (The server notifies fair waiters.)
+    /// Has the waiters here check at once, because the lock was released here. (The server notifies fair waiters.)
     pub(crate) fn freed(&self, key: &Key) {
         let now = self.now();
         self.lines.notify(key.lock(), now);
-        // On the connection that has tracked it, the server keeps our own changes from us.
+        // The server does not notify us of our own changes on the connection that tracks the key.
         self.observed.notify(key.lock(), now);
     }
 
@@ -220,7 +220,7 @@ impl Client {
         }
     }
 
-    /// Before a question: an error once this was closed.
+    /// Connects before a query, if that is still to be done; an error once this was closed.
     pub(crate) async fn ready(&self) -> Result<(), Error> {
         self.check_open()?;
         if !self.is_connected() {
@@ -229,7 +229,7 @@ impl Client {
         Ok(())
     }
 
-    /// An error once no acquire goes on.
+    /// Returns an error once no acquire continues.
     pub(crate) fn check_acquires(&self) -> Result<(), Error> {
         if self.host.is_forked() {
             let text =
@@ -239,7 +239,7 @@ impl Client {
         if self.ended.is_cancelled() { Err(self.end()) } else { Ok(()) }
     }
 
-    /// Why no acquire goes on, once `ended` is cancelled.
+    /// Why no acquire continues, once `ended` is cancelled.
     pub(crate) fn end(&self) -> Error {
         let by_keeper = self.host.over().is_cancelled() && !self.closed.is_cancelled();
         if by_keeper { Error::keeper_ended() } else { Error::Closed }
@@ -255,7 +255,7 @@ impl Client {
         let now = self.now();
         let noted = |hold: &Arc<Hold>| hold.note_stop(now, LossReason::Closing);
         let asked: Vec<_> = self.watchdog.holds().iter().flat_map(noted).collect();
-        // Every lease is woken before any is cancelled: that runs foreign code, and may take its time.
+        // Every lease is woken before any is cancelled, because cancelling runs foreign code, and may take its time.
         for lease in &asked {
             lease.wake();
         }
@@ -280,7 +280,7 @@ impl Client {
         self.ended.cancel();
         let now = self.now();
         let held = |hold: &Arc<Hold>| if hold.remaining(now).is_zero() { 0 } else { hold.holds() };
-        // Before a shutdown hears of the close: it returns this number.
+        // Counted before a shutdown is notified of the close, because it returns this number.
         let cut_short = *self.cut_short.get_or_init(|| self.watchdog.holds().iter().map(held).sum());
         self.closed.cancel();
         for hold in self.watchdog.holds() {
@@ -334,7 +334,7 @@ impl NodeListener for Listener {
 
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool {
         let now = self.now();
-        // It has to outlive all who share it.
+        // The key has to outlive all who share it here.
         self.watchdog.has_hold(key, |hold| hold.is_as_left(value, left, now))
             && !self.watchdog.is_held_for_longer(key, left, now)
     }
@@ -359,8 +359,8 @@ impl NodeListener for Listener {
         if self.fair_waiters.grant(token, self.now()) {
             return;
         }
-        // The waiter has gone meanwhile, and its grant must not hold the others up. (If it has become a lease, the
-        // notification is late, and nothing is done.)
+        // The waiter has left meanwhile, and its grant must not hold up the others. (If the grant has become a lease,
+        // the notification is late, and nothing is done.)
         if let Some(token) = Token::parse(token) {
             self.watchdog.leave(&Key::of_lock(key), &token);
         }

@@ -7,25 +7,25 @@ use tokio::sync::watch;
 
 use crate::{sync::Mutex, troubles::Troubles};
 
-/// The news of an observer; `None` before its first look.
+/// The last report of an observer; `None` before its first look.
 pub(crate) type Told = Option<Known>;
 
 /// Every observer of one `Leases`, by the lock that it observes.
 #[derive(Debug, Default)]
 pub(crate) struct Observers {
     all: Mutex<HashMap<Key, Arc<watch::Sender<Told>>>>,
-    /// The reasons for which their looks fail.
+    /// Why their looks fail.
     pub(crate) troubles: Troubles,
 }
 
 impl Observers {
-    /// The news of this lock's observer; and through what a new one tells, which the caller has to start.
+    /// Subscribes to this lock's observer. For a new one, also returns its sender; the caller then has to start it.
     pub(crate) fn join(&self, key: &Key) -> (watch::Receiver<Told>, Option<Arc<watch::Sender<Told>>>) {
         let mut all = self.all.lock();
         if let Some(telling) = all.get(key) {
             let mut told = telling.subscribe();
             if told.borrow().is_some() {
-                // That is news to whoever comes now.
+                // A new subscriber has not received what is known.
                 told.mark_changed();
             }
             return (told, None);
@@ -36,7 +36,7 @@ impl Observers {
         (told, Some(telling))
     }
 
-    /// Whether nobody observes it any more, so that its observer ends.
+    /// Removes this observer if it has no subscriber left, and returns whether it did.
     pub(crate) fn ends(&self, key: &Key, telling: &watch::Sender<Told>) -> bool {
         let mut all = self.all.lock();
         let is_over = telling.receiver_count() == 0;
@@ -46,7 +46,7 @@ impl Observers {
         is_over
     }
 
-    /// This observer has ended. Another one may observe the lock by now.
+    /// Forgets an observer that has ended. Another one may observe the lock by now.
     pub(crate) fn forget(&self, key: &Key, telling: &Arc<watch::Sender<Told>>) {
         let mut all = self.all.lock();
         if all.get(key).is_some_and(|other| Arc::ptr_eq(other, telling)) {

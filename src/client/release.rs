@@ -28,13 +28,13 @@ use crate::{
     sync::catching_panics,
 };
 
-/// The answer to a release on its way.
+/// The pending answer to a release.
 enum ComingRelease {
     First(Asked<Owned>),
     Again(Ask, Pin<Box<dyn Future<Output = Result<Owned, Failure>> + Send>>),
 }
 
-/// With the request that was asked.
+/// Completes with the request and its answer.
 impl Future for ComingRelease {
     type Output = (Ask, Result<Owned, Failure>);
 
@@ -56,7 +56,7 @@ impl MayFail for (Ask, Result<Owned, Failure>) {
 const FIRST: Ask = Ask::Release { only_sending: true, is_last: false };
 
 impl Client {
-    /// Releases a hold that its last lease has left. Dropped half way, it goes on in the background.
+    /// Releases a hold whose last lease has let go. If it is dropped half way, it continues in the background.
     pub(crate) async fn release(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -72,7 +72,7 @@ impl Client {
         if let ReleaseEnd::Unknown(said) = end {
             let failure =
                 self.quorum.failure(&said, |did| if did.is_ok() { NodeAnswer::Granted } else { NodeAnswer::NotOurs });
-            // The caller has the error of each.
+            // Each caller receives its own failure.
             if let Some(count) = self.unconfirmed.meet(self.now(), &failure) {
                 tracing::warn!(
                     name: "release", target: "leasehold", lock, label, %failure, count,
@@ -87,7 +87,7 @@ impl Client {
             if let Some(span) = hold.span() {
                 span.ends("unconfirmed");
             }
-            // The lock may be free all the same; and the server does not notify of a delete on our own connection.
+            // The lock may be free all the same, and the server does not notify us of a delete on our own connection.
             self.released(&hold.claim.key, &mode);
             let is_kept = matches!(mode, ReleaseMode::Retain(..)) || !hold.outlives_nothing();
             return Ok(Released::unconfirmed(&failure, is_kept));
@@ -116,7 +116,7 @@ impl Client {
     }
 
     async fn release_everywhere(self: &Arc<Self>, hold: &Arc<Hold>, mode: &ReleaseMode) -> ReleaseEnd {
-        // On the connection that our own waiter of this name has tracked, the server keeps the news from us: the
+        // The server does not notify us of changes on the connection on which our own waiter tracks this name. The
         // notification after the release is enough.
         let route = if self.lines.has(&hold.claim.key) { Route::Keeper } else { self.quorum.route() };
         hold.release(route, mode.clone());
@@ -143,7 +143,7 @@ impl Client {
         }
     }
 
-    /// A node's answer that comes when the outcome is certain.
+    /// Handles a node's answer that arrives when the outcome is already certain.
     async fn late_release(
         self: Arc<Self>,
         hold: Arc<Hold>,
@@ -157,7 +157,7 @@ impl Client {
         }
     }
 
-    /// Whether to ask once more, and what has come about.
+    /// Feeds a node's answer to the hold. Returns whether to ask again, and the news.
     fn heard_release(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -171,8 +171,8 @@ impl Client {
         left
     }
 
-    /// The second request: the first has come nowhere, or the connection broke, or is silent; only if the node is
-    /// silent, it is not worth asking.
+    /// Sends the second request, because the first has arrived nowhere, or its connection broke, or is silent. Only a
+    /// silent node is not worth asking.
     fn ask_again(&self, hold: &Arc<Hold>, mode: &ReleaseMode, again: ReleaseAgain) -> ComingRelease {
         let (limit, host, ask) = (self.release_limit(), self.host.clone(), again.ask());
         let release = Request::Release { claim: hold.claim.clone(), mode: mode.clone() };
@@ -204,14 +204,14 @@ impl Client {
         self.notify_of_retained(key, mode);
     }
 
-    /// No server notifies of a key that stays, or of what happens on our own connection.
+    /// Notifies fair waiters of a key that stays. No server does that, nor for changes on our own connection.
     fn notify_of_retained(&self, key: &Key, mode: &ReleaseMode) {
         if matches!(mode, ReleaseMode::Retain(..)) {
             self.fair_waiters.changed(key.lock(), self.now());
         }
     }
 
-    /// Releases a hold without anybody waiting for it; but the next acquire of it here does.
+    /// Releases a hold in the background. No caller waits for that, but the next acquire of the lock here does.
     pub(crate) fn release_in_background(self: &Arc<Self>, hold: &Arc<Hold>, mode: ReleaseMode) {
         let Some(undo) = hold.abandon(mode) else { return };
         if self.watchdog.own_releases.begin_with_votes(&hold.claim.key, &hold.claim.token) {
@@ -219,9 +219,9 @@ impl Client {
         }
         let undoing =
             |node| (node, self.watchdog.undoing(node, UndoTask::new(undo.clone(), hold.claim_at(self.now()))));
-        // All of them are under way before the first is over.
+        // All of them are under way before the first has ended.
         for (node, undoing) in undo.nodes.iter().map(undoing).collect::<Vec<_>>() {
-            // With this the connections stay until it is done.
+            // The client keeps the connections until this is done.
             let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             let mut releasing = Box::pin(async move {
                 undoing.await;
@@ -240,7 +240,7 @@ impl Client {
     }
 }
 
-/// A release under way: dropping it carries on in the background.
+/// A release under way; if it is dropped, it continues in the background.
 struct ReleaseGuard<'a> {
     client: &'a Arc<Client>,
     hold: &'a Arc<Hold>,

@@ -1,7 +1,7 @@
-//! Every event that code of the keeper may tell, and the only place where it is told.
+//! Every event that code of the keeper may report, and the only place that emits it.
 //!
-//! An event that is told elsewhere could run a subscriber on the keeper's thread. A test below keeps tracing's macros
-//! out of all files but those whose events belong to a caller's own task.
+//! An event that is emitted elsewhere could run a subscriber on the keeper's thread. A test below keeps tracing's
+//! macros out of all files but those whose events belong to a caller's own task.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::{lost::Lost, sync::catching_panics};
 
 const TARGET: &str = "leasehold";
 
-/// The table of events: level, name, variant with the fields that are kept until it is told, and text. Fields that are told in
-/// another form stand behind `=>`.
+/// The table of events: level, name, variant with the fields that are kept until it is emitted, and text. Fields that
+/// are emitted in another form follow `=>`.
 macro_rules! events {
     ($($(#[$doc:meta])* $level:ident $name:literal $event:ident { $($field:ident: $type:ty),* }
         $(=> { $($told:tt)* })? $text:literal $(, $arg:expr)?;)*) => {
@@ -58,7 +58,7 @@ events! {
     WARN "lost" Lost { label: String, lost: Lost, cause: Option<String> }
         => { lock = lost.name(), label, reason = ?lost.reason(), by = lost.forced().map(ForcedRelease::label), cause }
         "{lost}";
-    /// `node`: the server that has the key; of a quorum none. `left`: how long the lease is valid. `cause` as above.
+    /// `node`: the server that has the key; none for a quorum. `left`: how long the lease is valid. `cause` as above.
     WARN "at_risk" AtRisk { lock: String, label: String, node: Option<String>, left: Duration, cause: Option<String> }
         => { lock, label, node, left = %Rounded(*left), cause } "a renewal is not confirmed";
     INFO "recovered" Recovered { lock: String, label: String } "a renewal is confirmed again";
@@ -77,7 +77,7 @@ events! {
         "the server's table of tracked keys is full, with those of all its clients: waiters poll, and a loss is told by the next \
          renewal only";
     INFO "node" NodeAnswers { node: String } "the node answers again";
-    /// `count`: how often that was so since it was last told.
+    /// `count`: how often this happened since the last report.
     WARN "node" NodeSilent { node: String, reason: String, count: u64 }
         "the node does not answer: it is not asked until it does";
     WARN "node" NodeAbsent { node: String, error: String }
@@ -92,18 +92,18 @@ events! {
     INFO "node" ServerSettled { node: String } "the address leads to one server again";
     WARN "same_server" SameServer { node: String, other: String }
         "two nodes of the quorum are one server: this one has no vote";
-    /// Of a cluster, or of a primary behind Sentinel.
+    /// In a cluster, or of a primary behind Sentinel.
     WARN "primary" TakenOver { node: String, before: String, slots: usize, epoch: u64 }
         "a replica has taken over: locks that it has are renewed there, and those that it lacks are lost";
-    /// Of what was written there, `seen` of `wanted` replicas have the last in time. `count`: how often that was so since it
-    /// was last told.
+    /// Only `seen` of `wanted` replicas have the last write in time. `count`: how often this happened since the last
+    /// report.
     WARN "replicas" TooFewReplicas { node: String, seen: u32, wanted: u8, count: u64 }
         "too few replicas confirm what is written: no lock is acquired there, and leases are not renewed";
-    /// `count`: how often they were too few since that was last told.
+    /// `count`: how often they were too few since the last report.
     INFO "replicas" ReplicasAgain { node: String, count: u64 } "enough replicas confirm what is written again";
     /// The primaries have other slots than before.
     DEBUG "topology" Topology { node: String, slots: usize, primaries: usize } "slots are at other servers now";
-    /// All that is known of it is of another one.
+    /// All that is known of it belongs to another cluster.
     WARN "topology" AnotherCluster { node: String }
         "the servers are of another cluster than before: what was held there is renewed, and lost if it is gone";
     WARN "clocks" ClocksDiffer { node: String, other: String, by: Duration }
@@ -117,20 +117,20 @@ events! {
         "no credentials: connections that there are go on, and a new one takes the last ones";
     INFO "credentials" CredentialsAgain { node: String } "there are credentials again";
     DEBUG "undo" Undone { lock: String, label: String, was_ours: bool } "taken back: nothing is left of it";
-    /// `count`: how many were left for this reason since that was last told.
+    /// `count`: how many were left for this reason since the last report.
     WARN "undo" UndoLeft { lock: String, label: String, failure: Failure, count: u64 }
         => { lock, label, %failure, count } "not taken back: the key is left to expire";
-    /// One of those that are only counted.
+    /// One of the undos that are otherwise only counted.
     DEBUG "undo" UndoGivenUp { lock: String, label: String, failure: Failure }
         => { lock, label, %failure } "not taken back: the key is left to expire";
-    /// After some were left. `count`: how many were left since that was last told.
+    /// After some were left. `count`: how many were left since the last report.
     INFO "undo" UndosGoOn { node: String, count: u64 } "the node takes back again what it is asked to";
     DEBUG "undo" UndoFailed { lock: String, label: String, failure: Failure }
         => { lock, label, %failure } "not taken back yet: it is tried again";
-    /// `count`: how often observers failed for this reason since that was last told.
+    /// `count`: how often observers failed for this reason since the last report.
     WARN "observe" ObserveFailed { lock: String, failure: String, count: u64 }
         => { lock, %failure, count } "who holds an observed lock is not known";
-    /// `count`: how often they failed since that was last told.
+    /// `count`: how often they failed since the last report.
     INFO "observe" ObserveAgain { lock: String, count: u64 } "observers are answered again";
     WARN "undo" UndosFull { node: String }
         "too many attempts of unknown outcome to undo them all: some are left to expire";

@@ -1,4 +1,4 @@
-//! A waker that panics. It ends no more than its own call, whichever thread has called it.
+//! Wakers that panic. The panic ends only the waker's own call, on whichever thread that is.
 
 use std::{
     future::Future,
@@ -18,8 +18,8 @@ macro_rules! relayed {
 }
 pub(crate) use relayed;
 
-/// One for each public future. It has a waker only where the future is polled outside of Tokio's tasks, whose wakers do not
-/// panic.
+/// The relay of one public future. It has a waker only if the future is polled outside of Tokio's tasks, whose wakers
+/// do not panic.
 #[derive(Default)]
 pub(crate) struct Relay(Option<Arc<Caught>>);
 
@@ -37,7 +37,7 @@ impl Relay {
     }
 }
 
-/// A foreign waker, which is there until this is dropped.
+/// A foreign waker, present until this is dropped.
 struct Caught(Option<Waker>);
 
 impl Caught {
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// Says that it was woken or dropped, and panics.
+    /// A waker that reports when it is woken or dropped, and panics.
     struct Panics(Sender<&'static str>);
 
     impl Panics {

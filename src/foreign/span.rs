@@ -12,24 +12,24 @@ use tracing::{Span, dispatcher};
 
 use super::off_the_keeper;
 
-/// A span that threads of ours may keep: to clone and to drop it runs no foreign code there.
+/// A span that threads of ours may keep: cloning and dropping it there runs no foreign code.
 #[derive(Clone)]
 pub(crate) struct LeaseSpan(Arc<Owned>);
 
 struct Owned {
-    /// It is there until this is dropped.
+    /// Present until this is dropped.
     span: Option<Span>,
     has_outcome: AtomicBool,
 }
 
 impl LeaseSpan {
-    /// Nothing, if no subscriber wants it.
+    /// A span of a lease; `None` if no subscriber wants it.
     pub(crate) fn new(span: Span) -> Option<Self> {
         let is_wanted = !span.is_disabled();
         is_wanted.then(|| Self(Arc::new(Owned { span: Some(span), has_outcome: AtomicBool::new(false) })))
     }
 
-    /// Runs this in the span, and before its subscriber: that of this thread may be another. Runs foreign code.
+    /// Runs this in the span, under the span's subscriber: this thread's may be another. Runs foreign code.
     pub(crate) fn enter(&self, step: impl FnOnce()) {
         let Some(span) = &self.0.span else { return step() };
         let dispatch = span.with_subscriber(|(_, dispatch)| dispatch.clone());
@@ -39,7 +39,7 @@ impl LeaseSpan {
         }
     }
 
-    /// Says how the lease ended: the first to say it is right. Runs foreign code.
+    /// Records how the lease ended; the first record counts. Runs foreign code.
     pub(crate) fn ends(&self, outcome: &'static str) {
         if self.0.has_outcome.swap(true, Ordering::AcqRel) {
             return;
@@ -52,7 +52,7 @@ impl LeaseSpan {
         });
     }
 
-    /// For work in it. Runs foreign code.
+    /// The span, for work in it. Runs foreign code.
     pub(crate) fn span(&self) -> Span {
         self.0.span.clone().unwrap_or_else(Span::none)
     }

@@ -1,4 +1,4 @@
-//! The thread that tells the program's subscriber and recorder what has happened on the keeper.
+//! The thread that reports to the program's subscriber and recorder what has happened on the keeper.
 
 use std::{collections::VecDeque, io, sync::OnceLock, thread, time::Duration};
 
@@ -12,9 +12,9 @@ use tracing::{
 use super::{Event, LeaseSpan, on_keeper};
 use crate::sync::catching_panics;
 
-/// The most items that wait to be told. An event takes some 150 bytes and its texts: at most a name of a KiB, a label,
-/// an address and an error's text. A full queue takes some 400 KiB where names are short, and 2 MiB where they are as
-/// long as can be.
+/// The most items that wait to be reported. An event takes some 150 bytes and its texts: at most a name of a KiB, a
+/// label, an address and an error's text. A full queue takes some 400 KiB if names are short, and 2 MiB if they are as
+/// long as possible.
 const MOST: usize = 1024;
 
 /// An entry of the queue.
@@ -26,17 +26,17 @@ enum Item {
         name: &'static str,
         value: f64,
     },
-    /// Of a span, or the drop of what is foreign. Never left out.
+    /// A step of a span, or the drop of a foreign value. Never left out.
     Step(Box<dyn FnOnce() + Send>),
 }
 
-/// The numbers that are told beside the events: those of `metrics`. All of it runs foreign code.
+/// The numbers that are reported beside the events: those of `metrics`. All of it runs foreign code.
 pub(crate) trait Numbers: Send {
-    /// When there is something to tell though nothing has happened.
+    /// When there is something to report even if nothing happens.
     fn next_in(&self) -> Option<Duration>;
-    /// Tells what has changed.
+    /// Reports what has changed.
     fn tell(&mut self);
-    /// Tells a value of a group's histogram.
+    /// Reports a value of a group's histogram.
     fn sample(&self, group: u8, name: &'static str, value: f64);
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn start(numbers: impl Numbers + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells an event: at once, or, on the keeper's thread, through the queue.
+/// Reports an event: at once or, on the keeper's thread, through the queue.
 pub(crate) fn tell(event: Event) {
     tell_in(None, event);
 }
@@ -87,14 +87,14 @@ pub(crate) fn tell_in(span: Option<LeaseSpan>, event: Event) {
     }
 }
 
-/// Like [`tell`], but always through the queue: for a thread that nothing may hold up, though it is not the keeper's.
+/// Like [`tell`], but always through the queue: for threads other than the keeper's that must not be held up.
 pub(crate) fn queue(event: Event) {
     if is_wanted(event.level()) {
         put(Item::Event(event, None));
     }
 }
 
-/// Tells an event of level DEBUG, which is made only if somebody wants it.
+/// Reports an event of level DEBUG, which is made only if it is wanted.
 pub(crate) fn tell_debug(event: impl FnOnce() -> Event) {
     tell_debug_in(|| None, event);
 }
@@ -106,8 +106,9 @@ pub(crate) fn tell_debug_in(span: impl FnOnce() -> Option<LeaseSpan>, event: imp
     }
 }
 
-/// Asks two atomics, and no subscriber. Where there has never been one, tracing may forward its events to the `log`
-/// crate (its feature `log`). That cannot be asked here: events above DEBUG, which are rare, go there.
+/// Whether an event of this level is wanted. Reads two atomics, and asks no subscriber. If there has never been one,
+/// tracing may forward its events to the `log` crate (its feature `log`). That cannot be queried, so events above
+/// DEBUG, which are rare, count as wanted.
 fn is_wanted(level: Level) -> bool {
     level <= STATIC_MAX_LEVEL && (level <= LevelFilter::current() || (level < Level::DEBUG && !has_been_set()))
 }
@@ -123,7 +124,7 @@ pub(super) fn step(step: Box<dyn FnOnce() + Send>) {
     put(Item::Step(step));
 }
 
-/// There are numbers to tell: see `metrics`.
+/// Wakes the thread for events, because there are numbers to report: see `metrics`.
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "without the feature there are no numbers"))]
 pub(crate) fn deltas_are_due() {
     if let Some(teller) = TELLER.get() {
@@ -132,7 +133,7 @@ pub(crate) fn deltas_are_due() {
     }
 }
 
-/// Queues an item; or counts it, if too many wait. Takes a lock that nobody keeps, and does not wait.
+/// Queues an item; or counts it, if too many wait. Takes a mutex that is never held for long, and does not wait.
 fn put(item: Item) {
     let Some(teller) = TELLER.get() else { return };
     teller.queue.lock().put(item);
@@ -152,7 +153,7 @@ impl EventQueue {
         }
     }
 
-    /// The numbers to tell, once every kept item is told, or when [`MOST`] were dropped.
+    /// The numbers to report, once every kept item is reported, or when [`MOST`] were dropped.
     fn dropped(&mut self) -> Option<Dropped> {
         let number = self.dropped.events + self.dropped.samples;
         let is_due = number >= MOST as u64 || (number > 0 && self.items.is_empty());

@@ -6,17 +6,17 @@ use tokio::{runtime::Builder, sync::mpsc};
 
 use crate::sync::catching_panics;
 
-/// Makes a future, which is then polled there.
+/// Makes a future, which the worker then polls.
 pub(crate) type Work = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
 
-/// A thread on which the program's futures run side by side. Each may block it, hang or panic: that is felt by the
-/// others there, and by nobody else. It ends with this handle; what still runs is dropped then.
+/// A thread on which the program's futures run side by side. Each may block the thread, hang or panic, which affects
+/// only the other futures there. The thread ends with this handle, and then drops what still runs.
 pub(crate) struct Worker {
     work: mpsc::UnboundedSender<Work>,
 }
 
 impl Worker {
-    /// Starts it. `running` is shared with the thread for as long as that lives.
+    /// Starts the worker. `running` is shared with its thread for as long as that lives.
     pub(crate) fn start(running: &Arc<()>) -> io::Result<Self> {
         let (work, mut to_do) = mpsc::unbounded_channel::<Work>();
         let life = running.clone();
@@ -38,12 +38,12 @@ impl Worker {
         Ok(Self { work })
     }
 
-    /// Whether it could not be kept: it takes nothing more.
+    /// Whether its thread has ended, so that it takes no more work.
     pub(crate) fn has_ended(&self) -> bool {
         self.work.is_closed()
     }
 
-    /// Has it done. If the thread has ended, what it was given is dropped.
+    /// Runs this work. If the thread has ended, the work is dropped.
     pub(crate) fn run(&self, work: Work) {
         let _ended = self.work.send(work);
     }

@@ -1,4 +1,4 @@
-//! A change of a lease's phase, on its way to everybody whom it concerns.
+//! A change of a lease's phase, and its report to all whom it concerns.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     status::Signal,
 };
 
-/// A new phase, noted already. To tell it runs foreign code: once no lock is held, and nothing is left to be done.
+/// A new phase that is noted already. Reporting it runs foreign code, so that comes last, with no mutex held.
 #[must_use = "nobody has been told"]
 pub(crate) struct PhaseChange {
     pub(super) leases: Vec<Signal>,
@@ -21,7 +21,7 @@ pub(crate) struct PhaseChange {
 }
 
 impl PhaseChange {
-    /// Says why, and where, if servers are the reason.
+    /// Adds the cause, and the place, if servers are the reason.
     pub(crate) fn because(&mut self, trouble: impl FnOnce() -> Option<String>, place: impl FnOnce() -> Option<String>) {
         match &mut self.event {
             Event::AtRisk { cause, node, .. } => (*cause, *node) = (trouble(), place()),

@@ -1,4 +1,4 @@
-//! One acquisition that was won: what its leases, its watchdog and the table of owners share.
+//! One acquisition that was won: the state that its leases, its watchdog and the table of owners share.
 
 use std::{fmt, panic::RefUnwindSafe, sync::Arc, time::Duration};
 
@@ -40,32 +40,33 @@ pub(crate) use self::{
     sharing::{AfterLast, Heir, SharedEntry},
 };
 
-/// A server counts in whole milliseconds.
+/// The shortest keep: a server counts in whole milliseconds.
 const SHORTEST_KEEP: Duration = Duration::from_millis(1);
 
 /// One acquisition, held by one or more leases of one owner.
 pub(crate) struct Hold {
-    /// With its fence, and the life of its acquire.
+    /// With the lease's fence, and the life of its acquire.
     pub(crate) claim: Claim,
     pub(crate) fence: Fence,
     pub(crate) owner: Option<OwnerId>,
     /// When the winning attempt was sent.
     acquired: Time,
     outliving: Outliving,
-    /// A copy of the acquisition's answer, so that `check` is one load and one look at the clock.
+    /// A copy of the acquisition's `valid_until`, so that `check` is one load and one read of the clock.
     valid_until: AtomicU64,
-    /// The key stays until then, whenever it is released: nanoseconds on our clock, zero for no longer than it is held.
+    /// Until when the key is kept, whenever it is released: nanoseconds on our clock, zero for no longer than it is
+    /// held.
     keep_until: AtomicU64,
     state: Mutex<State>,
     /// The signals of the lease that it was won for.
     first: Board,
     pub(crate) measured: Holding,
     pub(crate) noted: Noted,
-    /// In the trace of whoever acquired it, if somebody wants it, until the last lease lets go.
+    /// The span in the acquirer's trace, if a subscriber wants one, until the last lease lets go.
     span: Mutex<Option<LeaseSpan>>,
-    /// Whether there ever was one: most have none, and need not ask for the lock.
+    /// Whether there ever was a span: most holds have none, and need not lock `span`.
     had_span: AtomicBool,
-    /// Whether nobody works under it yet: a release then leaves nothing.
+    /// Whether no job runs under it yet, so that a release leaves nothing.
     is_on_trial: AtomicBool,
 }
 
@@ -96,11 +97,11 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Reaction {
     pub(crate) actions: Actions,
-    /// Boxed: most events are none.
+    /// Boxed, because most events cause none.
     pub(crate) news: Option<Box<PhaseChange>>,
 }
 
-// As for `Client`.
+// For the same reason as `Client`.
 impl RefUnwindSafe for Hold {}
 
 impl HasBoard for Hold {
@@ -110,7 +111,7 @@ impl HasBoard for Hold {
 }
 
 impl Hold {
-    /// An acquisition by this owner, which was won with this fence, and is counted in this group.
+    /// The hold of an acquisition that this owner won with this fence, counted in this metrics group.
     pub(crate) fn new(
         claim: Claim,
         fence: Fence,
@@ -144,23 +145,23 @@ impl Hold {
         (hold.clone(), Signal::First(hold))
     }
 
-    /// Nobody works under it before it [begins](Self::begin).
+    /// Puts it on trial: no job runs under it before it [begins](Self::begin).
     pub(crate) fn try_out(&self) {
         self.is_on_trial.store(true, Ordering::Release);
     }
 
-    /// From now on somebody may work under it.
+    /// Ends the trial: from now on a job may run under it.
     pub(crate) fn begin(&self) {
         self.is_on_trial.store(false, Ordering::Release);
     }
 
-    /// Its events belong to this span from now on.
+    /// Attaches its events to this span from now on.
     pub(crate) fn belongs_to(&self, span: LeaseSpan) {
         *self.span.lock() = Some(span);
         self.had_span.store(true, Ordering::Release);
     }
 
-    /// Whether a subscriber wants a span of it.
+    /// Whether a subscriber wanted a span of it.
     pub(crate) fn has_span(&self) -> bool {
         self.had_span.load(Ordering::Acquire)
     }
@@ -169,12 +170,12 @@ impl Hold {
         if self.has_span() { self.span.lock().clone() } else { None }
     }
 
-    /// The span ends here, though others may know the hold for a while: they are told what they have to be told.
+    /// Takes the span, which ends here. Others may know the hold for a while, and are still notified.
     pub(crate) fn end_span(&self) -> Option<LeaseSpan> {
         if self.has_span() { self.span.lock().take() } else { None }
     }
 
-    /// The claim of a request that is sent now: with what is left of its life.
+    /// The claim of a request that is sent now, with the rest of its life.
     pub(crate) fn claim_at(&self, now: Time) -> Claim {
         let claim = self.claim.clone();
         if self.outlives_nothing() {
@@ -193,12 +194,12 @@ impl Hold {
         self.keep_until.fetch_max((now + keep).as_nanos(), Ordering::AcqRel);
     }
 
-    /// For how long from that moment on the key is to be kept, whenever it is released.
+    /// How long the key is to be kept from `now` on, whenever it is released.
     pub(crate) fn kept_for(&self, now: Time) -> Duration {
         Time::from_nanos(self.keep_until.load(Ordering::Acquire)).since(now)
     }
 
-    /// The options of a lease that goes on from this one at that moment.
+    /// The options of a lease that continues this one from `now` on.
     pub(crate) fn options(&self, now: Time, access: Access) -> LockOptions {
         let Claim { ttl, fence_memory, .. } = self.claim;
         let hold_ends = self.state.lock().acquisition.hold_ends();
@@ -213,13 +214,14 @@ impl Hold {
         }
     }
 
-    /// The rest of the interval in which the lock is acquired once.
+    /// The rest of the interval in which the lock may be acquired only once.
     pub(crate) fn interval_left(&self, now: Time) -> Duration {
         self.outliving.interval_left(now.since(self.acquired))
     }
 
-    /// Whether a release deletes the key or retains it: for at least `keep` from now on, and until the interval is over
-    /// in which the lock is acquired once. A lost lease ignores an earlier `keep_for`: its work has not been done.
+    /// Whether a release deletes or retains the key. A retained key stays for at least `keep`, and to the end of the
+    /// interval in which the lock may be acquired once. A lost lease ignores an earlier `keep_for`: its work was not
+    /// done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
         if self.is_on_trial.load(Ordering::Acquire) {
             return ReleaseMode::Delete;
@@ -235,21 +237,21 @@ impl Hold {
         ReleaseMode::Retain(rest.max(SHORTEST_KEEP), stays)
     }
 
-    /// How long the holder may still believe in it: from the clock, so right even when every timer is late (rule 2).
+    /// How long the holder may still rely on it. Read from the clock, so right even if every timer is late (rule 2).
     pub(crate) fn remaining(&self, now: Time) -> Duration {
         Time::from_nanos(self.valid_until.load(Ordering::Acquire)).since(now)
     }
 
-    /// Whether both share the lock, at one time.
+    /// Whether both share the lock in the same phase.
     pub(crate) fn shares_with(&self, other: &Self) -> bool {
         self.claim.mode.is_shared() && other.claim.mode.is_shared() && self.fence == other.fence
     }
 
-    /// Whether a key with this value and this life left is as our last renewal left it: then nobody else has changed it
-    /// since, or to no effect.
+    /// Whether a key with this value and remaining life is as our last renewal left it. If so, no other client has
+    /// changed it since, or only without effect.
     pub(crate) fn is_as_left(&self, value: &str, left: Duration, now: Time) -> bool {
         if self.claim.mode.is_shared() {
-            // Those who share it extend it for each other (rule 15).
+            // Sharers extend the key for each other (rule 15).
             return mode::phase_of(value) == Some(self.fence);
         }
         // The server counts in whole milliseconds.
@@ -272,7 +274,7 @@ impl Hold {
         self.feed(now, |acquisition| acquisition.expire_if_due(now))
     }
 
-    /// A replica has taken over that may lack its key.
+    /// Notes that a replica has taken over that may lack its key.
     pub(crate) fn note_takeover(&self, now: Time) {
         self.state.lock().acquisition.note_takeover(now);
     }
@@ -289,12 +291,12 @@ impl Hold {
         self.feed(now, |acquisition| acquisition.on_tick(now))
     }
 
-    /// Others are renewed now.
+    /// Lets it join a batch that is being renewed.
     pub(crate) fn go_along(self: &Arc<Self>, now: Time, meets: Option<Duration>) -> Reaction {
         self.feed(now, |acquisition| acquisition.go_along(now, meets))
     }
 
-    /// A node has answered, or will not.
+    /// Feeds a node's answer, or the lack of one.
     pub(crate) fn on_reply(self: &Arc<Self>, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Reaction {
         self.feed(now, |acquisition| acquisition.on_reply(now, sent, reply))
     }
@@ -308,17 +310,17 @@ impl Hold {
         self.next_tick().is_none()
     }
 
-    /// Its release goes out on this route now, to every node.
+    /// Notes that its release is sent now, on this route, to every node.
     pub(crate) fn release(&self, route: Route, mode: ReleaseMode) {
         let _to_every_node = self.state.lock().acquisition.release(route, mode);
     }
 
-    /// Nobody waits for its release: what is to be undone instead.
+    /// Ends a lease whose release is not waited for. Returns what is to be undone instead.
     pub(crate) fn abandon(&self, mode: ReleaseMode) -> Option<acquisition::Undo> {
         self.state.lock().acquisition.abandon(mode).undo
     }
 
-    /// `Leases::close`: every lease ends, and what is left on the nodes is released.
+    /// Ends every lease for `Leases::close`, and releases what is left on the nodes.
     pub(crate) fn close(self: &Arc<Self>, now: Time) -> Reaction {
         let mut reaction = self.feed(now, |acquisition| acquisition.close(now));
         if let Some(undo) = &mut reaction.actions.undo {
@@ -327,7 +329,7 @@ impl Hold {
         reaction
     }
 
-    /// Every lease ends, for a reason that no node has given.
+    /// Ends every lease for a reason that did not come from a node.
     pub(crate) fn finish(self: &Arc<Self>, now: Time, reason: LossReason) -> Reaction {
         self.feed(now, |acquisition| acquisition.finish(now, reason))
     }
@@ -349,7 +351,7 @@ impl Hold {
         }
         let end = state.end.clone();
         let stage = if end.is_some() { self.measured.is_over() } else { self.measured.is_held(phase == Phase::AtRisk) };
-        // Noted under the lock, so that news reach every signal in their order.
+        // Noted under the mutex, so that news reach every signal in their order.
         for lease in self.boards(&state) {
             match (&end, phase) {
                 (Some(lost), _) => lease.note_end(lost),

@@ -7,16 +7,16 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 /// Notes in a hold.
 #[derive(Debug)]
 pub(crate) struct Noted {
-    /// When it is looked at next, as [`Time`]; never, if that is not planned. Only the table changes it, under its
-    /// lock.
+    /// When it is checked next, as a [`Time`]; never, if that is not planned. Only the table changes it, under its
+    /// mutex.
     look: AtomicU64,
-    /// Where the table has it. As above.
+    /// Its place in the table, which changes it like `look`.
     place: AtomicU32,
     /// The nodes that refuse to renew it, one bit each.
     refused_by: AtomicU32,
 }
 
-/// Places of a hold. From [`FIRST_FRESH`] on it is the one among the fresh.
+/// Places of a hold. From [`FIRST_FRESH`] on, the place gives the index among the fresh.
 pub(crate) const NOT_HERE: u32 = 0;
 pub(crate) const SCHEDULED: u32 = 1;
 const FIRST_FRESH: u32 = 2;
@@ -29,7 +29,7 @@ impl Default for Noted {
 }
 
 impl Noted {
-    /// Whether this node refused it when it was the only one that was to be renewed.
+    /// Whether this node refused it when it was renewed alone.
     pub(crate) fn is_refused_by(&self, node: usize) -> bool {
         self.refused_by.load(Relaxed) & bit(node) != 0
     }
@@ -59,7 +59,7 @@ impl Noted {
     }
 
     pub(crate) fn set_fresh(&self, at: usize) {
-        // There is no memory for as many.
+        // That many do not fit in memory.
         self.set_place(u32::try_from(at).map_or(SCHEDULED, |at| at.saturating_add(FIRST_FRESH)));
     }
 

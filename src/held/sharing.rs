@@ -17,49 +17,49 @@ use crate::{
     sync::atomic::Ordering,
 };
 
-/// The result for an owner that asks again.
+/// The result for an owner that acquires again.
 pub(crate) enum SharedEntry {
     /// Another lease on the same acquisition.
     Shared(Signal),
-    /// Not before a renewal has gone through.
+    /// At risk: shared only after a renewal has succeeded.
     AtRisk,
     /// It has ended, or is being released.
     Over,
 }
 
-/// The one that goes on from a hold.
+/// The lease that continues a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heir {
-    /// The one with the ticket, perhaps in another program.
+    /// The holder of the ticket, perhaps in another program.
     Another,
-    /// Its own holder, who shares the lock from then on.
+    /// The same holder, which shares the lock from then on.
     Itself,
 }
 
 /// The work that is left when a lease lets go.
 pub(crate) enum AfterLast {
-    /// Others hold on; or there is nothing left to release. The lease had been lost if there is a `Lost`.
+    /// Other leases hold on, or nothing is left to release. The lease had been lost if there is a `Lost`.
     Nothing(Result<(), Lost>),
-    /// The key has to be released, and it matters whether it was still there: the lease was believed until the moment
+    /// The key has to be released, and it matters whether it still existed: the lease was believed until the time
     /// given.
     Release { valid_until: Time },
-    /// The key has to be released, and whatever the server says is fine (after `MaxHold`).
+    /// The key has to be released, and any answer of the server is fine (after `MaxHold`).
     Forgiven,
 }
 
 impl Hold {
-    /// Of every lease that has not let go, in the order in which they came.
+    /// The boards of every lease that has not let go, in the order in which they joined.
     pub(super) fn boards<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Board> {
         state.has_first.then_some(&self.first).into_iter().chain(state.more.iter().map(|board| &**board))
     }
 
-    /// The signals of these boards, to keep.
+    /// The signals of these boards, as owned handles.
     pub(super) fn signals(self: &Arc<Self>, state: &State) -> Vec<Signal> {
         let first = state.has_first.then(|| Signal::First(self.clone()));
         first.into_iter().chain(state.more.iter().cloned().map(Signal::More)).collect()
     }
 
-    /// One more lease, whose holder may begin to work at once.
+    /// Adds a lease, whose holder may begin to work at once.
     fn join(&self, state: &mut State) -> Signal {
         self.begin();
         let board = Arc::new(Board::beside(self.boards(state).next()));
@@ -67,18 +67,18 @@ impl Hold {
         Signal::More(board)
     }
 
-    /// Every holder is to stop, while the lease goes on: who has to be woken for that, and cancelled.
+    /// Asks every holder to stop, while the lease continues. Returns the signals to wake and cancel for that.
     pub(crate) fn note_stop(self: &Arc<Self>, now: Time, reason: LossReason) -> Vec<Signal> {
         let why = self.lost(now, now, reason);
         let state = self.state.lock();
-        // Noted under the lock, so that a lease which joins them later hears of it from them.
+        // Noted under the mutex, so that a lease which joins later learns of it from these.
         for lease in self.boards(&state) {
             lease.note_stop(&why);
         }
         self.signals(&state)
     }
 
-    /// The owner of this hold asks again.
+    /// Shares the hold with its owner, which acquires again.
     pub(crate) fn enter(self: &Arc<Self>, now: Time) -> (SharedEntry, Reaction) {
         let reaction = self.expire_if_due(now);
         let mut state = self.state.lock();
@@ -90,7 +90,7 @@ impl Hold {
         (entry, reaction)
     }
 
-    /// Another lease on it, for whoever has one; an error once it has ended.
+    /// Adds a lease, for a caller that already has one; an error once the hold has ended.
     pub(crate) fn share(self: &Arc<Self>, now: Time) -> (Result<Signal, Lost>, Reaction) {
         let reaction = self.expire_if_due(now);
         let mut state = self.state.lock();
@@ -109,8 +109,8 @@ impl Hold {
         (signal, reaction)
     }
 
-    /// Its only lease leaves it to an heir: from here on nobody believes in it, no renewal goes out, and the key stays (rule
-    /// 13).
+    /// Leaves the hold of its only lease to an heir. From here on no holder believes in it, no renewal is sent, and the
+    /// key stays (rule 13).
     pub(crate) fn hand_over(self: &Arc<Self>, now: Time, signal: &Signal, to: Heir) -> (Result<(), Error>, Reaction) {
         let reaction = self.expire_if_due(now);
         let over = self.lost(now, now, LossReason::HandedOver);
@@ -158,10 +158,9 @@ impl Hold {
         Ok(())
     }
 
-    /// One lease lets go; a second time there is nothing to let go of. From here on no renewal goes out if it was the
-    /// last (rule 8).
+    /// Lets one lease go; a second call has no effect. From here on no renewal is sent if it was the last (rule 8).
     pub(crate) fn leave(self: &Arc<Self>, now: Time, signal: &Signal) -> (AfterLast, Reaction) {
-        // Each lease that was released is dropped too.
+        // Each released lease is also dropped.
         if !self.state.lock().has(signal) {
             return (AfterLast::Nothing(Ok(())), Reaction::default());
         }

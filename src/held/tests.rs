@@ -40,7 +40,7 @@ fn renewed(hold: &Arc<Hold>, millis: u64, owned: Result<(), Denial>) -> Actions 
     hold.on_reply(at(millis), sent, Ok(Said::Owned(owned))).actions
 }
 
-/// Lets a lease go after `close`: nothing is left to do, and its release says this.
+/// Lets a lease go after `close`, when nothing is left to do. Returns what its release reports.
 fn leaves(hold: &Arc<Hold>, signal: &Signal) -> Result<(), LossReason> {
     let (leaving, Reaction { actions, news }) = hold.leave(at(3_100), signal);
     assert!(actions.undo.is_none() && news.is_none());
@@ -69,7 +69,7 @@ fn a_key_that_outlives_its_lease_is_as_our_last_renewal_left_it_for_longer() {
     let (delay, interval, milli) = (Duration::from_secs(2), Duration::from_secs(60), Duration::from_millis(1));
     for (outliving, most) in [
         (Outliving::new(delay, Duration::ZERO), TTL + delay),
-        // Longer than at the last renewal: who lengthens it has changed nothing for us.
+        // Longer than at the last renewal: lengthening it has changed nothing for us.
         (Outliving::new(Duration::ZERO, interval), interval),
     ] {
         let ((hold, _signal), now) = (held_for(outliving), at(100));
@@ -111,7 +111,7 @@ fn a_release_retains_the_key_for_what_is_left_of_the_interval() {
     assert_eq!([1, 20].map(|keep| kept(&hold, 1_000, secs(keep))), [9, 20].map(secs), "the longer of both");
     hold.keep_for(at(0), secs(30));
     assert_eq!(kept(&hold, 1_000, none), secs(29));
-    // A loss leaves nothing of a `keep_for`, and all of the interval.
+    // After a loss, nothing is left of a `keep_for`, and all of the interval.
     let _reaction = hold.tick(at(3_000));
     assert_eq!(hold.end().unwrap().reason(), LossReason::Expired);
     assert_eq!(kept(&hold, 4_000, none), secs(6));

@@ -1,4 +1,4 @@
-//! The life of the keeper's runtime, which ends before its last callers: then no timer is polled any more.
+//! The life of the keeper's runtime, which ends before its last callers do. After that no timer is polled.
 
 use std::{
     future::{Future, poll_fn},
@@ -17,8 +17,8 @@ use crate::sync::catching_panics;
 ///
 /// # Invariant
 ///
-/// No timer is polled after its runtime. The thread of the keeper [retires](Self::retire) before its runtime goes. It waits for
-/// the polls that are under way, and later ones are turned away.
+/// No timer is polled after its runtime has ended. The keeper's thread [retires](Self::retire) before its runtime ends:
+/// it waits for the polls that are under way, and later ones are refused.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     has_ended: AtomicBool,
@@ -27,13 +27,13 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// No timer is polled from here on: the runtime is about to end.
+    /// Stops all polls of timers from here on, because the runtime is about to end.
     pub(super) fn retire(&self) {
         self.has_ended.store(true, Ordering::Release);
         drop(self.polls.write());
     }
 
-    /// The runtime is in another process. Nobody polls in this one, whatever the lock says.
+    /// Notes that the runtime is in another process. In this one no poll is under way, whatever the lock says.
     pub(super) fn is_elsewhere(&self) {
         self.has_ended.store(true, Ordering::Release);
         let _told = catching_panics(|| self.over.cancel());
@@ -49,13 +49,13 @@ impl Life {
 /// Gives a future the keeper's timers, so that any executor can poll it, and another one later.
 pub(crate) struct TimeKeeper {
     pub(super) runtime: Handle,
-    /// In another process.
+    /// Whether the keeper is in another process.
     pub(super) is_elsewhere: bool,
 }
 
 impl TimeKeeper {
-    /// Runs this future, which stays where it is: a request is too large to be moved. Where the keeper's runtime is in
-    /// another process it completes at once with what `ended` gives.
+    /// Runs this future without moving it, because a request is too large to be moved. If the keeper's runtime is in
+    /// another process, it completes at once with the result of `ended`.
     pub(crate) async fn keep<F: Future>(self, mut future: Pin<&mut F>, ended: fn() -> F::Output) -> F::Output {
         poll_fn(|context| {
             if self.is_elsewhere {

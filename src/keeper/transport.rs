@@ -11,14 +11,14 @@ use tokio::{
 use super::Host;
 use crate::foreign;
 
-/// The thread on which connections of the keeper live. The transport logs on it, and a logger is foreign code: if it
-/// blocks this thread, the keeper's own goes on, and makes its connections on another one.
+/// The threads on which connections of the keeper live. The transport logs on them, and a logger is foreign code: if it
+/// blocks one, the keeper's own thread continues, and makes its connections on another.
 #[derive(Debug, Default)]
 pub(super) struct Transport {
     threads: Mutex<Vec<Handle>>,
 }
 
-/// The most threads of the transport: as many may be blocked.
+/// The most threads of the transport; that many may be blocked.
 const MOST_THREADS: usize = 8;
 
 /// The time after which a thread that does nothing counts as blocked.
@@ -44,7 +44,7 @@ impl Host {
             }
         }
         let mut now = self.transport.threads.lock();
-        // Somebody else has started one meanwhile, or too many are blocked.
+        // Another call has started one meanwhile, or too many are blocked.
         if let Some(last) = now.last().filter(|_| now.len() > threads.len() || now.len() >= MOST_THREADS) {
             return Ok(last.clone());
         }

@@ -247,7 +247,7 @@ macro_rules! view {
                 self.view().hold.claim.token.label()
             }
 
-            /// How many leases of a re-entrant owner share this acquisition.
+            /// How many leases have this acquisition: of a re-entrant owner, or made by [`share`](crate::LeaseHandle::share).
             #[must_use]
             pub fn hold_count(&self) -> usize {
                 self.view().hold.holds()

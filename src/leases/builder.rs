@@ -134,8 +134,8 @@ impl Builder {
     }
 
     /// How long a server must have been up before it grants a lock, because a restart may have made it forget the
-    /// holder. Until then waiters keep waiting, [fair](crate::Lock::fair) ones in their order. Zero to a day, rounded
-    /// up to seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
+    /// holder. Until then waiters keep waiting, [fair](crate::Lock::fair) ones in their order. Zero to a day and a second,
+    /// rounded up to seconds. Default 31 s over a [`quorum`](Self::quorum), and zero on one server.
     ///
     /// It is a property of the servers, not of one program: **give it the same value everywhere**, at least a second
     /// more than the longest life of a key there. That is a TTL plus its [`lock_delay`](Self::lock_delay), or a

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::sync::catching_panics;
 
-/// Tells an exporter what each metric is, and that nothing was counted so far.
+/// Describes each metric to an exporter, and reports that nothing was counted so far.
 pub(crate) fn describe() {
     let _described = catching_panics(|| {
         describe_counter!(ACQUIRES, Unit::Count, "Acquires that have ended, by outcome and mode.");

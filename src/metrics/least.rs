@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The ratio while nothing is noted.
 const FULL: f64 = 1.0;
 
-/// Ratios as bits, which are in order for what is not negative.
+/// The least ratios as bits, which have the same order as long as no ratio is negative.
 #[derive(Debug)]
 pub(super) struct Least {
     now: AtomicU64,
     before: AtomicU64,
-    /// The ratio that was told last.
+    /// The ratio that was last reported.
     told: AtomicU64,
 }
 
@@ -22,19 +22,19 @@ impl Default for Least {
 }
 
 impl Least {
-    /// Whether it is less than what was noted in this window so far.
+    /// Notes a ratio. Returns whether it is less than all others in this window so far.
     pub(super) fn note(&self, ratio: f64) -> bool {
         let bits = ratio.clamp(0.0, FULL).to_bits();
         self.now.fetch_min(bits, Ordering::AcqRel) > bits
     }
 
-    /// The window before the last one is forgotten.
+    /// Begins a window, and forgets the one before the last.
     pub(super) fn begin_window(&self) {
         let ended = self.now.swap(FULL.to_bits(), Ordering::AcqRel);
         self.before.store(ended, Ordering::Release);
     }
 
-    /// The least ratio, if it is to be told: always, or if it is news.
+    /// The least ratio, if it is to be reported: always, or if it is news.
     pub(super) fn news(&self, always: bool) -> Option<f64> {
         let least = self.bits();
         let told = self.told.swap(least, Ordering::AcqRel);

@@ -24,18 +24,18 @@ pub(super) const REDIRECTIONS: &str = "leasehold_redirections_total";
 pub(super) const UNREPLICATED: &str = "leasehold_unreplicated_total";
 pub(super) const UNDOS: &str = "leasehold_undos_unconfirmed_total";
 
-/// Which nodes a counter is told of, from nought on, so that the first is an increase.
+/// The nodes for which a counter is reported, from zero on, so that the first count is an increase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Of {
-    /// All that were ever asked.
+    /// Nodes that were ever asked.
     Known,
     /// Nodes that others name.
     Routed,
-    /// Those whose replicas have to confirm what is written there.
+    /// Nodes whose replicas have to confirm what is written there.
     Replicated,
 }
 
-/// The counters in the order of [`NodeCount`]: a name, the value of the label `kind`, and of which nodes.
+/// The counters in the order of [`NodeCount`]: a name, the value of the label `kind`, and the nodes that have it.
 const COUNTERS: [(&str, Option<&str>, Of); 8] = [
     (RECONNECTS, None, Of::Known),
     (MOVES, None, Of::Known),
@@ -47,16 +47,16 @@ const COUNTERS: [(&str, Option<&str>, Of); 8] = [
     (REDIRECTIONS, Some("down"), Of::Routed),
 ];
 
-/// A value that nobody knows yet, and that is not told.
+/// A value that is not known yet, and so is not reported.
 const UNKNOWN: i64 = i64::MIN;
 
-/// Every node that this process has known; as many as it has had addresses.
+/// Every node that this process has known: one for each address.
 static NODES: Mutex<Vec<Arc<NodeSeries>>> = Mutex::new(Vec::new());
 
 /// Whether one of them has news.
 static HAVE_NEWS: AtomicBool = AtomicBool::new(false);
 
-/// Undos that were given up, and not told yet.
+/// Undos that were given up, and are not reported yet.
 static UNDOS_LEFT: AtomicU64 = AtomicU64::new(0);
 
 /// The series of one node, for one of its users.
@@ -72,7 +72,7 @@ struct NodeSeries {
     clock_offset_micros: Value,
     is_routed: AtomicBool,
     is_replicated: AtomicBool,
-    /// Since they were told.
+    /// The counts since the last report.
     counts: [AtomicU64; COUNTERS.len()],
 }
 
@@ -83,7 +83,7 @@ struct Value {
 }
 
 impl NodeMetrics {
-    /// Of the node at this address, which must not contain a password.
+    /// The metrics of the node at this address, which must not contain a password.
     pub(crate) fn of(address: &str) -> Self {
         let mut nodes = NODES.lock();
         let known = nodes.iter().find(|node| node.address == address).cloned();
@@ -119,20 +119,20 @@ impl NodeMetrics {
         }
     }
 
-    /// It has answered, or it has not.
+    /// Notes whether it has answered.
     pub(crate) fn note_up(&self, is_up: bool) {
         if self.set_up(is_up) {
             have_news();
         }
     }
 
-    /// Like [`note_up`](Self::note_up) without a lock, and so for callers that keep one. Whether [`have_news`] has to
-    /// be called.
+    /// Like [`note_up`](Self::note_up), but takes no lock, for callers that hold one. Returns whether [`have_news`] has
+    /// to be called.
     pub(crate) fn set_up(&self, is_up: bool) -> bool {
         self.0.is_up.set(i64::from(is_up))
     }
 
-    /// A connection to it was lost, and there is another.
+    /// Notes that a lost connection to it was replaced.
     pub(crate) fn note_reconnect(&self) {
         self.count(NodeCount::Reconnect);
         self.note_up(true);
@@ -144,10 +144,10 @@ impl NodeMetrics {
         }
     }
 
-    /// Whether anybody wants to know the offset of a node's clock.
+    /// Whether the offset of a node's clock is wanted.
     pub(crate) const WANT_CLOCKS: bool = true;
 
-    /// By how much its clock is ahead of ours.
+    /// Notes by how much its clock is ahead of ours.
     pub(crate) fn note_clock_offset(&self, micros: i64) {
         if self.0.clock_offset_micros.set(micros) {
             have_news();
@@ -155,7 +155,7 @@ impl NodeMetrics {
     }
 }
 
-/// A node that no `Leases` uses counts as up. Otherwise one that failed its last request would stay down for ever.
+/// A node that no `Leases` uses counts as up. Otherwise a node that failed its last request would stay down for ever.
 impl Drop for NodeMetrics {
     fn drop(&mut self) {
         let was_last = self.0.users.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -165,7 +165,7 @@ impl Drop for NodeMetrics {
     }
 }
 
-/// Something may be left on a node, to expire there.
+/// Counts an undo after which something may be left on a node, to expire there.
 pub(crate) fn undo_is_unconfirmed() {
     UNDOS_LEFT.fetch_add(1, Ordering::AcqRel);
     have_news();
@@ -181,7 +181,7 @@ impl Value {
         Self { now: AtomicI64::new(UNKNOWN), told: AtomicI64::new(UNKNOWN) }
     }
 
-    /// Whether it is another one.
+    /// Sets the value. Returns whether it has changed.
     fn set(&self, value: i64) -> bool {
         self.now.swap(value, Ordering::AcqRel) != value
     }
@@ -236,7 +236,7 @@ impl NodeSeries {
     }
 }
 
-/// Tells what has changed; on the thread for events only. Runs foreign code.
+/// Reports what has changed; on the thread for events only. Runs foreign code.
 pub(super) fn tell(all: bool) {
     if !HAVE_NEWS.swap(false, Ordering::AcqRel) && !all {
         return;

@@ -3,10 +3,10 @@
 //! # Invariants
 //!
 //! 1. A recorder is foreign code (`crate::foreign`). On the keeper's thread changes of counters and gauges are added up
-//!    here, and values for histograms are queued; the thread for events tells both. Elsewhere they are told at once.
+//!    here, and values for histograms are queued; the thread for events reports both. Other threads report at once.
 //! 2. There are at most [`MOST_GROUPS`] named groups in a process, whatever names a program makes up. Further names
-//!    count as [`OTHERS`]: neither this table nor an exporter's grows without bound.
-//! 3. A gauge that is *set* is told by the thread for events only, so that an older value never follows a newer one.
+//!    count as [`OTHERS`], so neither this table nor an exporter's grows without bound.
+//! 3. A gauge that is *set* is reported by the thread for events only, so an older value never follows a newer one.
 
 use std::{
     array::from_fn,
@@ -35,21 +35,21 @@ const MOST_GROUPS: usize = 100;
 /// The name of all further groups.
 const OTHERS: &str = "other";
 
-/// How long a least ratio is told: it is the least of this window and of the one before.
+/// How long a least ratio is reported: it is the least of this window and of the one before.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Where the locks without a group are counted, then those of each group, then those of all further groups.
+/// The series of locks without a group, then those of each group, then that of all further groups.
 static GROUPS: [OnceLock<Series>; MOST_GROUPS + 2] = [const { OnceLock::new() }; MOST_GROUPS + 2];
 
-/// All that is set has to be told once more: there may be another recorder.
+/// Whether all that is set has to be reported once more, because there may be another recorder.
 static TELL_ALL: AtomicBool = AtomicBool::new(false);
 
-/// The label that tells whether a lock is shared, and its values.
+/// The label for whether a lock is shared, and its values.
 const MODE: &str = "mode";
 const EXCLUSIVE: Option<&str> = Some("exclusive");
 const SHARED: Option<&str> = Some("shared");
 
-/// A counter: its name, its label, the label's value, and its mode, if it is told by that.
+/// A counter: its name, its label, the label's value, and its mode, if it is reported by mode.
 type Counter = (&'static str, &'static str, &'static str, Option<&'static str>);
 
 const COUNTERS: [Counter; 27] = [
@@ -82,16 +82,16 @@ const COUNTERS: [Counter; 27] = [
     (LOSSES, "reason", "keeper_ended", None),
 ];
 
-/// A gauge: its name, and its mode, if it is told by that.
+/// A gauge: its name, and its mode, if it is reported by mode.
 type Gauge = (&'static str, Option<&'static str>);
 
 const GAUGES: [Gauge; 4] = [(HELD, EXCLUSIVE), (HELD, SHARED), (WAITING, None), (AT_RISK, None)];
 
-/// Which series a lock is counted in, and whether it is shared: one byte, so that a lease is no larger for it.
+/// The series that a lock is counted in, and whether it is shared: one byte, so that a lease is no larger for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Group(u8);
 
-/// The bit of a [`Group`] of locks that are shared.
+/// The bit of a [`Group`] that marks shared locks.
 const IS_SHARED: u8 = 1 << 7;
 const _: () = assert!(MOST_GROUPS + 2 <= IS_SHARED as usize, "a group's number leaves that bit free");
 
@@ -104,7 +104,7 @@ impl StageCell {
         Self(AtomicU8::new(LeaseStage::Safe as u8))
     }
 
-    /// The stage before this one.
+    /// Sets the stage, and returns the one before.
     pub(super) fn turn(&self, to: LeaseStage) -> LeaseStage {
         match self.0.swap(to as u8, Ordering::AcqRel) {
             0 => LeaseStage::Safe,
@@ -119,14 +119,14 @@ impl StageCell {
 struct Series {
     /// The value of the label `lock`.
     group: Option<String>,
-    /// The counts of the keeper that are not told yet.
+    /// The counts of the keeper that are not reported yet.
     counts: [AtomicU64; COUNTERS.len()],
     gauges: [AtomicI32; GAUGES.len()],
     least: Least,
 }
 
 impl Group {
-    /// The group of this name; none if it is empty.
+    /// The group of this name; the locks without a group if it is empty.
     pub(crate) fn named(name: &str) -> Self {
         if name.is_empty() {
             return Self::default();
@@ -163,7 +163,7 @@ impl Group {
         if self.number() == 0 { Some(slot.get_or_init(|| Series::new(None))) } else { slot.get() }
     }
 
-    /// The mode that these are told with.
+    /// The mode that a metric of this name is reported with.
     fn mode(self, name: &'static str) -> Option<&'static str> {
         let mode = if self.0 & IS_SHARED == 0 { EXCLUSIVE } else { SHARED };
         mode.filter(|_| name == ACQUIRES || name == HELD)
@@ -189,7 +189,7 @@ impl Group {
         }
     }
 
-    /// A lease has this left of its TTL.
+    /// Notes what a lease has left of its TTL.
     pub(super) fn note_remaining(self, left: Duration, ttl: Duration) {
         if self.series().is_some_and(|series| series.least.note(left.div_duration_f64(ttl))) {
             foreign::deltas_are_due();
@@ -210,7 +210,7 @@ impl Series {
         Self { group, counts, gauges, least: Least::default() }
     }
 
-    /// Only what was registered: an empty label would be another series for some exporters.
+    /// The labels that have a value: an empty label would be another series for some exporters.
     fn labels<const N: usize>(&self, own: [(&'static str, Option<&'static str>); N]) -> Vec<Label> {
         let own = own.into_iter().filter_map(|(label, value)| Some(Label::from_static_parts(label, value?)));
         let group = self.group.as_ref().map(|group| Label::new("lock", group.clone()));
@@ -241,7 +241,7 @@ impl Series {
         }
     }
 
-    /// Runs foreign code, as all that follows.
+    /// Runs foreign code, like all functions that follow.
     fn tell_count(&self, &(name, label, value, mode): &Counter, by: u64) {
         counter!(name, self.labels([(label, Some(value)), (MODE, mode)])).increment(by);
     }
@@ -250,7 +250,7 @@ impl Series {
         gauge!(name, self.labels([(MODE, mode)])).increment(by);
     }
 
-    /// Tells a zero of each. So the first count is an increase; otherwise it would look as if it had always been there.
+    /// Reports a zero of each. So the first count is an increase, and does not look as if it had always been there.
     fn tell_zeros(&self) {
         for counter in &COUNTERS {
             self.tell_count(counter, 0);
@@ -280,7 +280,7 @@ fn groups() -> impl Iterator<Item = &'static Series> {
     GROUPS.iter().filter_map(OnceLock::get)
 }
 
-/// There may be a recorder that knows nothing yet. Runs foreign code.
+/// Reports everything, because there may be a recorder that knows nothing yet. Runs foreign code.
 pub(super) fn begin() {
     let _without_group = Group::default().series();
     groups().for_each(Series::tell_zeros);
@@ -292,7 +292,7 @@ fn tell_all() {
     foreign::deltas_are_due();
 }
 
-/// The thread for events: the numbers that it tells, and when it wakes by itself.
+/// The numbers that the thread for events reports, and when it wakes by itself.
 #[derive(Debug, Default)]
 pub(crate) struct Telling {
     window_ends: Option<Duration>,

@@ -125,7 +125,7 @@ impl MultiLease {
     }
 
     /// Runs `work` for as long as all leases hold: stops polling it, and drops it, the moment one is lost. Then
-    /// releases all. The [`grace`](crate::Lock::grace) of the lease that is lost first decides.
+    /// releases all. The first lost lease whose [`grace`](crate::Lock::grace) is over ends the work.
     ///
     /// Otherwise like [`Lease::run`], but the work does not get its own span.
     ///

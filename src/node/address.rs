@@ -1,9 +1,9 @@
-//! Where a node is, and which urls say so.
+//! The address of a node, and the urls for it.
 
 use super::redis::Seeds;
 use crate::error::Error;
 
-/// Where a node is.
+/// The address of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NodeAddress {
     /// In this process, under a name that may be empty.
@@ -24,7 +24,7 @@ impl NodeAddress {
         Self::Redis(Box::new(seeds))
     }
 
-    /// Whether several servers are the node, of which others may take over.
+    /// Whether the node is made of several servers, of which another may take over.
     pub(crate) fn is_routed(&self) -> bool {
         matches!(self, Self::Redis(seeds) if !seeds.is_alone())
     }
@@ -34,7 +34,7 @@ impl NodeAddress {
         matches!(self, Self::Redis(seeds) if !seeds.is_alone() && seeds.service().is_none())
     }
 
-    /// The addresses of a quorum, no two of which are one node.
+    /// The addresses of a quorum, no two of which are the same node.
     pub(crate) fn of_quorum(named: impl ExactSizeIterator<Item = Result<Self, Error>>) -> Result<Vec<Self>, Error> {
         let nodes = named.len();
         if !matches!(nodes, 3 | 5 | 7 | 9) {
@@ -71,7 +71,7 @@ impl NodeAddress {
         Ok(places)
     }
 
-    /// Whether two are one node for certain.
+    /// Whether both are certainly the same node.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Memory(one), Self::Memory(other)) => one == other && !one.is_empty(),
@@ -80,7 +80,7 @@ impl NodeAddress {
         }
     }
 
-    /// Without who we are there.
+    /// The address without our credentials.
     pub(crate) fn address(&self) -> String {
         match self {
             Self::Memory(name) => format!("memory://{name}"),

@@ -1,7 +1,7 @@
 //! A node inside the process: the same behaviour without a server, for tests, demos and first tries.
 //!
-//! [`Store`] is pure: each step is a function of what is stored, the time and the request. Around it stand a mutex, the
-//! clock, and those who are notified.
+//! [`Store`] is pure: each step is a function of what is stored, the time and the request. Around it are a mutex, the
+//! clock and the listeners.
 
 use std::{
     cell::OnceCell,
@@ -39,7 +39,7 @@ pub(crate) use self::gate::Gate;
 /// The store with its lock and its clock.
 pub(crate) struct Memory {
     store: Mutex<Store>,
-    /// Replaced as a whole: every release goes through them, with no lock held.
+    /// Replaced as a whole, because every release iterates over them with no lock held.
     listeners: Mutex<Arc<[Weak<dyn NodeListener>]>>,
     clock: Arc<dyn Clock>,
     /// The store's time when that clock showed zero.
@@ -47,7 +47,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// One that nobody else sees.
+    /// A store of its own, which is not shared.
     pub(crate) fn private(clock: &Arc<dyn Clock>) -> Arc<Self> {
         let since_1970 = wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(Self {
@@ -58,7 +58,7 @@ impl Memory {
         })
     }
 
-    /// The one that everybody in this process who says the same name sees, while anybody uses it. Its time is that of
+    /// The store that all users of this name in this process share, for as long as there is one. Its time is that of
     /// the clock that it was made with.
     pub(crate) fn named(name: &str, clock: &Arc<dyn Clock>) -> Arc<Self> {
         static NAMED: OnceLock<Mutex<HashMap<String, Weak<Memory>>>> = OnceLock::new();
@@ -82,20 +82,20 @@ pub(crate) fn node(memory: Arc<Memory>, host: &Host) -> Arc<dyn Node> {
 }
 
 impl Memory {
-    /// The listeners that are there still. The end of one runs foreign code, and so does what it is told: no lock of
-    /// ours may be held then.
+    /// The listeners that still exist. Dropping one runs foreign code, and so does notifying it, so no lock of ours may
+    /// be held then.
     fn listeners(&self) -> impl Iterator<Item = Arc<dyn NodeListener>> + use<> {
         let listeners = self.listeners.lock().clone();
         (0..listeners.len()).filter_map(move |at| listeners.get(at)?.upgrade())
     }
 
-    /// Everybody hears of the change.
+    /// Notifies every listener of the change.
     fn changed(&self, key: &Key) {
         self.listeners().for_each(|listener| listener.changed(key.lock()));
     }
 
     fn apply<'a>(&self, store: &mut Store, request: &'a Request, reached: &dyn Fn(&str) -> bool) -> Applied<'a> {
-        // Every waiter is a process of its own, and reached while it is there.
+        // Every waiter counts as a process of its own, and is reached while it exists.
         let name = request.claim().map_or("", |claim| claim.token.as_str());
         let now = micros(self.epoch + self.clock.now());
         store.apply(now, request, Process { name, hears: true }, reached)
@@ -106,7 +106,7 @@ fn has_waiter(listeners: &[Arc<dyn NodeListener>], token: &str) -> bool {
     listeners.iter().any(|listener| listener.has_waiter(token))
 }
 
-/// Each waiter hears of what concerns it.
+/// Notifies each waiter of what concerns it.
 fn notify(listeners: &[Arc<dyn NodeListener>], key: &Key, notifications: &[Notified]) {
     for told in notifications {
         let (Notified::Granted { token, .. } | Notified::Next { token, .. }) = told;
@@ -142,7 +142,7 @@ impl Node for Memory {
     }
 
     fn send(&self, _: Route, request: Request, _: Duration) -> Answer<Reply> {
-        // Upgraded once, if anybody waits in a queue, and let go of last: not while the store is locked.
+        // Upgraded once, if a queue has waiters, and dropped last, when the store is not locked.
         let upgraded = OnceCell::new();
         let listeners = || upgraded.get_or_init(|| self.listeners().collect::<Vec<_>>());
         let reached = |token: &str| has_waiter(listeners(), token);

@@ -1,4 +1,4 @@
-//! A node: one independent place that stores keys. This says what a node must be able to do, and nothing about how.
+//! A node: one independent place that stores keys. This defines what a node must be able to do, but not how.
 
 use std::{
     fmt,
@@ -23,23 +23,23 @@ mod address;
 pub(crate) mod memory;
 pub(crate) mod redis;
 
-/// A node's answer, on its way. It runs to its end or its limit by itself only while it is polled; dropping it leaves
-/// the outcome unknown.
+/// A node's pending answer. It runs to its end or its limit only while it is polled; dropping it leaves the outcome
+/// unknown.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
-/// A listener for what a node notices by itself. Its notifications are no verdicts: they only say what to check.
+/// A listener for what a node notices by itself. Its notifications are not verdicts: they only say what to check.
 pub(crate) trait NodeListener: Send + Sync + 'static {
-    /// Something was done to a tracked key.
+    /// A tracked key was changed.
     fn changed(&self, key: &str);
 
-    /// Whether this lock was acquired here, and was not let go of.
+    /// Whether this lock was acquired here and not let go.
     fn holds(&self, key: &str) -> bool;
 
-    /// Whether this is what a lock that is held here should look like: the value, and how long the key will live.
+    /// Whether the key of a lock that is held here should have this value and this remaining life.
     fn is_as_left(&self, key: &str, value: &str, left: Duration) -> bool;
 
-    /// A replica has taken over from the server that had these keys: it may lack what was written last. They are
-    /// [missed](Self::missed) too.
+    /// A replica has taken over from the server that had these keys: it may lack the last writes. The keys are also
+    /// reported as [missed](Self::missed).
     fn taken_over(&self, _keys: &Keys) {}
 
     /// Tracking was interrupted: each of these keys may have changed.
@@ -48,16 +48,16 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// Whether there is anything left to listen for.
     fn is_needed(&self) -> bool;
 
-    /// The lock is this fair waiter's, for its grant, once it polls.
+    /// The lock is granted to this fair waiter: it has the lock, for its grant, once it polls.
     fn granted(&self, key: &str, token: &str);
 
-    /// This fair waiter comes next, and should look after this time: the one before it may be stopped.
+    /// This fair waiter is next, and should check after this time: the one before it may be stopped.
     fn next(&self, token: &str, within: Duration);
 
-    /// Whether anybody waits in a fair queue.
+    /// Whether there are waiters in a fair queue.
     fn has_waiters(&self) -> bool;
 
-    /// Whether a waiter with this token is there to be told.
+    /// Whether a waiter with this token is here to be notified.
     fn has_waiter(&self, token: &str) -> bool;
 }
 
@@ -65,23 +65,23 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct ShardInfo {
     pub(crate) shard: Shard,
-    /// Where its primary is, without who we are there.
+    /// The address of its primary, without our credentials.
     pub(crate) address: String,
-    /// How many slots it has, of a cluster, and how many replicas.
+    /// The number of its slots, in a cluster, and of its replicas.
     pub(crate) slots: Option<u16>,
     pub(crate) replicas: Option<usize>,
 }
 
 impl ShardInfo {
-    /// The only shard of a node there.
+    /// The only shard of a node at this address.
     pub(crate) fn only(address: &str) -> Self {
         Self { shard: Shard::FIRST, address: address.into(), slots: None, replicas: None }
     }
 }
 
-/// One request in, one answer out; and what a connection is about.
+/// One request in, one answer out; and what concerns the connections.
 pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
-    /// The route that fits the caller's place: its own runtime's connection if there is one.
+    /// The route that fits the caller: the connection of its own runtime, if there is one.
     fn route(&self) -> Route;
 
     /// Sets the listener for changes; once, before the first request.
@@ -95,16 +95,16 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Its connections. A node without any is in this process, and its answers are there at the first poll.
+    /// Its connections. A node without any is in this process, and its answers are ready at the first poll.
     fn links(&self) -> Option<&dyn Links> {
         None
     }
 
-    /// `limit` bounds the wait for the answer; what the limit cuts off has an unknown outcome. The request goes out
-    /// at the first poll of the answer, if not before.
+    /// Sends a request. `limit` bounds the wait for the answer; a request that it cuts off has an unknown outcome. The
+    /// request is sent at the first poll of the answer, if not before.
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply>;
 
-    /// The words of a shard's server about itself.
+    /// The report of a shard's server about itself.
     fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid>;
 
     /// Closes the connections. Ends within `limit`.
@@ -122,22 +122,22 @@ pub(crate) trait Sharded: Send + Sync {
     /// The shard that has this key now.
     fn shard(&self, key: &Key) -> Shard;
 
-    /// All shards that there are now.
+    /// All current shards.
     fn shards(&self) -> Vec<ShardInfo>;
 
-    /// Where the server of a shard is now: for people, and for thousands of leases at once.
+    /// The current address of a shard's server, for people; read for thousands of leases at once.
     fn address_of(&self, shard: Shard) -> String;
 }
 
-/// The connections of a node that is elsewhere, and the requests that wait for them.
+/// The connections of a node outside of this process, and the requests that wait for them.
 pub(crate) trait Links: Send + Sync {
-    /// Nobody wants the acquire by this token any more. Whether it was waiting here for its turn, and is never sent.
+    /// Withdraws this token's acquire. Returns whether it was waiting here for its turn, and so is never sent.
     fn withdraw(&self, _token: &Token) -> bool {
         false
     }
 
-    /// A majority has decided without the answer to this token's request, so nobody looks for it now: others must not
-    /// wait for it.
+    /// Notes that a majority has decided without the answer to this token's request. It is not awaited now, so other
+    /// requests must not wait for it.
     fn set_aside(&self, _token: &Token) {}
 
     /// Why there is no connection for renewals to a shard, if there is none.
@@ -150,7 +150,7 @@ pub(crate) trait Links: Send + Sync {
         Box::pin(pending())
     }
 
-    /// The route's connection to a shard looks dead: make a new one, in the background.
+    /// Replaces the route's connection to a shard, which looks dead, in the background.
     fn reconnect(&self, _route: Route, _shard: Shard) {}
 }
 

@@ -1,5 +1,5 @@
-//! Requests to all nodes outside of an acquisition: for the holder of a lock, to take it away, and for what the servers
-//! say of themselves.
+//! Requests to all nodes outside of an acquisition: for the holder of a lock, to release it by force, and for what the
+//! servers report about themselves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,7 @@ impl Quorum {
         self.members().map(|(at, member)| (at, member.ask(route, request.clone(), limit))).collect()
     }
 
-    /// Waits for the slowest too.
+    /// Awaits every answer, the slowest too.
     async fn everybody<T, A>(&self, mut answers: FanOut<A>) -> Vec<Result<T, Failure>>
     where
         A: Future<Output = Result<T, Failure>> + Unpin,
@@ -48,8 +48,8 @@ impl Quorum {
         said
     }
 
-    /// The holder of a lock, which has a majority of the nodes, or may have one, as far as they answer; and whether that
-    /// is certain.
+    /// Finds the holder of a lock: the one that has a majority of the nodes or, as far as they answer, may have one.
+    /// Also reports whether that is certain.
     pub(crate) async fn look(&self, key: &Key, route: Route, limit: Duration) -> Result<Seen, Failure> {
         let mut answers = self.ask_all::<Looked>(route, &Request::Holder(key.clone()), limit);
         let (mut said, mut left, mut is_tracked) = (self.nobody_yet(), self.len(), true);
@@ -81,7 +81,7 @@ impl Quorum {
         Err(self.failure(&said, |_| NodeAnswer::Granted))
     }
 
-    /// How long a majority of a holder's keys lives, or all that are known.
+    /// How long a majority of a holder's keys live, or all known ones if they are fewer.
     fn lasts(&self, held: &[Holder], holder: &Holder) -> Option<Duration> {
         let keys = held.iter().filter(|other| other.is_same(holder));
         let mut remaining: Vec<Duration> = keys.map(|key| key.remaining().unwrap_or(Duration::MAX)).collect();
@@ -90,8 +90,8 @@ impl Quorum {
         last.copied().filter(|&remaining| remaining != Duration::MAX)
     }
 
-    /// The held locks that match a pattern, of any node; an error unless a majority answers. With the reason why some are
-    /// missing, if a part of a cluster does not answer.
+    /// The held locks on any node that match a pattern; an error unless a majority answers. If a part of a cluster does
+    /// not answer, the result says why its locks are missing.
     pub(crate) async fn held(&self, pattern: &str, limit: Duration) -> Result<Held, Failure> {
         let (route, pattern): (_, Arc<str>) = (self.route(), pattern.into());
         let read = |(at, member): (usize, &Arc<Member>)| (at, read(member.clone(), route, pattern.clone(), limit));
@@ -107,7 +107,7 @@ impl Quorum {
         Ok(all)
     }
 
-    /// Takes the lock away on every node, for this one. Returns the nodes that had it.
+    /// Releases the lock by force on every node, on behalf of `by`. Returns the nodes that had it.
     pub(crate) async fn force_release(
         &self,
         key: Key,
@@ -122,7 +122,7 @@ impl Quorum {
         Ok(said.iter().enumerate().filter(|(_, said)| matches!(said, Ok(true))).map(|(at, _)| at).collect())
     }
 
-    /// The words of each server about itself, or why it does not answer. A shard that is away hides no other.
+    /// The report of each server about itself, or why it does not answer. An unreachable shard hides no other.
     pub(crate) async fn survey(&self, limit: Duration) -> Vec<(NodeStatus, Result<ServerSaid, Failure>)> {
         let members = self.members().map(|(_, member)| member);
         let all = members.flat_map(|member| member.shards().into_iter().map(move |info| (member, info)));
@@ -151,8 +151,8 @@ impl Quorum {
         Ok(())
     }
 
-    /// Whether a majority of a cluster's shards could grant a lock now: one shard's failover must not turn a whole fleet
-    /// away.
+    /// Whether a majority of a cluster's shards could grant a lock now: one shard's failover must not turn a whole
+    /// fleet away.
     async fn health_of_shards(
         &self,
         member: &Arc<Member>,
@@ -176,7 +176,7 @@ impl Quorum {
         if well >= majority(shards.len()) { Ok(()) } else { Err(Failure::of_nodes(said)) }
     }
 
-    /// Gives the connections up for dead that lead to a key.
+    /// Declares dead the connections to the servers of a key.
     pub(crate) fn reconnect(&self, nodes: Nodes, key: &Key) {
         for member in nodes.iter().filter_map(|at| self.member(at)) {
             if let Some(links) = member.links() {
@@ -195,8 +195,8 @@ impl Quorum {
     }
 }
 
-/// A key that nobody has on each shard of a node that has several, as far as there is one behind this prefix. With a hash
-/// tag all are on one.
+/// An unused key on each shard of a node that has several, as far as there is one with this prefix. With a hash tag,
+/// all keys are on one shard.
 fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Key>> {
     const TRIES: u32 = 1_000;
     let shards = member.shards().len();
@@ -207,7 +207,7 @@ fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Ke
         }
         let key = key::of_nobody(&format!("{prefix}{number}"));
         let shard = member.shard_of(&key);
-        // No server has that slot.
+        // In a cluster, `FIRST` means that no server has that slot.
         if shard != Shard::FIRST {
             keys.entry(shard).or_insert(key);
         }
@@ -215,13 +215,13 @@ fn key_of_each_shard(member: &Member, prefix: &str) -> Option<BTreeMap<Shard, Ke
     (!keys.is_empty()).then_some(keys)
 }
 
-/// The holder of a lock, as a look has found it.
+/// The holder of a lock, as [`Quorum::look`] has found it.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) holder: Option<Holder>,
-    /// Whether a majority says so.
+    /// Whether a majority confirms it.
     pub(crate) is_certain: bool,
-    /// Whether those that said so notify us of the next change.
+    /// Whether the nodes that answered notify us of the next change.
     pub(crate) is_tracked: bool,
 }
 
@@ -229,11 +229,11 @@ pub(crate) struct Seen {
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     pub(crate) locks: BTreeSet<String>,
-    /// Why those of some primaries of a cluster are not among them.
+    /// Why the locks of some primaries of a cluster are missing.
     pub(crate) missing: Option<Failure>,
 }
 
-/// Every page of what a node has; each within the limit. An error if none of its shards answers.
+/// Reads every page of a node's locks, each within the limit. An error if none of its shards answers.
 fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -> Answer<Held> {
     Box::pin(async move {
         let shards = member.shards();
@@ -256,7 +256,7 @@ fn read(member: Arc<Member>, route: Route, pattern: Arc<str>, limit: Duration) -
     })
 }
 
-/// Some primaries of a cluster have not told their locks.
+/// The failure of primaries of a cluster that have not reported their locks.
 fn untold(shards: &[ShardInfo], mut silent: Vec<(usize, Failure)>) -> Failure {
     silent.sort_by_key(|(at, _)| *at);
     let address = |at: usize| shards.get(at).map_or("", |info| &*info.address);

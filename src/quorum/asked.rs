@@ -1,4 +1,4 @@
-//! Requests to a member, and their answers on their way, which are told to the node's health when they come.
+//! Requests to a member, and their pending answers, which are reported to the node's health when they arrive.
 
 use std::{
     future::{Future, ready},
@@ -21,19 +21,19 @@ use crate::{
     survey::ServerSaid,
 };
 
-/// A node's answer on its way. It is told to the node's health, and read as the request's own type.
+/// A node's pending answer. It is reported to the node's health, and read as the request's own type.
 ///
-/// It is the box that the node made and a few words beside it, so that one request takes one allocation.
+/// It is the box that the node made, with a few words beside it, so one request takes one allocation.
 #[must_use = "it is sent when it is looked at"]
 pub(crate) struct Asked<T, R = Reply> {
     answer: Answer<R>,
     read: fn(R) -> Result<T, Failure>,
-    /// The node, its shard and the time of asking; none where that was pointless.
+    /// The node, its shard and the time of the request; `None` if asking was pointless.
     of: Option<(Arc<Member>, Shard, Time)>,
 }
 
 impl Member {
-    /// Asks it something, unless that is pointless.
+    /// Sends it a request, unless that is pointless.
     pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
         T: TryFrom<Reply, Error = Failure>,
@@ -41,7 +41,7 @@ impl Member {
         self.ask_at(self.now(), route, request, limit)
     }
 
-    /// Asks it something at `now`, which the caller has just read from the clock.
+    /// Like [`ask`](Self::ask), for a caller that has just read the clock.
     pub(crate) fn ask_at<T>(self: &Arc<Self>, now: Time, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
         T: TryFrom<Reply, Error = Failure>,
@@ -50,7 +50,7 @@ impl Member {
         self.send(now, shard, true, T::try_from, |node| node.send(route, request, limit))
     }
 
-    /// Asks it to take something back: that matters even if the node has no vote.
+    /// Asks it to take something back, which matters even if the node has no vote.
     pub(crate) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
     where
         T: TryFrom<Reply, Error = Failure>,
@@ -59,7 +59,7 @@ impl Member {
         self.send(self.now(), shard, false, T::try_from, |node| node.send(route, request, limit))
     }
 
-    /// The shard that a request asks.
+    /// The shard that a request is sent to.
     fn asked(&self, request: &Request) -> Shard {
         self.sharded().map_or(Shard::FIRST, |node| request.shard(|key| node.shard(key)))
     }
@@ -99,7 +99,7 @@ impl<T, R> Future for Asked<T, R> {
     }
 }
 
-/// A node's vote on its way.
+/// A node's pending vote.
 pub(crate) struct ComingVote(pub(super) Asked<VoteReply>);
 
 impl Future for ComingVote {

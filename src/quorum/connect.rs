@@ -1,4 +1,4 @@
-//! From urls to nodes that answer.
+//! Turns urls into nodes that answer.
 
 use std::{
     future::{Future, ready},
@@ -29,7 +29,7 @@ use crate::{
     options::Names,
 };
 
-/// For how long the other nodes are waited for once a majority is there; then they are connected to in the background.
+/// How long the other nodes are awaited once a majority is connected. After that they are connected in the background.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The pause before the next try to connect in the background; it doubles up to the longest.
@@ -42,21 +42,21 @@ pub(crate) struct ConnectConfig {
     pub(crate) limits: Limits,
     pub(crate) host: Host,
     pub(crate) clock: Arc<dyn Clock>,
-    /// Where servers are reached that others announce.
+    /// The addresses at which to reach servers that others announce.
     pub(crate) map: AddressMap,
-    /// How our connections are called, and which keys are ours.
+    /// The names of our connections, and which keys are ours.
     pub(crate) names: Names,
-    /// Where the program's own connections live; without it there are none.
+    /// The runtime of the program's own connections; without it there are none.
     pub(crate) home: Option<Handle>,
-    /// With which restart delay nodes are asked for votes, if they are.
+    /// The restart delay with which nodes are asked for votes, if they are.
     pub(crate) votes: Option<Duration>,
-    /// How often to look whether an address still leads to the same server; never at zero.
+    /// How often to check that an address still resolves to the same server; never, if zero.
     pub(crate) check_every: Duration,
 }
 
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
-/// A node that answers, and who it says it is.
+/// A node that answers, and the identity that it reports.
 type Arrival = (Arc<dyn Node>, ServerIdentity);
 
 impl ConnectConfig {
@@ -94,14 +94,14 @@ impl ConnectConfig {
 }
 
 impl Quorum {
-    /// The nodes at these places, to none of which is a connection.
+    /// The nodes at these places, none of them connected.
     pub(crate) fn at(places: &[NodeAddress], restart_delay: Duration, config: &ConnectConfig) -> Self {
         let addresses: Vec<String> = places.iter().map(NodeAddress::address).collect();
         let ConnectConfig { limits, host, clock, .. } = config;
         Self::new(&addresses, restart_delay, clock, host, limits.command)
     }
 
-    /// Connects to every node at once, and is there as soon as a majority is. The others follow in the background.
+    /// Connects to every node at once, and completes once a majority is connected. The others follow in the background.
     /// After a failure it may be called again.
     pub(crate) async fn connect(&self, places: &[NodeAddress], config: &ConnectConfig) -> Result<(), Error> {
         let ConnectConfig { limits, host, .. } = config;
@@ -126,7 +126,7 @@ impl Quorum {
                 next = coming.next() => next,
                 () = &mut grace, if is_waiting => break,
             };
-            // Nothing that time could mend: one of the urls is wrong.
+            // Waiting cannot mend this: one of the urls is wrong.
             let of_url = |error| match error {
                 Error::Config(why) => Error::config(format!("quorum[{at}]: {why}")),
                 error => error,
@@ -147,7 +147,7 @@ impl Quorum {
         Ok(())
     }
 
-    /// The nodes that are not there yet are connected to in the background.
+    /// Connects in the background to the nodes that are not connected yet.
     fn await_absent(
         &self,
         places: &[NodeAddress],
@@ -170,8 +170,8 @@ impl Quorum {
     }
 }
 
-/// Takes a connected node in, unless it may have no vote. Two votes from one server, or a server that may forget
-/// without a restart, are a mistake in the urls.
+/// Admits a connected node, unless it may have no vote. Two votes from one server, or a server that may forget without
+/// a restart, are a mistake in the urls.
 fn admit(at: usize, member: &Arc<Member>, (node, identity): Arrival) -> Result<(), Error> {
     let turned_down = |why: &str| Error::config(format!("quorum[{at}], {}: {why}", member.address()));
     if !identity.is_alone {

@@ -1,4 +1,4 @@
-//! One request to many nodes, and their answers in the order in which they come.
+//! One request to many nodes, and their answers in the order in which they arrive.
 
 use std::{
     collections::VecDeque,
@@ -10,20 +10,20 @@ use std::{
 use futures_core::Stream;
 use futures_util::stream::FuturesUnordered;
 
-/// The answers that are still to come.
+/// The pending answers of a request to many nodes.
 ///
 /// # Invariants
 ///
 /// 1. Every request made before an answer is reported has been sent by then. The first poll of an answer sends its
 ///    request, so all answers are polled before any is reported. Otherwise a request after a decision, such as the
 ///    release of an acquired lock, would overtake it.
-/// 2. Where failures and other answers are here at the same time, the failures are reported first. A node that is known
-///    to be away fails at the first poll. If the others were reported before it, they might decide without it. It would
-///    then count as asked, and would have to be asked to undo.
-/// 3. After its first poll an answer is polled only when it has woken us. The answers of a round come one by one, and
-///    each would have us poll all the others.
+/// 2. If failures and other answers are ready at the same time, the failures are reported first. A node that is known
+///    to be unreachable fails at the first poll. If the others were reported before it, they might decide without it.
+///    It would then count as asked, and would have to be asked to undo.
+/// 3. After its first poll, an answer is polled only when it has woken us. The answers of a round arrive one by one,
+///    and otherwise each would make us poll all the others.
 pub(crate) struct FanOut<A: Future + Unpin> {
-    /// The only one: it needs no bookkeeping, and most deployments have one node.
+    /// The only answer, if there is one: it needs no bookkeeping, and most deployments have one node.
     lone: Option<Numbered<A>>,
     pending: Option<FuturesUnordered<Numbered<A>>>,
     come: VecDeque<(usize, A::Output)>,
@@ -57,9 +57,9 @@ impl<T, E> MayFail for Result<T, E> {
     }
 }
 
-/// An answer that has not been told.
+/// An answer that has not been reported.
 pub(crate) enum Untold<A: Future + Unpin> {
-    /// It is here. `None` once it was told.
+    /// It has arrived. `None` once it was reported.
     Come(Option<A::Output>),
     Coming(A),
 }
@@ -117,7 +117,7 @@ impl<A: Future + Unpin> FanOut<A> {
             while let Poll::Ready(Some(outcome)) = Pin::new(&mut *pending).poll_next(context) {
                 self.come.push_back(outcome);
             }
-            // It stops early where answers wake themselves, and has us called again then (invariant 1).
+            // `FuturesUnordered` stops early if answers wake themselves, and then has us called again (invariant 1).
             if !pending.iter().all(|answer| answer.was_looked_at) {
                 return Poll::Pending;
             }
@@ -131,7 +131,7 @@ impl<A: Future + Unpin> FanOut<A> {
         self.lone.is_none() && self.pending.as_ref().is_none_or(FuturesUnordered::is_empty) && self.come.is_empty()
     }
 
-    /// The answers that have not been told.
+    /// Takes the answers that have not been reported.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = (usize, Untold<A>)> + use<A> {
         let come =
             std::mem::take(&mut self.come).into_iter().map(|(node, outcome)| (node, Untold::Come(Some(outcome))));

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. One try is under way at a time, on the keeper's runtime: a caller who gives up, or is not polled, holds up
-//!    nobody. All who wait for it share its outcome, and who comes after a failure begins the next one.
+//! 1. One try is under way at a time, on the keeper's runtime, so a caller that gives up, or is not polled, holds up no
+//!    other. All callers that wait for it share its outcome, and the next caller after a failure begins another.
 //! 2. A try ends with `close`, and leaves no connection then.
 
 use std::sync::{
@@ -47,7 +47,7 @@ impl FirstConnection {
         self.is_made.load(Ordering::Acquire)
     }
 
-    /// Makes it, unless that is done.
+    /// Makes the first connection, unless that is done.
     pub(crate) async fn make(self: &Arc<Self>) -> Result<(), Error> {
         if self.is_made() {
             return Ok(());
@@ -71,7 +71,7 @@ impl FirstConnection {
         outcome(joined)
     }
 
-    /// A try, which has the caller's runtime for the connections that live there.
+    /// Begins a try, with the caller's runtime for the connections that live there.
     fn begin(self: &Arc<Self>) -> Outcome {
         let (tell, outcome) = watch::channel(None);
         let (this, home) = (self.clone(), Handle::try_current().ok());

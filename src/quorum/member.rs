@@ -1,8 +1,8 @@
-//! One node in its quorum: asks it, tells its [`NodeHealth`] what comes of that, and carries out what follows.
+//! One node in its quorum: asks it, reports the results to its [`NodeHealth`], and carries out what follows.
 //!
 //! # Invariants
 //!
-//! 1. Locks are taken in the order `health`, `peers`. Neither is held while anything is awaited, notified or told.
+//! 1. Locks are taken in the order `health`, `peers`. Neither is held while anything is awaited, notified or reported.
 
 use std::{
     fmt,
@@ -40,7 +40,7 @@ use crate::{
 /// One node, and what its answers have shown.
 pub(crate) struct Member {
     address: Box<str>,
-    /// Not there before the first connection.
+    /// Unset before the first connection.
     node: OnceLock<Arc<dyn Node>>,
     listener: OnceLock<Weak<dyn NodeListener>>,
     peers: Arc<Mutex<Peers>>,
@@ -48,9 +48,9 @@ pub(crate) struct Member {
     host: Host,
     pub(super) command_timeout: Duration,
     pub(super) undos: Undos,
-    /// The troubles that were reported of it.
+    /// The troubles that were reported for it.
     told: Troubles,
-    /// A vote belongs to the first.
+    /// One state for each shard. A vote belongs to the first.
     shards: PerShard<ShardState>,
     metrics: NodeMetrics,
 }
@@ -84,12 +84,12 @@ impl Member {
         &self.address
     }
 
-    /// Only what is not asked of it goes past its health.
+    /// The node itself. Only what is not a request may bypass its health.
     pub(super) fn node(&self) -> Option<&Arc<dyn Node>> {
         self.node.get()
     }
 
-    /// Its connections; none of a node in this process.
+    /// Its connections; `None` for a node in this process.
     pub(super) fn links(&self) -> Option<&dyn Links> {
         self.node()?.links()
     }
@@ -103,17 +103,17 @@ impl Member {
         self.sharded().map_or(Shard::FIRST, |node| node.shard(key))
     }
 
-    /// All shards that there are now.
+    /// All current shards.
     pub(super) fn shards(&self) -> Vec<ShardInfo> {
         self.sharded().map_or_else(|| vec![ShardInfo::only(&self.address)], Sharded::shards)
     }
 
-    /// Where the server of a shard is now, for people.
+    /// The current address of a shard's server, for people.
     pub(crate) fn address_of(&self, shard: Shard) -> String {
         self.sharded().map_or_else(|| self.address().into(), |node| node.address_of(shard))
     }
 
-    /// The numbers of the shards that there are now.
+    /// The numbers of all current shards.
     pub(super) fn shard_numbers(&self) -> Vec<Shard> {
         self.shards().iter().map(|info| info.shard).collect()
     }
@@ -126,11 +126,11 @@ impl Member {
     fn new_state(&self, shard: Shard) -> ShardState {
         let there = self.shard_numbers();
         self.shards.retain(&there).iter().for_each(|gone| gone.has_gone());
-        // Perhaps that one was down which has gone.
+        // The removed shard may have been the one that was down.
         self.metrics.note_up(self.is_half_up());
-        // The node is the only one: there is no quorum of clusters.
+        // The node is the only one, because there is no quorum of clusters.
         let state = ShardState::new(NodeHealth::new(0, true));
-        // An answer for it has come late.
+        // A late answer concerns a removed shard.
         if !there.contains(&shard) {
             state.has_gone();
         }
@@ -143,7 +143,7 @@ impl Member {
         self.node()?.gate()
     }
 
-    /// Completes once the route has no connection to it.
+    /// Completes once the route has no connection to this shard.
     pub(super) async fn unlinked(&self, route: Route, shard: Shard) {
         match self.links() {
             Some(links) => links.unlinked(route, shard).await,
@@ -151,12 +151,12 @@ impl Member {
         }
     }
 
-    /// Whether its answers are there at the first poll.
+    /// Whether its answers are ready at the first poll.
     pub(crate) fn answers_at_once(&self) -> bool {
         self.node().is_some_and(|node| node.links().is_none())
     }
 
-    /// It is connected for the first time.
+    /// Installs the node once it is connected for the first time.
     pub(super) fn install(&self, node: Arc<dyn Node>) {
         let node = self.node.get_or_init(|| node);
         self.metrics.note_up(true);
@@ -176,17 +176,17 @@ impl Member {
         clock::now(&*self.clock)
     }
 
-    /// The shard of a node that has a vote.
+    /// The first shard, which is the only one of a node that votes.
     fn first(&self) -> &ShardState {
         self.shards.first()
     }
 
-    /// Nobody wants this acquire any more. Whether it was never sent, and never will be.
+    /// Withdraws an acquire that is no longer wanted. Returns whether it was never sent, and never will be.
     pub(crate) fn withdraw(&self, token: &Token) -> bool {
         self.links().is_some_and(|links| links.withdraw(token))
     }
 
-    /// Keeps what the node says of itself with a vote that was asked for at `sent`.
+    /// Notes what the node reports about itself with a vote that was requested at `sent`.
     pub(super) fn voted(
         self: &Arc<Self>,
         sent: Time,
@@ -201,9 +201,9 @@ impl Member {
         Ok(Said::Vote { acquired, overtaken })
     }
 
-    /// A shard has answered what was sent at `sent`, or not.
+    /// Notes that a shard has answered what was sent at `sent`, or has failed to.
     pub(super) fn heard(self: &Arc<Self>, shard: Shard, failure: Option<&Failure>, sent: Time) {
-        // A refusal of a key is an answer of the server.
+        // A refusal of a key is still an answer of the server.
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered(shard) };
         self.state(shard).note_trouble();
         self.update(shard, |health, now| ((), health.failed(failure, sent, now)));
@@ -215,15 +215,15 @@ impl Member {
         }
     }
 
-    /// Something was asked of a shard that it has not answered for too long.
+    /// Notes that a shard has not answered a request for too long.
     pub(crate) fn silent(self: &Arc<Self>, shard: Shard) {
         self.update(shard, |health, _now| ((), health.silent()));
     }
 
-    /// Tells the health of an event, and carries out what follows.
+    /// Feeds an event to the health, and carries out what follows.
     fn update<T>(self: &Arc<Self>, shard: Shard, event: impl FnOnce(&mut NodeHealth, Time) -> (T, HealthOrders)) -> T {
         let mut is_news = false;
-        // The first number is no shard of a cluster.
+        // In a cluster, no shard has the first number.
         let note_up = |is_up| {
             is_news = self.metrics.set_up(if shard == Shard::FIRST { is_up } else { self.is_half_up() });
         };
@@ -235,7 +235,7 @@ impl Member {
         outcome
     }
 
-    /// Whether half of the shards are well that were asked so far: a cluster serves most of its locks then.
+    /// Whether at least half of the shards asked so far are well: a cluster then serves most of its locks.
     fn is_half_up(&self) -> bool {
         let shards: Vec<bool> = self.shards.others().iter().filter_map(|shard| shard.is_up()).collect();
         2 * shards.iter().filter(|is_up| **is_up).count() >= shards.len()
@@ -257,7 +257,7 @@ impl Member {
                 }
             }
             Some(HealthChange::Answers) => {
-                // Leases want to be renewed there, and whoever waits may have missed something.
+                // Leases have to be renewed there, and waiters may have missed something.
                 if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
                     listener.missed(&Keys::All);
                 }
@@ -274,8 +274,8 @@ impl Member {
         }
     }
 
-    /// It is in trouble. How often it was since that was last told, if it is to be told: a node may come and go many
-    /// times a minute.
+    /// Notes trouble. Returns how often it occurred since the last report, if it is to be reported: a node may come and
+    /// go many times a minute.
     fn meet(&self, causes: impl IntoIterator<Item = String>) -> Option<u64> {
         self.told.meet_causes(self.now(), causes)
     }
@@ -286,7 +286,7 @@ impl Member {
         }
     }
 
-    /// The first connection to it is made in the background.
+    /// Reports that the first connection to it is made in the background.
     pub(super) fn is_absent(&self, error: String) {
         self.tell("absent".to_owned(), Event::NodeAbsent { node: self.address().into(), error });
     }
@@ -306,7 +306,7 @@ impl Member {
         }
     }
 
-    /// It could not be connected to.
+    /// Notes that it could not be connected.
     pub(super) fn not_there(self: &Arc<Self>, error: &Error) {
         let is_refusal = matches!(error, Error::Refused(_));
         let kind = if is_refusal { Failure::refused } else { Failure::unavailable };
@@ -315,20 +315,20 @@ impl Member {
         });
     }
 
-    /// It could be connected to at last.
+    /// Notes that it was connected at last.
     pub(super) fn arrived(self: &Arc<Self>) {
         self.update(Shard::FIRST, |health, now| ((), health.arrived(now)));
     }
 
-    /// Completes when a shard is not silent, or not any more.
+    /// Completes as soon as a shard is not silent.
     pub(crate) async fn speaks(&self, shard: Shard) {
         self.state(shard).speaks().await;
     }
 
-    /// Completes when there is a reason to ask for a key again that this shard has not answered for: it answers, or
-    /// another has the key.
+    /// Completes when there is a reason to repeat a request for a key that this shard has not answered: it answers, or
+    /// another shard has the key.
     pub(super) async fn answers_for(&self, key: &Key, asked: Shard, host: &Host) {
-        /// Nothing tells when a slot finds an owner.
+        /// Polled, because there is no notification when a slot gets an owner.
         const PAUSE: Duration = Duration::from_secs(1);
         while self.shard_of(key) == asked {
             let state = self.state(asked);
@@ -346,12 +346,12 @@ impl Member {
     /// Why it does not serve this key, if it does not.
     pub(super) fn trouble(&self, key: &Key) -> Option<String> {
         let shard = self.shard_of(key);
-        // Renewals wait for a connection for longer than the news of it can.
+        // The link comes first: renewals wait for a connection for longer than the report of its trouble can.
         let of_link = self.links().and_then(|links| links.trouble(shard));
         of_link.or_else(|| self.state(shard).health_by_now().trouble().map(Into::into))
     }
 
-    /// Whether it is known to give no vote yet: asking it to bring a key back is pointless.
+    /// Whether it is known to give no vote yet, so that asking it for a repair is pointless.
     pub(crate) fn is_recovering(&self) -> bool {
         self.first().health().recovers_in(self.now()).is_some()
     }
@@ -365,7 +365,7 @@ impl Member {
         self.update(Shard::FIRST, |health, _now| health.identified(identity, &mut self.peers.lock().identities))
     }
 
-    /// It has answered for the first time; with its clock, so that the first fence can be proposed.
+    /// Notes its first answer, and its clock, so that the first fence can be proposed.
     pub(super) fn greet(&self, identity: &ServerIdentity) {
         let now = self.now();
         let _in_trouble = self.first().answered(now);

@@ -1,4 +1,4 @@
-//! The nodes together. One node is a quorum of one: what is asked of many is asked of it in the same way.
+//! The nodes as a quorum. One node is a quorum of one, and is asked in the same way as many.
 
 use std::{
     sync::{
@@ -70,7 +70,7 @@ fn vote_of<T>(said: &Result<T, Failure>, answer: impl Fn(&T) -> NodeAnswer) -> N
     }
 }
 
-/// Whether this number of nodes is asked for votes: one without a restart delay decides without.
+/// Whether this number of nodes is asked for votes: a single node without a restart delay decides without them.
 pub(crate) fn votes(nodes: usize, restart_delay: Duration) -> bool {
     nodes > 1 || !restart_delay.is_zero()
 }
@@ -91,7 +91,7 @@ impl Quorum {
         Self { members, peers, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
     }
 
-    /// One node that is there.
+    /// A quorum of one node that is connected.
     pub(crate) fn of_one(
         address: &str,
         node: Arc<dyn Node>,
@@ -126,12 +126,12 @@ impl Quorum {
         self.members.get(at)
     }
 
-    /// The only node there is, if there is one alone.
+    /// The only node, if there is just one.
     fn only(&self) -> Option<&Arc<Member>> {
         if let [only] = &*self.members { Some(only) } else { None }
     }
 
-    /// The only node there is, for what works on one alone.
+    /// The only node, for calls that work on a single one.
     pub(crate) fn sole(&self) -> Result<&Arc<Member>, Failure> {
         let text = "this works on one server only, not over a quorum: build another Leases with the url of one server";
         self.only().ok_or_else(|| Failure::refused(text))
@@ -141,29 +141,29 @@ impl Quorum {
         self.restart_delay
     }
 
-    /// The longest that a key may be kept without a lease, if that is bounded: a node that is restarted remembers no
-    /// key, and votes after this.
+    /// The longest that a key may be kept without a lease, if that is bounded: a restarted node remembers no key, and
+    /// votes after this.
     pub(crate) fn longest_keep(&self) -> Option<Duration> {
         (!self.is_one() && !self.restart_delay.is_zero()).then_some(self.restart_delay)
     }
 
-    /// The shard of the only node that has this key; many nodes have one together.
+    /// The shard that has this key on the only node; several nodes count as one shard.
     pub(crate) fn shard_of(&self, key: &Key) -> Shard {
         self.only().map_or(Shard::FIRST, |only| only.shard_of(key))
     }
 
-    /// All shards that there are now.
+    /// All current shards.
     pub(crate) fn shards(&self) -> Vec<Shard> {
         self.only().map_or_else(|| vec![Shard::FIRST], |only| only.shard_numbers())
     }
 
-    /// The route that fits the caller's place, on every node.
+    /// The route that fits the caller's runtime, on every node.
     pub(crate) fn route(&self) -> Route {
         let at_home = self.members.iter().filter_map(|member| member.node()).any(|node| node.route() == Route::Home);
         if at_home { Route::Home } else { Route::Keeper }
     }
 
-    /// How many keys may be tracked: as many as the node can that can the least, of those that can at all.
+    /// The number of keys that may be tracked: the least capacity among the nodes that track at all.
     pub(crate) fn tracking_capacity(&self) -> usize {
         let capacities = self.members.iter().filter_map(|member| member.node()).map(|node| node.tracking_capacity());
         capacities.filter(|&capacity| capacity > 0).min().unwrap_or_default()
@@ -179,7 +179,7 @@ impl Quorum {
         }
     }
 
-    /// How long one of the nodes is waited for.
+    /// How long one node's answer is awaited.
     pub(crate) fn limit(&self, limit: Duration, ttl: Duration) -> Duration {
         attempt::limit(self.members.len(), limit, ttl)
     }
@@ -196,14 +196,14 @@ impl Quorum {
         self.members().map(|(at, member)| (at, ComingVote(ask(member)))).collect()
     }
 
-    /// A majority has decided without a node's answer to this token's request.
+    /// Notes that a majority has decided without a node's answer to this token's request.
     pub(crate) fn set_aside(&self, node: usize, token: &Token) {
         if let Some(links) = self.member(node).and_then(|member| member.links()) {
             links.set_aside(token);
         }
     }
 
-    /// Why too few nodes granted something: what each said.
+    /// Why too few nodes granted something, with the answer of each.
     pub(crate) fn failure<T>(&self, said: &[Result<T, Failure>], answer: impl Fn(&T) -> NodeAnswer) -> Failure {
         if let ([Err(failure)], true) = (said, self.is_one()) {
             return failure.clone();
@@ -213,14 +213,14 @@ impl Quorum {
         Failure::of_nodes(self.members.iter().zip(said).map(vote))
     }
 
-    /// Why nodes do not serve this key, in the words of each.
+    /// Why nodes do not serve this key, as each reports it.
     pub(crate) fn trouble(&self, key: &Key) -> Option<String> {
         let mut troubles: Vec<String> = self.members.iter().filter_map(|member| member.trouble(key)).collect();
         troubles.dedup();
         (!troubles.is_empty()).then(|| troubles.join("; "))
     }
 
-    /// Where the only server is that has this key now.
+    /// The current address of the server that has this key, if there is only one node.
     pub(crate) fn address_of(&self, key: &Key) -> Option<String> {
         self.only().map(|only| only.address_of(only.shard_of(key)))
     }
@@ -230,7 +230,7 @@ impl Quorum {
         self.members.iter().flat_map(of).collect()
     }
 
-    /// Warns when the nodes' clocks differ by more than leases of this TTL allow for; looks now and then.
+    /// Warns when the nodes' clocks differ by more than leases of this TTL allow for; compares them now and then.
     pub(crate) fn compare_clocks(&self, now: Time, ttl: Duration) {
         let compared = self.compared.load(Ordering::Relaxed);
         if now.since(Time::from_nanos(compared)) < COMPARE_EVERY {

@@ -1,10 +1,9 @@
-//! The knowledge about one shard of a node, and the limits of its traffic. A shard fails by itself, and holds up no
-//! other.
+//! The state of one shard of a node, and the limits of its traffic. A shard fails by itself, and holds up no other.
 //!
 //! # Invariants
 //!
 //! 1. A shard without trouble costs one load before it is asked, and one store and one load when it has answered: no
-//!    lock. While there is trouble, every answer goes to the health.
+//!    mutex. While there is trouble, every answer is reported to the health.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,12 +21,12 @@ use super::undo_limits::UndoTurns;
 pub(super) struct ShardState {
     /// Nanoseconds on our clock; zero before the first.
     last_answer: AtomicU64,
-    /// [`NodeHealth::is_troubled`], for those who do not have its lock.
+    /// A copy of [`NodeHealth::is_troubled`], read without its mutex.
     is_troubled: AtomicBool,
     health: Mutex<NodeHealth>,
     back: Notify,
     is_gone: AtomicBool,
-    /// Whether it has answered as it should, the last time that its health was told.
+    /// Whether it was well when its health was last updated.
     is_up: AtomicBool,
     pub(super) undo_turns: UndoTurns,
 }
@@ -53,31 +52,31 @@ impl ShardState {
         }
     }
 
-    /// It has answered. Whether its health has to hear of that.
+    /// Notes an answer. Returns whether it has to be reported to the health.
     pub(super) fn answered(&self, now: Time) -> bool {
         self.last_answer.store(now.as_nanos(), Ordering::Release);
         self.is_troubled.load(Ordering::Acquire)
     }
 
-    /// It has failed to answer. Said before the health catches up with the answers so far, so that it hears of every
-    /// one after those.
+    /// Notes a failure to answer. Called before the health catches up with the answers so far, so that every later one
+    /// is reported to it.
     pub(super) fn note_trouble(&self) {
         self.is_troubled.store(true, Ordering::Release);
     }
 
-    /// The health as it stands, for a look.
+    /// The health as it stands, to be read.
     pub(super) fn health(&self) -> MutexGuard<'_, NodeHealth> {
         self.health.lock()
     }
 
-    /// The health, which knows of every answer by now.
+    /// The health, up to date with every answer so far.
     pub(super) fn health_by_now(&self) -> MutexGuard<'_, NodeHealth> {
         let mut health = self.health.lock();
         health.note_answer(Time::from_nanos(self.last_answer.load(Ordering::Acquire)));
         health
     }
 
-    /// Tells the health of an event. `note_up` is told whether it is well, in the order of the events.
+    /// Feeds an event to the health. `note_up` receives whether the shard is well, in the order of the events.
     pub(super) fn update<T>(
         &self,
         now: impl FnOnce() -> Time,
@@ -93,25 +92,25 @@ impl ShardState {
         outcome
     }
 
-    /// Whether it is well; nothing of one that has gone.
+    /// Whether it is well; `None` for a removed shard.
     pub(super) fn is_up(&self) -> Option<bool> {
         (!self.is_gone.load(Ordering::Acquire)).then(|| self.is_up.load(Ordering::Acquire))
     }
 
-    /// It answers after a failure: all who wait for that go on.
+    /// Wakes all that wait for an answer after a failure.
     pub(super) fn wake(&self) {
         self.back.notify_waiters();
     }
 
-    /// The shard is no more, and will answer nobody: all who wait for that look for another.
+    /// Notes that the shard was removed and will not answer. All that wait for it look for another.
     pub(super) fn has_gone(&self) {
         self.is_gone.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Completes when it has answered after a failure, or has gone.
+    /// Completes when it has answered after a failure, or was removed.
     pub(super) async fn back(&self) {
-        // Made before the look, it hears of an end after it.
+        // Created before the check, so it is notified of a later removal.
         let back = self.back.notified();
         if !self.is_gone.load(Ordering::Acquire) {
             back.await;
@@ -122,10 +121,10 @@ impl ShardState {
         self.is_troubled.load(Ordering::Acquire) && self.health.lock().is_silent()
     }
 
-    /// Completes when it is not silent, or not any more.
+    /// Completes as soon as it is not silent.
     pub(super) async fn speaks(&self) {
         loop {
-            // Made before the look, it hears of every return after it.
+            // Created before the check, so it is notified of every later return.
             let back = self.back.notified();
             if !self.is_silent() {
                 return;

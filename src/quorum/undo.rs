@@ -1,11 +1,11 @@
-//! Taking back what may have happened (rule 6).
+//! Undoes what may have happened (rule 6).
 //!
 //! # Invariants
 //!
-//! 1. An undo asks until its time is over, whatever it waits for: a turn, an answer, a node that is away. Then it asks
-//!    no more before the shard answers somebody, or another has the key. A server that stood still may execute an
-//!    attempt after that, which nobody else would take back for the life of its key.
-//! 2. Attempts whose undos find no memory are left to expire.
+//! 1. An undo asks until its time has passed, whatever it waits for: a turn, an answer, an unreachable node. After that
+//!    it asks again only when the shard answers any request, or another shard has the key. A server that stood still
+//!    may still execute an attempt then, which nothing else would take back for the life of its key.
+//! 2. Attempts are left to expire if there is no memory for their undos.
 
 use std::{future::Future, sync::Arc};
 
@@ -33,9 +33,9 @@ const EACH: usize = 2048;
 pub(crate) struct UndoTask {
     /// The order, for this node among others.
     pub(crate) order: Undo,
-    /// Its life is how long what is taken back may live: that of the key, or a place in a queue.
+    /// Its life is how long what is taken back may exist: the life of the key, or of a place in a queue.
     pub(crate) claim: Claim,
-    /// Whether somebody has asked for it before.
+    /// Whether its release was requested before.
     pub(crate) was_asked: bool,
 }
 
@@ -65,11 +65,11 @@ impl Drop for Reservation {
     }
 }
 
-/// An attempt that may be executed when its node goes on, and is to be undone then.
+/// An attempt that may be executed when its node continues, and is to be undone then.
 pub(crate) struct Unanswered {
     undo: UndoTask,
     member: Arc<Member>,
-    /// Which was asked last.
+    /// The shard that was asked last.
     asked: Shard,
     _reservation: Reservation,
 }
@@ -85,7 +85,7 @@ pub(crate) enum Undone {
 }
 
 impl UndoTask {
-    /// For the order of an acquisition. A lease was asked for before, by its release; an attempt was not.
+    /// The undo that an acquisition orders. The release of a lease was requested before; that of an attempt was not.
     pub(crate) fn new(order: Undo, claim: Claim) -> Self {
         let was_asked = !order.is_attempt;
         Self { order, claim, was_asked }
@@ -110,7 +110,7 @@ impl UndoTask {
         }
     }
 
-    /// Asks until it is over.
+    /// Asks until the undo has ended.
     async fn take_back(&self, member: &Arc<Member>, host: &Host, clock: &dyn Clock) -> (UndoOutcome, Shard) {
         let now = || clock::now(clock);
         let mut undoing = Undoing::new(now(), self.claim.life, self.order.route, self.was_asked);
@@ -121,7 +121,7 @@ impl UndoTask {
             let turn = tokio::select! {
                 biased;
                 turn = shard.undo_turns.take(self.order.is_attempt, undoing.is_first()) => turn,
-                // No timer for a turn that comes at once: where a thread is ending, there are none.
+                // Created lazily, because the turn may come at once, and a thread that is ending has no timers.
                 () = async { host.sleep(left()).await } => None,
             };
             let Some(turn) = turn else {
@@ -134,7 +134,7 @@ impl UndoTask {
             let answer: Result<Owned, Failure> = if route == Route::Keeper {
                 asking.await
             } else {
-                // Without a link it would wait for the next one, and keep others from their turn.
+                // Without a link it would wait for the next one, and block the turns of others.
                 tokio::select! {
                     biased;
                     answer = asking => answer,
@@ -197,8 +197,8 @@ impl UndoTask {
 }
 
 impl Unanswered {
-    /// Waits until the node answers somebody, however long that is, and undoes it then. Whether anything may have
-    /// changed.
+    /// Waits until the node answers any request, however long that takes, and then undoes the attempt. Returns whether
+    /// anything may have changed.
     pub(crate) async fn run(self, host: Host, clock: Arc<dyn Clock>) -> bool {
         let mut asked = self.asked;
         loop {

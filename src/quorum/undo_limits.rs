@@ -1,11 +1,11 @@
-//! How many undos there may be of one node, and how many of them ask at a time.
+//! Limits how many undos one node may have, and how many of them ask at a time.
 //!
 //! # Invariants
 //!
-//! 1. The undos of attempts weigh at most [`FULL`] together on each node. Those of leases have no limit of their own:
-//!    there are no more of them than leases were held.
-//! 2. The first try to release a lease waits for no second one, and for no attempt: the release of a living lease does
-//!    not stand behind those of dead ones.
+//! 1. The undos of attempts weigh at most [`FULL`] together on each node. The undos of leases have no limit of their
+//!    own, because there are no more of them than leases were held.
+//! 2. The first try to release a lease does not wait for any second try, nor for any attempt. So the release of a
+//!    living lease is not queued behind those of dead ones.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -24,7 +24,7 @@ const FULL: usize = 16 * 1024 * 1024;
 pub(super) struct Undos {
     weight: AtomicUsize,
     is_full: AtomicBool,
-    /// Why some were left.
+    /// Why some undos were left.
     pub(super) left: Troubles,
 }
 
@@ -46,13 +46,13 @@ impl Undos {
         Fits::No { is_news: !was_full }
     }
 
-    /// Gives it back.
+    /// Gives the memory back.
     pub(super) fn leave(&self, weight: usize) {
         self.weight.fetch_sub(weight, Ordering::Relaxed);
     }
 }
 
-/// The turns to ask of the undos of one shard.
+/// The turns in which the undos of one shard ask.
 #[derive(Debug)]
 pub(super) struct UndoTurns {
     leases: Semaphore,
@@ -68,7 +68,7 @@ impl Default for UndoTurns {
 }
 
 impl UndoTurns {
-    /// The next turn (invariant 2).
+    /// Awaits the next turn (invariant 2).
     pub(super) async fn take(&self, is_attempt: bool, is_first: bool) -> Option<SemaphorePermit<'_>> {
         let turns = match (is_attempt, is_first) {
             (true, _) => &self.attempts,

@@ -61,7 +61,7 @@ mod tests {
         wait(poll_fn(|context| {
             polls += 1;
             context.waker().wake_by_ref();
-            // As a channel does that the future waits for.
+            // As a channel that the future waits for does.
             thread::park();
             if polls < 3 { Poll::Pending } else { Poll::Ready(()) }
         }));

@@ -1,5 +1,5 @@
 //! Locks, atomics and time for `scripts/shuttle` (`crate::shuttle_tests`). Each access is a step, after which another
-//! thread may go on.
+//! thread may run.
 
 use std::sync::{Arc, PoisonError};
 
@@ -16,19 +16,19 @@ pub(crate) use shuttle::sync::atomic;
 
 pub(crate) mod time;
 
-/// Another thread may go on here.
+/// A step, at which another thread may run.
 pub(crate) fn step() {
     let anything = atomic::AtomicBool::new(false);
     let _seen = anything.load(atomic::Ordering::SeqCst);
 }
 
-/// As random as the schedule, so that it repeats with it.
+/// A uuid as random as the schedule, so that it repeats with it.
 pub(crate) fn random_uuid() -> uuid::Uuid {
     let mut random = thread_rng();
     uuid::Uuid::from_u64_pair(random.next_u64(), random.next_u64())
 }
 
-/// As `parking_lot::Mutex`, which knows no poison.
+/// Like `parking_lot::Mutex`, which has no poisoning.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(shuttles::Mutex<T>);
 
@@ -118,7 +118,7 @@ impl Semaphore {
     }
 }
 
-/// Gives way before it is given back.
+/// A permit that yields before it is given back.
 #[derive(Debug)]
 pub(crate) struct SemaphorePermit<'a>(Option<tokio::sync::SemaphorePermit<'a>>);
 

@@ -1,4 +1,4 @@
-//! By when a waiter acts, and how it is woken before.
+//! The time by which a waiter acts, and how it is woken before.
 
 use std::pin::pin;
 
@@ -9,7 +9,7 @@ use crate::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// One waiter, or a line of them of which one has the turn.
+/// The alarm of one waiter, or of a line in which one waiter has the turn.
 #[derive(Debug)]
 pub(super) struct Alarm {
     /// Nanoseconds on our clock.
@@ -18,18 +18,18 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    /// Nothing is due.
+    /// An alarm with nothing due.
     pub(super) fn new() -> Self {
         Self { due: AtomicU64::new(Time::NEVER.as_nanos()), notify: Notify::new() }
     }
 
-    /// Something is due at this moment, and the waiter looks at once.
+    /// Makes the waiter due at `at`, unless it is due before, and wakes it at once.
     pub(super) fn ring(&self, at: Time) {
         self.due.fetch_min(at.as_nanos(), Ordering::AcqRel);
         self.notify.notify_one();
     }
 
-    /// This is due from now on, whatever was before.
+    /// Sets the due time, whatever it was before.
     pub(super) fn set(&self, at: Time) {
         self.due.store(at.as_nanos(), Ordering::Release);
     }
@@ -43,7 +43,7 @@ impl Alarm {
         self.notify.notified().await;
     }
 
-    /// All rings so far are dealt with.
+    /// Discards all rings so far.
     pub(super) fn quiet(&self) {
         let _rung_before = pin!(self.notify.notified()).enable();
     }

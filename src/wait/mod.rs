@@ -1,15 +1,15 @@
-//! The lines of this process, one for each name: their waiters, and which of them wakes. One waiter of a name asks the
-//! server for all of them; the others stand in line behind it, in order, and cost the server nothing.
+//! The lines of this process, one for each name: their waiters, and which of them is woken. One waiter of a name asks
+//! the server for all of them; the others wait behind it, in order, and cost the server nothing.
 //!
 //! # Invariants
 //!
 //! 1. A notification wakes one waiter of its name: the one whose turn it is. It is kept until that one checks, so none
-//!    is lost on a waiter that is busy with a check.
+//!    is lost while a waiter is busy with a check.
 //! 2. A waiter that needs several nodes to be freed is notified when that many of them have changed since its last
 //!    check. Changes by its competitors, or by itself, lead to no check. Otherwise waiters that take and give back a
 //!    free minority, or split the votes, would notify each other without end.
-//! 3. The waiter with the turn says by when it will check, before any wait. If it does not check by then (nobody may
-//!    poll its runtime), the others go on without it.
+//! 3. The waiter with the turn announces by when it will check, before any wait. If it does not check by then (its
+//!    runtime may not be polled), the others continue without it.
 
 use std::sync::Arc;
 
@@ -40,19 +40,19 @@ pub(crate) use self::{
 pub(crate) struct Lines {
     /// The changes that are worth a check, while no check has shown a better condition.
     needs: WakeCondition,
-    /// And how many stand in each.
+    /// The lines, and the number of waiters in each.
     lines: Mutex<HashMap<Key, (Arc<Line>, usize)>>,
 }
 
 /// The waiters of one name.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// The turn to ask the server. Tokio's semaphore is first come, first served, and a waiter that goes away passes it
-    /// on.
+    /// The turn to ask the server. Tokio's semaphore is first come, first served, and a waiter that leaves passes the
+    /// turn on.
     turn: Semaphore,
     changed: Mutex<Changed>,
-    /// By when the waiter with the turn will have checked, or said by when it will. It rings when something may have
-    /// happened to the lock.
+    /// Due when the waiter with the turn will have checked, or announced by when it will. It rings when something may
+    /// have happened to the lock.
     alarm: Alarm,
     seen: watch::Sender<Check>,
 }
@@ -73,13 +73,13 @@ pub(crate) struct InLine<'a> {
 }
 
 impl Lines {
-    /// Lines over this many nodes: no lock can be had without a majority of them.
+    /// Lines over this many nodes: no lock is acquired without a majority of them.
     pub(crate) fn new(nodes: usize) -> Self {
         let needs = WakeCondition { count: majority(nodes), of: Nodes::all(nodes) };
         Self { needs, lines: Mutex::default() }
     }
 
-    /// Whether anybody waits for this name: then it is not for a newcomer to ask the server.
+    /// Whether this name has waiters. If so, a newcomer must not ask the server.
     pub(crate) fn has(&self, key: &Key) -> bool {
         self.lines.lock().contains_key(key)
     }
@@ -88,7 +88,7 @@ impl Lines {
         self.lines.lock().is_empty()
     }
 
-    /// How many names are waited for.
+    /// The number of names with waiters.
     pub(crate) fn len(&self) -> usize {
         self.lines.lock().len()
     }
@@ -101,7 +101,7 @@ impl Lines {
         InLine { lines: self, key: key.clone(), line }
     }
 
-    /// Something may have happened to the lock with this key: the waiter with the turn checks at once.
+    /// Has the waiter with the turn check at once, because something may have happened to the lock with this key.
     pub(crate) fn notify(&self, key: &str, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
@@ -109,7 +109,7 @@ impl Lines {
         }
     }
 
-    /// Something was done to the key on one node only.
+    /// Notes a change of the key on one node only.
     pub(crate) fn changed(&self, key: &str, node: usize, now: Time) {
         let line = self.lines.lock().get(key).map(|(line, _)| line.clone());
         if let Some(line) = line {
@@ -153,16 +153,16 @@ impl InLine<'_> {
         &self.key
     }
 
-    /// Our turn, if nobody is before us.
+    /// Our turn, if no waiter is before us.
     pub(crate) fn turn_now(&self) -> Option<SemaphorePermit<'_>> {
         self.line.turn.try_acquire().ok()
     }
 
-    /// Completes when everybody before us has gone.
+    /// Completes when every waiter before us has left.
     pub(crate) async fn turn(&self) -> SemaphorePermit<'_> {
         match self.line.turn.acquire().await {
             Ok(permit) => permit,
-            // Nobody closes it.
+            // It is never closed.
             Err(_closed) => std::future::pending().await,
         }
     }
@@ -172,12 +172,12 @@ impl InLine<'_> {
         self.line.alarm.heard().await;
     }
 
-    /// We cannot check yet, and shall say more at this moment.
+    /// Announces that we cannot check yet, and will announce more at this time.
     pub(crate) fn waits_until(&self, at: Time) {
         self.line.alarm.set(at);
     }
 
-    /// We check now, and shall have checked at this moment. That deals with all notifications before it.
+    /// Announces that we check now, and will be done at this time. The check covers all earlier notifications.
     pub(crate) fn checks_by(&self, at: Time) {
         self.line.alarm.quiet();
         // A change during the check counts once the check has shown which changes are needed.
@@ -185,12 +185,12 @@ impl InLine<'_> {
         self.line.alarm.set(at);
     }
 
-    /// By when the waiter with the turn will have checked, or said by when it will.
+    /// When the waiter with the turn will have checked, or announced by when it will.
     pub(crate) fn due(&self) -> Time {
         self.line.alarm.due()
     }
 
-    /// Tells everybody in line what a check found, and by when there will be the next. Only news wakes them.
+    /// Reports to all in line what a check found, and when the next is due. Only news wakes them.
     pub(crate) fn saw(&self, look: Check, now: Time, next: Time) {
         self.line.alarm.set(next);
         self.line.changed.lock().needs = look.needs().unwrap_or(self.lines.needs);

@@ -1,8 +1,8 @@
 //! The fair queue as its waiters see it: when to poll, and which of them a server notifies.
 //!
-//! Every fair waiter has a place of its own on the server, so that they come in order whatever process they are in. One
-//! of each process and name leads: it polls for all of them, so that the queue does not expire. The others say nothing
-//! until they are notified.
+//! Every fair waiter has a place of its own on the server, so that waiters come in order whatever their process. In
+//! each process, one waiter of a name leads: it polls for all of them, so that the queue does not expire. The others
+//! send nothing until they are notified.
 
 use std::sync::Arc;
 
@@ -22,11 +22,11 @@ pub(crate) struct FairWaiters(Mutex<Addressees<Arc<Listening>>>);
 struct Listening {
     /// When to poll.
     alarm: Alarm,
-    /// The lock is there, and has only to be taken.
+    /// Whether the lock is granted, and only has to be confirmed.
     granted: AtomicBool,
 }
 
-/// A waiter that hears its notifications; gone when dropped.
+/// A waiter that receives its notifications; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct FairWaiter {
     fair_waiters: Arc<FairWaiters>,
@@ -49,13 +49,13 @@ impl FairWaiters {
         self.0.lock().get(token).is_some()
     }
 
-    /// This one is to poll at the moment given. False if nobody here has the token.
+    /// Has this waiter poll at the given time. Returns false if no waiter here has the token.
     pub(crate) fn notify(&self, token: &str, at: Time) -> bool {
         let waiter = self.0.lock().get(token).cloned();
         waiter.inspect(|waiter| waiter.alarm.ring(at)).is_some()
     }
 
-    /// This one has only to take the lock.
+    /// Notes a grant, which this waiter only has to confirm.
     pub(crate) fn grant(&self, token: &str, now: Time) -> bool {
         let waiter = self.0.lock().get(token).cloned();
         let grant = |waiter: &Arc<Listening>| {
@@ -65,19 +65,19 @@ impl FairWaiters {
         waiter.inspect(grant).is_some()
     }
 
-    /// Something was done to this lock: the waiter that has it tracked is to poll, or else those that may have it tracked.
+    /// Has the waiter poll that tracks this lock, which was changed; or else those that may track it.
     pub(crate) fn changed(&self, key: &str, now: Time) {
         let waiters: Vec<_> = self.0.lock().of_a_change(key).cloned().collect();
         ring(waiters, now);
     }
 
-    /// All who wait for this lock are to poll: the queue was lost.
+    /// Has all waiters of this lock poll, because the queue was lost.
     pub(crate) fn notify_line(&self, key: &Key, at: Time) {
         let waiters = self.0.lock().all().filter(|(of, _)| *of == key).map(|(_, waiter)| waiter.clone()).collect();
         ring(waiters, at);
     }
 
-    /// Everybody who waits for one of these locks is to poll: notifications may have been missed.
+    /// Has all waiters of these locks poll, because notifications may have been missed.
     pub(crate) fn notify_all(&self, keys: &Keys, at: Time) {
         let waiters =
             self.0.lock().all().filter(|(of, _)| keys.has(of.lock())).map(|(_, waiter)| waiter.clone()).collect();
@@ -85,7 +85,7 @@ impl FairWaiters {
     }
 }
 
-/// While no table is locked.
+/// Rings each waiter's alarm, while no table is locked.
 fn ring(waiters: Vec<Arc<Listening>>, at: Time) {
     for waiter in waiters {
         waiter.alarm.ring(at);
@@ -93,27 +93,27 @@ fn ring(waiters: Vec<Arc<Listening>>, at: Time) {
 }
 
 impl FairWaiter {
-    /// Completes when a notification has come since the last [`polls`](Self::polls).
+    /// Completes when a notification has arrived since the last [`polls`](Self::polls).
     pub(crate) async fn heard(&self) {
         self.waiter.alarm.heard().await;
     }
 
-    /// Our poll is answered: whether we have the lock tracked. Then we are notified when something is done to it.
+    /// Notes with the answer to our poll whether we track the lock, and so are notified of its changes.
     pub(crate) fn tracks(&self, tracked: bool) {
         self.fair_waiters.0.lock().answered(&self.token, tracked);
     }
 
-    /// When to poll, by the notifications.
+    /// When to poll, according to the notifications.
     pub(crate) fn due(&self) -> Time {
         self.waiter.alarm.due()
     }
 
-    /// Whether a notification says that the lock is there.
+    /// Whether a notification has granted the lock.
     pub(crate) fn is_granted(&self) -> bool {
         self.waiter.granted.load(Ordering::Acquire)
     }
 
-    /// We poll now, which deals with all notifications before.
+    /// Notes that we poll now, which covers all earlier notifications.
     pub(crate) fn polls(&self) {
         self.waiter.granted.store(false, Ordering::Release);
         self.waiter.alarm.set(Time::NEVER);

@@ -2,11 +2,11 @@
 //!
 //! # Invariants
 //!
-//! 1. A slot counts until it is given back, and at the latest until the moment by which its check ends. So a check that
-//!    nobody polls keeps it no longer than that.
-//! 2. Nobody has a slot without having been polled: a slot that becomes free is nobody's until somebody takes it.
-//! 3. While slots are free, somebody who waits is notified, unless it is not polled. Those behind one that is not
-//!    polled try again when the next check must have ended: [`CheckSlots::next_lapse`].
+//! 1. A slot counts until it is given back, and at the latest until the time by which its check ends. So a check that
+//!    is not polled keeps it no longer than that.
+//! 2. A waiter has no slot before it is polled: a slot that becomes free is unused until a waiter takes it.
+//! 3. While slots are free, a waiter is notified. If that one is not polled, the waiters behind it try again when the
+//!    next check must have ended: [`CheckSlots::next_lapse`].
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ pub(crate) struct CheckSlots {
     freed: Notify,
 }
 
-/// The slots that count as taken. A number tells those apart that lapse at the same moment.
+/// The slots that count as taken. A number distinguishes slots that lapse at the same time.
 #[derive(Debug, Default)]
 struct Taken {
     lapses: BTreeSet<(Time, u64)>,
@@ -50,7 +50,7 @@ impl CheckSlots {
         Self { slots, taken: Mutex::default(), freed: Notify::new() }
     }
 
-    /// A slot for a check that has ended by the moment `lapses`, if one is free.
+    /// Takes a slot, if one is free, for a check that has ended by `lapses`.
     pub(crate) fn take(&self, now: Time, lapses: Time) -> Option<CheckSlot<'_>> {
         let mut taken = self.taken.lock();
         taken.forget_the_lapsed(now);
@@ -62,7 +62,7 @@ impl CheckSlots {
         taken.lapses.insert(id);
         let is_more = taken.lapses.len() < self.slots;
         drop(taken);
-        // A notification may have gone to somebody who is not polled.
+        // The last notification may have woken a waiter that is not polled.
         if is_more {
             self.freed.notify_one();
         }

@@ -1,5 +1,5 @@
-//! Waiters that leave the queue of a fair lock. Those of one name leave in batches, so thousands that are cancelled at once
-//! cost the server a few calls, and nobody behind them waits.
+//! Takes waiters off the queue of a fair lock. The waiters of one name leave in batches, so thousands that are
+//! cancelled at once cost the server a few calls, and hold up no waiter behind them.
 
 use std::{
     collections::{HashMap, hash_map},
@@ -19,10 +19,10 @@ use crate::{
     sync::Mutex,
 };
 
-/// The most waiters of a batch: the server works on it for a fraction of a millisecond.
+/// The most waiters in a batch, which takes the server a fraction of a millisecond.
 const BATCH: usize = 100;
 
-/// The waiters that are to leave, by the lock's key. A key is there while a task takes them off.
+/// The waiters that are to leave, by the lock's key. A key is present while a task takes its waiters off.
 #[derive(Debug, Default)]
 pub(super) struct Leaving(Mutex<HashMap<Key, Vec<Leaver>>>);
 
@@ -35,7 +35,7 @@ struct Leaver {
 }
 
 impl Watchdog {
-    /// Takes a waiter off the one server, in the background, once its last request has its answer.
+    /// Takes a waiter off the one server, in the background, once its last request is answered.
     pub(crate) fn leave_line<T: Send + 'static>(
         self: &Arc<Self>,
         claim: Claim,
@@ -95,7 +95,8 @@ impl Watchdog {
         Some(all.split_off(rest))
     }
 
-    /// Whether the server has answered. If not, each leaves by itself, and asks for as long as it has to.
+    /// Takes a batch off. Returns whether the server answered; if not, each waiter leaves by itself, retrying as
+    /// needed.
     async fn leave_together(&self, claim: Claim, mode: ReleaseMode) -> bool {
         let Some(member) = self.quorum.member(0) else { return false };
         let leave = Request::Release { claim, mode };

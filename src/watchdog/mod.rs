@@ -1,8 +1,8 @@
-//! Renews leases and tells their holders the truth: a short driver around the pure [`leasehold_protocol::renewal`].
+//! Renews leases and reports their losses: a short driver around the pure [`leasehold_protocol::renewal`].
 //!
-//! The loop never waits for the network. It sleeps until the next moment that some lease asks for, at most 250 ms while
-//! anything is held (rule 3: timers do not count suspend). Then it lets every due core decide, and sends what falls due
-//! together in one batch. Answers are fed back from tasks of their own.
+//! The loop never waits for the network. It sleeps until some lease is due, at most 250 ms while anything is held (rule
+//! 3: timers do not count suspend). Then it lets every due core decide, and sends what falls due together in one batch.
+//! The answers are fed back from separate tasks.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -37,10 +37,10 @@ mod tracking;
 
 pub(crate) use self::renewal::Left;
 
-/// Questions about everything that is held are spread by this much each.
+/// How much each lease adds to the time over which checks of many leases are spread.
 const ASK_EACH: Duration = Duration::from_micros(10);
 
-/// The most leases that one batch renews: a script call that long keeps a server about a millisecond.
+/// The most leases that one batch renews: a script call of this size takes a server about a millisecond.
 const BATCH: usize = 500;
 
 /// Every hold of one `Leases`, and the loop that looks after them.
@@ -93,13 +93,13 @@ impl Watchdog {
         clock::now(&*self.clock)
     }
 
-    /// Looks after a hold from now on. Costs a table entry; the loop is only woken when it would look too late.
+    /// Guards a hold from now on. This costs a table entry; the loop is woken only if its next check would be too late.
     pub(crate) fn guard(&self, hold: &Arc<Hold>) {
         let (before, too_late) = self.table.lock().insert(hold);
         if too_late {
             self.wake.notify_one();
         }
-        // Those before that do not share it with this one have lost the lock, and must hear of that from its server.
+        // Earlier holds that do not share the lock with this one have lost it. They have to learn that from its server.
         if before.is_some_and(|before| !before.shares_with(hold)) {
             let (now, mut before) = (self.now(), self.holds_of(hold.claim.key.lock()));
             before.retain(|before| !Arc::ptr_eq(before, hold));
@@ -107,16 +107,16 @@ impl Watchdog {
         }
     }
 
-    /// The last lease of this hold has gone.
+    /// Forgets a hold whose last lease has let go.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         let _dropped_unlocked = self.table.lock().remove(hold);
         self.forgotten.notify_waiters();
     }
 
-    /// Completes when nobody has a lease any more.
+    /// Completes when no hold is left.
     pub(crate) async fn emptied(&self) {
         loop {
-            // Made before the look, it hears of every change after it.
+            // Created before the check, so it is notified of every later change.
             let forgotten = self.forgotten.notified();
             if self.is_empty() {
                 return;
@@ -125,21 +125,20 @@ impl Watchdog {
         }
     }
 
-    /// Whether there is such a hold of this lock. There may be several: those that were lost are there until their last
-    /// lease lets go.
+    /// Whether this lock has such a hold. It may have several, because a lost one stays until its last lease lets go.
     pub(crate) fn has_hold(&self, key: &str, is_such: impl Fn(&Hold) -> bool) -> bool {
         self.table.lock().holds_of(key).any(|hold| is_such(hold))
     }
 
-    /// Whether somebody here counts on this lock for longer than that.
+    /// Whether a hold of this lock is valid here for longer than `left`.
     pub(crate) fn is_held_for_longer(&self, key: &str, left: Duration, now: Time) -> bool {
         let table = self.table.lock();
-        // Nobody counts on a lock for longer than a TTL. This is asked after each batch of renewals: a look at all who
-        // share the lock would cost more than the renewals do.
+        // No hold is valid for longer than its TTL. This runs after each batch of renewals, where reading every hold
+        // that shares the lock would cost more than the renewals do.
         left < table.longest_ttl(key) && table.holds_of(key).any(|hold| left < hold.remaining(now))
     }
 
-    /// Whether a lock is held here, by whom, and for how long that is certain.
+    /// The holder of a lock that is held here alone, and for how long that is certain.
     pub(crate) fn held(&self, key: &Key) -> Option<Holder> {
         let hold = self.table.lock().exclusive(key.lock())?;
         let remaining = hold.remaining(self.now());
@@ -147,10 +146,10 @@ impl Watchdog {
         (!remaining.is_zero()).then(holder)
     }
 
-    /// Tells a holder whether its lease is one of ours.
+    /// Marks a holder as ours if its lease is held here.
     pub(crate) fn recognize(&self, key: &Key, holder: Holder) -> Holder {
         let is_ours = self.has_hold(key.lock(), |hold| {
-            // Those who share it at one time have one fence, and no token of theirs is in the key.
+            // The sharers of one phase have the same fence, and the key contains none of their tokens.
             if holder.is_shared() {
                 holder.fence() == Some(hold.fence)
             } else {
@@ -160,7 +159,7 @@ impl Watchdog {
         if is_ours { holder.ours() } else { holder }
     }
 
-    /// Like [`recognize`](Self::recognize), for all who share a lock: they may be many.
+    /// Like [`recognize`](Self::recognize), for all holders that share a lock, of which there may be many.
     pub(crate) fn recognize_each(&self, key: &Key, holders: Vec<Holder>) -> Vec<Holder> {
         let held: HashSet<Token> =
             self.table.lock().holds_of(key.lock()).map(|hold| hold.claim.token.clone()).collect();
@@ -168,7 +167,7 @@ impl Watchdog {
         holders.into_iter().map(|holder| if is_ours(&holder) { holder.ours() } else { holder }).collect()
     }
 
-    /// Something may have happened to this key on this node: asks about it at once. The answer decides, not the hint.
+    /// Checks a key at once that may have changed on this node. The answer decides, not the hint.
     pub(crate) fn hint(&self, key: &str, node: usize) {
         let now = self.now();
         let exclusive = self.table.lock().exclusive(key);
@@ -192,7 +191,7 @@ impl Watchdog {
         self.table.lock().holds_of(key).cloned().collect()
     }
 
-    /// Something may have happened to each of these keys. The questions are spread, or they would come all at once.
+    /// Checks all holds of these keys, which may have changed. The checks are spread, so that they do not coincide.
     pub(crate) fn hint_all(&self, keys: &Keys) {
         let (now, mut jitter) = (self.now(), random::jitter());
         let mut holds = self.holds();
@@ -204,7 +203,7 @@ impl Watchdog {
         }
     }
 
-    /// A replica has taken over from the server that had these keys, and may lack some.
+    /// Notes that a replica has taken over from the server of these keys, some of which it may lack.
     pub(crate) fn note_takeover(&self, keys: &Keys) {
         let now = self.now();
         self.holds().iter().filter(|hold| keys.has(hold.claim.key.lock())).for_each(|hold| hold.note_takeover(now));
@@ -218,9 +217,9 @@ impl Watchdog {
         self.table.lock().holds().cloned().collect()
     }
 
-    /// The loop: until the keeper stops.
+    /// Runs the loop until the keeper stops.
     ///
-    /// A panic, which is a bug here or in the program's own clock, ends every lease that is held, and not the loop.
+    /// A panic, which is a bug here or in the program's own clock, ends every lease that is held, but not the loop.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut now = Time::ZERO;
         loop {
@@ -245,7 +244,7 @@ impl Watchdog {
             });
             match until {
                 None => self.wake.notified().await,
-                // The batch goes out first.
+                // The batch is sent first.
                 Some(until) if until <= now => tokio::task::yield_now().await,
                 Some(until) => tokio::select! {
                     () = self.host.sleep_until(now, until) => {}
@@ -255,19 +254,19 @@ impl Watchdog {
         }
     }
 
-    /// Ends a lease that cannot be looked after any more.
+    /// Ends a lease that can no longer be guarded.
     fn give_up(self: &Arc<Self>, hold: &Arc<Hold>, now: Time) {
         let _given_up = catching_panics(|| self.execute(hold, hold.finish(now, LossReason::KeeperEnded)));
     }
 
-    /// Looks at the holds whose time has come, and renews those that want it: as many as one batch takes.
+    /// Processes the holds that are due, and renews those that need it: as many as one batch takes.
     fn look(self: &Arc<Self>, now: Time) {
-        // The rest has its turn after this batch was sent, at a moment of its own. So leases that came due at once come
-        // due one batch after the other from then on.
+        // The rest are renewed after this batch was sent, at a later time. So leases that came due at once come due one
+        // batch after another from then on.
         let due = self.table.lock().due(now, BATCH);
         let is_renewed = |hold: &Arc<Hold>| self.ask(hold, now, Hold::tick);
         let mut batch: Vec<_> = due.into_iter().filter(is_renewed).collect();
-        // Leases that come due soon go along, while there is room: so those of one process come to travel together.
+        // Leases due soon join the batch while it has room, so a process's renewals converge.
         let has_room = self.table.lock().len() <= BATCH;
         let meets = batch.first().filter(|_| has_room).map(|first| first.claim.ttl);
         while !batch.is_empty() && batch.len() < BATCH {
@@ -284,7 +283,7 @@ impl Watchdog {
         }
     }
 
-    /// Has a hold decide, and whether it is renewed.
+    /// Feeds an event to a hold. Returns whether the hold is to be renewed.
     fn ask(self: &Arc<Self>, hold: &Arc<Hold>, now: Time, event: impl FnOnce(&Arc<Hold>, Time) -> Reaction) -> bool {
         let _under_way = self.host.token();
         let renew = catching_panics(|| {
@@ -304,14 +303,14 @@ impl Watchdog {
         false
     }
 
-    /// A hold asks to be looked at earlier than before.
+    /// Reschedules a hold, and wakes the loop if the hold is due before the planned check.
     fn reschedule(&self, hold: &Arc<Hold>) {
         if self.table.lock().schedule(hold) {
             self.wake.notify_one();
         }
     }
 
-    /// Where renewals and waiters' checks go: tracked while there is capacity for all of them.
+    /// The route of renewals and of waiters' checks: tracked while there is capacity for all of them.
     pub(crate) fn route(&self) -> Route {
         let held = self.table.lock().len();
         self.tracking.route(held)

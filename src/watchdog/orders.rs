@@ -21,8 +21,8 @@ use crate::{
 };
 
 impl Watchdog {
-    /// Carries out what an acquisition orders, but for what only the driver of a request can; then tells the news.
-    /// Telling may block a caller's thread, and panic: no order comes after it.
+    /// Carries out what an acquisition orders, except what only the driver of a request can do; then reports the news.
+    /// Reporting may panic, and may block a caller's thread, so no order follows it.
     pub(crate) fn execute(self: &Arc<Self>, hold: &Arc<Hold>, Reaction { actions, news }: Reaction) {
         let _carried_out = catching_panics(|| self.carry_out(hold, &actions));
         if let Some(mut news) = news {
@@ -40,7 +40,7 @@ impl Watchdog {
             self.quorum.reconnect(actions.reconnect, &hold.claim.key);
         }
         for (at, member) in actions.repair.iter().filter_map(|at| Some((at, self.quorum.member(at)?))) {
-            // Its next denial brings another order.
+            // A recovering node is skipped: its next denial orders another repair.
             if !member.is_recovering() {
                 self.host.spawn(self.clone().repair(at, member.clone(), hold.clone()));
             }
@@ -57,14 +57,14 @@ impl Watchdog {
         }
     }
 
-    /// Takes a token off one node, and notifies the waiters of this process, who may have relied on its being held
-    /// here. Without a possible change they are not notified: an attempt that a node refuses half way would be followed
-    /// by the next at once.
+    /// Takes a token off one node, and notifies the waiters of this process, which may have relied on its being held
+    /// here. They are not notified if nothing can have changed. Otherwise an attempt that a node refuses half way would
+    /// be followed by the next at once.
     pub(crate) fn undoing(&self, at: usize, undo: UndoTask) -> impl Future<Output = ()> + Send + use<> {
         let (lines, clock, host, key) =
             (self.lines.clone(), self.clock.clone(), self.host.clone(), undo.claim.key.clone());
         let own_release = self.own_releases.begin(&key, at);
-        // A node that is away may have an attempt for as long as its key lives, and nobody waits for that.
+        // An unreachable node may keep an attempt for as long as its key lives. No later attempt waits for that.
         let most = if undo.order.is_attempt { self.command_timeout } else { Duration::MAX };
         let undoing = self.quorum.member(at).map(|member| undo.run(member.clone(), host.clone(), clock.clone()));
         async move {
@@ -73,7 +73,7 @@ impl Watchdog {
             let undone = tokio::select! {
                 biased;
                 undone = &mut undoing => undone,
-                // No timer for what is over at once: where a thread is ending, there are none.
+                // Created lazily, because an undo may end at once, and a thread that is ending has no timers.
                 () = async { host.sleep(most).await } => {
                     drop(own_release);
                     undoing.await
@@ -82,7 +82,7 @@ impl Watchdog {
             match undone {
                 Undone::Yes { has_changed: false } => {}
                 Undone::Yes { has_changed: true } => lines.changed(key.lock(), at, clock::now(&*clock)),
-                // Nobody waits for this one: that may take as long as an outage.
+                // This one is not waited for: it may take as long as an outage.
                 Undone::NotYet(unanswered) => host.clone().spawn_until_stopped(async move {
                     if unanswered.run(host, clock.clone()).await {
                         lines.changed(key.lock(), at, clock::now(&*clock));
@@ -92,13 +92,13 @@ impl Watchdog {
         }
     }
 
-    /// A grant that has come for somebody who does not wait any more: passes it on. Not if the lock is held by it: the
-    /// notification may come after the poll that confirmed it, or twice.
+    /// Passes on a grant whose waiter no longer waits. It is left alone if the lock is held under it: the notification
+    /// may come after the poll that confirmed it, or twice.
     pub(crate) fn leave(&self, key: &Key, token: &Token) {
         if self.has_hold(key.lock(), |hold| hold.claim.token.owns(token.as_str())) {
             return;
         }
-        // Nobody renews a grant.
+        // A grant is never renewed.
         let (nodes, route, mode) = (Nodes::all(self.quorum.len()), Route::Keeper, ReleaseMode::leave());
         let order = Undo { nodes, route, mode, is_attempt: false };
         let (key, token, ttl, fence_memory) = (key.clone(), token.clone(), self.command_timeout, Duration::ZERO);

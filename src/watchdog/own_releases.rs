@@ -1,13 +1,13 @@
-//! What this process takes back: the releases of dropped leases and the undos of attempts that are under way. An attempt
-//! at the same lock comes after them, so nobody is refused by what is his own.
+//! The releases of dropped leases, and the undos of attempts, that this process has under way. An attempt at the same
+//! lock waits for them, so that it is not refused because of a token of its own process.
 //!
 //! # Invariants
 //!
-//! 1. An attempt goes ahead when a majority of the nodes have nothing of its lock to take back, of whichever lease or
+//! 1. An attempt begins when a majority of the nodes have nothing of its lock left to take back, of any lease or
 //!    attempt. A node that has released the last lease may still have the one before it.
-//! 2. On a node that has not voted for the lease yet, its release counts as under way until that vote was heard, and
-//!    undone if it is a grant. The release takes the keeper's connection, and may overtake the acquire: the node
-//!    answers that it has nothing, and grants after that.
+//! 2. On a node that has not voted for the lease yet, its release counts as under way until that vote has arrived and,
+//!    if it is a grant, been undone. The release uses the keeper's connection, and may overtake the acquire: the node
+//!    then answers that it has nothing, and grants afterwards.
 
 use std::{
     future::Future,
@@ -21,10 +21,10 @@ use leasehold_protocol::{hash::HashMap, key::Key, tally::Nodes, token::Token};
 
 use crate::sync::{Mutex, Notify};
 
-/// Which releases of which lock are under way.
+/// The releases of each lock that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct OwnReleases {
-    /// Of all locks: an acquire mostly finds none, and takes no lock for that.
+    /// The number for all locks. Mostly zero, in which case an acquire need not lock `state`.
     all: AtomicUsize,
     state: Mutex<ReleaseTable>,
 }
@@ -38,11 +38,11 @@ struct ReleaseTable {
 
 #[derive(Debug, Default)]
 struct OfLock {
-    /// How many are under way, by node. Thousands may be, of waiters that were cancelled at once.
+    /// The number under way on each node. There may be thousands, of waiters that were cancelled at once.
     counts: Vec<usize>,
     /// The releases that end with the vote for a lease.
     with_votes: Vec<UnderWay>,
-    /// The last one on a node has ended. Once somebody waits for that.
+    /// Notifies of the end of the last one on a node. Present once something waits for that.
     ended: Option<Arc<Notify>>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct OwnRelease {
     node: usize,
 }
 
-/// A vote that comes after its lease was won, until it is dropped: heard, and taken back if it has to be.
+/// A vote that arrives after its lease was won. Dropped once it has arrived and, if necessary, been undone.
 #[derive(Debug)]
 pub(crate) struct LateVote {
     releases: Arc<OwnReleases>,
@@ -77,14 +77,14 @@ impl OwnReleases {
         OwnRelease { releases: self.clone(), key: key.clone(), node }
     }
 
-    /// This node has not voted yet for a lease that is won.
+    /// Notes that this node has not voted yet for a lease that is won.
     pub(crate) fn vote_to_come(self: &Arc<Self>, key: &Key, token: &Token, node: usize) -> LateVote {
         self.state.lock().votes.entry(token.clone()).or_insert(Nodes::NONE).insert(node);
         LateVote { releases: self.clone(), key: key.clone(), token: token.clone(), node }
     }
 
-    /// The lease was dropped: where its votes are still to come, its release is not over before them (invariant 2).
-    /// Whether there are any.
+    /// Begins the release of a dropped lease on each node whose vote is pending, where it ends with that vote
+    /// (invariant 2). Returns whether any vote is pending.
     pub(crate) fn begin_with_votes(&self, key: &Key, token: &Token) -> bool {
         let mut state = self.state.lock();
         let votes = state.votes.get(token).copied().unwrap_or(Nodes::NONE);
@@ -104,7 +104,7 @@ impl OwnReleases {
         }
     }
 
-    /// Whether something of this lock is to be taken back on more nodes.
+    /// Whether releases of this lock are under way on more than `few` nodes.
     pub(crate) fn are_on_more_than(&self, few: usize, key: &Key) -> bool {
         self.all.load(Ordering::Acquire) > 0 && self.state.lock().more_than(few, key).is_some()
     }
@@ -127,8 +127,8 @@ impl ReleaseTable {
         }
     }
 
-    /// Ends a release. `None` if it was not under way; otherwise, if it was the last one on its node, the notifier of those
-    /// who wait for that.
+    /// Ends a release. Returns `None` if it was not under way; otherwise, if it was the last one on its node, the
+    /// notifier of the attempts that wait for it.
     fn ends(&mut self, key: &Key, one: &UnderWay) -> Option<Option<Arc<Notify>>> {
         let of_lock = self.of.get_mut(key)?;
         if one.vote.is_some() {
@@ -144,11 +144,11 @@ impl ReleaseTable {
         Some(ended)
     }
 
-    /// The next end of one of this lock, if they are under way on more nodes.
+    /// The next end of a release of this lock, if they are under way on more than `few` nodes.
     fn more_than(&mut self, few: usize, key: &Key) -> Option<impl Future<Output = ()> + use<>> {
         let of_lock = self.of.get_mut(key)?;
         let nodes = of_lock.counts.iter().filter(|count| **count > 0).count();
-        // Created in the same step as the check, it catches every end after it.
+        // Created in the same step as the check, so it is notified of every later end.
         (nodes > few).then(|| of_lock.ended.get_or_insert_default().clone().notified_owned())
     }
 }
@@ -193,7 +193,7 @@ mod tests {
         releases.all.load(Ordering::Acquire) > 0
     }
 
-    /// Of a quorum of three.
+    /// For a quorum of three.
     fn is_over(releases: &OwnReleases, key: &Key) -> bool {
         pin!(releases.over(key, 1)).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
@@ -239,7 +239,7 @@ mod tests {
         let before = releases.begin(&key, 1);
         let [one, two, three] = [0, 1, 2].map(|node| releases.begin(&key, node));
         drop((one, two));
-        // The second node still has the lease before, and the third the last one.
+        // The second node still has the earlier lease, and the third the last one.
         let mut over = pin!(releases.over(&key, 1));
         assert!(over.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         drop(before);
@@ -256,7 +256,7 @@ mod tests {
         assert!(!is_any(&releases), "the lease is held");
         assert!(!releases.begin_with_votes(&key, &other) && releases.begin_with_votes(&key, &one));
         let [first, second, third] = [0, 1, 2].map(|node| releases.begin(&key, node));
-        // The third has answered that it has nothing, and the first that it has none any more.
+        // The third has answered that it has nothing, and the first that it has nothing any more.
         drop((first, third));
         assert!(!is_over(&releases, &key));
         drop(vote);

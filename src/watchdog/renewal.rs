@@ -1,4 +1,4 @@
-//! Renewals and repairs on their way: to every node, and back to the cores.
+//! Sends renewals and repairs to every node, and feeds the answers to the cores.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     quorum::{FanOut, Member},
 };
 
-/// The most shares that one script renews: each takes twice what a lock takes that is held alone.
+/// The most shares that one script renews; each takes twice what an exclusive lock takes.
 const SHARES: usize = 250;
 
 /// The number of parts that a refused batch is split into. Two would find one key of 500 with 18 requests, and 250 with
@@ -32,14 +32,14 @@ const PARTS: usize = 8;
 /// The work that a node's answer leaves to the driver of the request.
 #[must_use = "it is there to be carried out"]
 pub(crate) struct Left {
-    /// The floor is to be raised there.
+    /// The fence to raise the floor to, and the nodes to raise it on.
     pub(crate) raise: Option<(Fence, Nodes)>,
-    /// A vote that nobody uses is to be taken back there.
+    /// The undo of a vote that is not used.
     pub(crate) undo: Option<Undo>,
 }
 
 impl Watchdog {
-    /// One batch: sends it to every node, and feeds the answers to the cores.
+    /// Sends one batch to every node, and feeds the answers to the cores.
     pub(super) fn renew(self: &Arc<Self>, sent: Time, batch: &HoldBatch) {
         let route = self.route();
         for (at, member) in self.quorum.members() {
@@ -56,8 +56,8 @@ impl Watchdog {
         self.host.spawn_until_stopped(renewing);
     }
 
-    /// One batch on one shard. The answers are awaited within the limit; without one until the last deadline among them
-    /// (rule 7). The error is why there is none for one of the leases.
+    /// Renews one batch on one shard. The answers are awaited for `limit`, or without one until the last deadline in
+    /// the batch (rule 7). The error says why one of the leases has no answer.
     async fn renew_on(
         self: Arc<Self>,
         (at, shard): (usize, Shard),
@@ -73,8 +73,8 @@ impl Watchdog {
         }
         let now = self.now();
         let left = batch.iter().map(|hold| hold.remaining(now)).max().unwrap_or_default();
-        // Leases that were let go of since they fell due are not renewed any more (rule 8), so this is the last check
-        // before sending. Besides, a wait of zero means "for ever".
+        // Leases that were let go since they fell due must not be renewed (rule 8), so this is the last check before
+        // sending. Besides, a wait of zero means "for ever".
         let batch: Vec<_> = batch.iter().filter(|hold| !hold.remaining(now).is_zero()).collect();
         if batch.is_empty() {
             return Err(Failure::unavailable("the lease has ended"));
@@ -85,7 +85,7 @@ impl Watchdog {
         if let [alone] = batch[..] {
             alone.noted.set_refused_by(at, is_refused);
         } else if is_refused {
-            // One key that is refused, say by an ACL, has all refused that travel with it.
+            // One refused key, for instance because of an ACL, has its whole batch refused.
             for part in batch.chunks(batch.len().div_ceil(PARTS)) {
                 let part = part.iter().map(|hold| (*hold).clone()).collect();
                 self.send((at, shard), &member, route, self.now(), Arc::new(part));
@@ -94,7 +94,7 @@ impl Watchdog {
         }
         let mut outcome = Ok(());
         for (place, hold) in batch.iter().enumerate() {
-            // All rounds of a silent node fail at the deadline, in which their leases end.
+            // Every round to a silent node fails at the deadline, when the leases in it end.
             if hold.is_over() {
                 continue;
             }
@@ -111,15 +111,15 @@ impl Watchdog {
         outcome
     }
 
-    /// The claim that a renewal sends. Nodes of a quorum may have issued different fences for one lease; a node that is alone has
-    /// issued the lease's.
+    /// The claim that a renewal sends. The nodes of a quorum may have issued different fences for one lease; a single
+    /// node has issued the lease's.
     fn renewed_claim(&self, hold: &Hold, now: Time) -> Claim {
         Claim { fence: hold.claim.fence.filter(|_| self.quorum.is_one()), ..hold.claim_at(now) }
     }
 
-    /// Gives a silent node a moment before its renewal counts as unclear. Such a node is not asked, but may be about to
-    /// answer again: one dead connection is enough to make it silent. The moment is a quarter of the time in which a
-    /// node is found silent. So the holder hears of a lost majority while there is time to act.
+    /// Gives a silent node a moment before its renewal counts as unclear. A silent node is not asked, but may be about
+    /// to answer again: one dead connection is enough to make it silent. The moment is a quarter of the time in which a
+    /// node is found silent, so the holder learns of a lost majority while there is time to act.
     async fn awaken(&self, member: &Member, shard: Shard, shortest_ttl: Duration) {
         let moment = self.quorum.limit(self.command_timeout, shortest_ttl) / 4;
         tokio::select! {
@@ -129,7 +129,7 @@ impl Watchdog {
         }
     }
 
-    /// Renewals are waited for long after a node must count as silent.
+    /// Sends renewals, whose answers are awaited long after the node must count as silent.
     fn renewed(
         &self,
         (member, shard): (&Arc<Member>, Shard),
@@ -185,7 +185,7 @@ impl Watchdog {
     /// Feeds a node's answer to its acquisition. Returns the work that only the driver of the request can do.
     pub(crate) fn on_reply(self: &Arc<Self>, hold: &Arc<Hold>, sent: Sent, said: Result<Said, Failure>) -> Left {
         let now = self.now();
-        // A holder that is told of a loss may close at once, and the close must wait for what the answer orders.
+        // A holder that is notified of a loss may call `close` at once, which must wait for what the answer orders.
         let _under_way = self.host.token();
         let left = hold.remaining(now);
         let answer = answer(&said);
@@ -215,8 +215,8 @@ impl Watchdog {
         left_over
     }
 
-    /// The lock was taken from these holders by force, on these nodes, by a request that was sent at `sent`. Each next
-    /// renewal would be told the same.
+    /// Reports to these holds that their lock was taken from them by force on these nodes, by a request that was sent
+    /// at `sent`. Each next renewal would get the same answer.
     pub(crate) fn taken(self: &Arc<Self>, from: &[Arc<Hold>], nodes: Nodes, sent: Time, by: &Arc<ForcedRelease>) {
         for hold in from {
             for node in nodes.iter() {
@@ -230,7 +230,7 @@ impl Watchdog {
     pub(super) async fn repair(self: Arc<Self>, at: usize, member: Arc<Member>, hold: Arc<Hold>) {
         let sent = self.now();
         let limit = hold.remaining(sent).min(self.command_timeout);
-        // Released meanwhile; and a wait of zero means "for ever".
+        // The lease was released meanwhile. Besides, a wait of zero means "for ever".
         if limit.is_zero() {
             return;
         }
@@ -254,8 +254,8 @@ impl Watchdog {
     }
 }
 
-/// The requests that a batch takes on one node: one for each shard, and for shares, of which each has at most [`SHARES`].
-/// A lease that the node has refused goes alone, so that no other is refused with it.
+/// Splits a batch into the requests to one node: one for each shard, and separate ones for shares, of at most
+/// [`SHARES`] each. A lease that the node has refused is sent alone, so that no other is refused with it.
 fn parts(at: usize, member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch)> {
     let part = |(place, hold): (usize, &Arc<Hold>)| {
         let is_refused = batch.len() > 1 && hold.noted.is_refused_by(at);
@@ -280,7 +280,7 @@ fn parts(at: usize, member: &Member, batch: &HoldBatch) -> Vec<(Shard, HoldBatch
     parts.into_iter().flat_map(split).collect()
 }
 
-/// Where the server is that has the lock's key now.
+/// The address of the server that has the lock's key now.
 fn address_for(member: &Member, hold: &Hold) -> String {
     member.address_of(member.shard_of(&hold.claim.key))
 }

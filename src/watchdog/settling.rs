@@ -1,4 +1,4 @@
-//! For tests that let time pass: when the watchdog has done what was due.
+//! Tells tests that move the clock when the watchdog has done what was due.
 
 use std::future::Future;
 
@@ -11,7 +11,7 @@ use super::Watchdog;
 /// The progress of the watchdog.
 #[derive(Debug)]
 pub(super) struct Settling {
-    /// The moment of its last look.
+    /// The time of its last check.
     looked: watch::Sender<Time>,
     renewals: TaskTracker,
 }
@@ -19,7 +19,7 @@ pub(super) struct Settling {
 impl Default for Settling {
     fn default() -> Self {
         let renewals = TaskTracker::new();
-        // Closed already, so that waiting for it to be empty waits for no close.
+        // Closed already, so that waiting for it to be empty does not wait for a close.
         renewals.close();
         Self { looked: watch::Sender::new(Time::ZERO), renewals }
     }
@@ -36,7 +36,7 @@ impl Settling {
 }
 
 impl Watchdog {
-    /// Completes when everything that is due by now has been looked at and, unless the nodes are silent, been answered.
+    /// Completes when everything due by now has been checked and, unless the nodes are silent, answered.
     pub(crate) async fn settled(&self, is_silent: bool) {
         let (now, mut looked) = (self.now(), self.settling.looked.subscribe());
         self.wake.notify_one();
@@ -48,12 +48,12 @@ impl Watchdog {
         };
         tokio::select! {
             () = settled => {}
-            // Nobody looks any more.
+            // The keeper has ended, so nothing is checked any more.
             () = self.host.over().cancelled() => {}
         }
     }
 
-    /// When some lease wants to be looked at next.
+    /// When the next lease is due.
     pub(crate) fn next_tick(&self) -> Time {
         self.holds().iter().filter_map(|hold| hold.next_tick()).min().unwrap_or(Time::NEVER)
     }

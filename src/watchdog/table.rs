@@ -1,4 +1,4 @@
-//! Every hold of one `Leases`, and when to look at which.
+//! Every hold of one `Leases`, and when each is checked.
 
 use std::{
     borrow::Borrow,
@@ -19,36 +19,36 @@ use leasehold_protocol::{
 
 use crate::held::{Hold, NOT_HERE, SCHEDULED};
 
-/// The longest that nobody looks while anything is held (rule 3: timers do not count suspend).
+/// The longest time between two checks while anything is held (rule 3: timers do not count suspend).
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long it is looked on after the last lease: a program that takes locks one after the other must not pay for
+/// How long checks continue after the last lease: a program that takes locks one after the other must not pay for
 /// waking the keeper each time.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The number of entries out of date that cost nothing worth speaking of.
+/// The number of out-of-date entries whose cost is negligible.
 const MANY_GONE: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The newest hold of each key: of a lock that shuts everybody else out, the only one that can be a good one. Of one
-    /// that is shared, all may be. Each entry is one pointer.
+    /// The newest hold of each key. Of an exclusive lock, only this one can be valid; of a shared one, all may be. Each
+    /// entry is one pointer.
     newest: HashSet<ByKey>,
-    /// Those before them that somebody still has, and how many there are.
+    /// The holds before them that still have a lease. `older_ones` is their number.
     older: HashMap<Key, Older>,
     older_ones: usize,
-    /// Acquired since the last look. Most short leases leave from here and never reach `due`.
+    /// Acquired since the last check. Most short leases leave from here and never reach `due`.
     fresh: Vec<Arc<Hold>>,
-    /// When to look at which hold next. An entry that is not its hold's look is out of date, and skipped.
+    /// The holds by the time of their next check. An entry whose time is not its hold's is out of date, and skipped.
     due: BinaryHeap<Reverse<Due<Arc<Hold>>>>,
-    /// Renewals under way, and when to look at those that have not been answered by then. Most are, and come into `due`
-    /// when they are: so each renewal is one entry there, and not two.
+    /// Renewals under way, with the time to check the holds still unanswered by then. Most are answered before that and
+    /// enter `due` at that point, so each renewal is one entry there, and not two.
     under_way: BinaryHeap<Reverse<Due<HoldBatch>>>,
-    /// How many holds these have.
+    /// The number of holds in `under_way`.
     renewing: usize,
-    /// Kept by entries out of date, until the table is not locked.
+    /// The holds of out-of-date entries, kept until the table is unlocked.
     gone: Gone,
-    /// When the next look is planned.
+    /// When the next check is planned.
     planned: Time,
     empty_since: Option<Time>,
 }
@@ -58,7 +58,7 @@ pub(super) struct Table {
 struct Older {
     /// By their addresses.
     holds: HashMap<usize, Arc<Hold>>,
-    /// No TTL of theirs is longer; that of one who has left may be.
+    /// No TTL of theirs is longer. The hold with this TTL may have left.
     longest: Duration,
 }
 
@@ -115,11 +115,11 @@ impl<T> Eq for Due<T> {}
 /// Holds that are renewed together.
 pub(super) type HoldBatch = Arc<Vec<Arc<Hold>>>;
 
-/// Let go of by the table: to be dropped when it is not locked any more.
+/// The entries that the table has removed, to be dropped when it is unlocked.
 pub(super) type Gone = (Vec<Arc<Hold>>, Vec<HoldBatch>);
 
 impl Table {
-    /// One more. The one before it of its key, and whether the next look is planned too late for it.
+    /// Adds a hold. Returns the previous newest hold of its key, and whether the next check is planned too late for it.
     pub(super) fn insert(&mut self, hold: &Arc<Hold>) -> (Option<Arc<Hold>>, bool) {
         let first = hold.next_tick();
         let before = self.newest.replace(ByKey(hold.clone())).map(|ByKey(before)| before);
@@ -135,7 +135,7 @@ impl Table {
         (before, first.is_some_and(|first| first < self.planned))
     }
 
-    /// One less. It is not dropped while the table is locked.
+    /// Removes a hold, and returns it so that it is not dropped while the table is locked.
     #[must_use]
     pub(super) fn remove(&mut self, hold: &Arc<Hold>) -> [Option<Arc<Hold>>; 2] {
         let kept = match self.newest.take(hold.claim.key.lock()) {
@@ -161,7 +161,7 @@ impl Table {
         Some(removed)
     }
 
-    /// The last that was acquired of a lock, if it shuts everybody else out.
+    /// The newest hold of a lock, if it is exclusive.
     pub(super) fn exclusive(&self, key: &str) -> Option<Arc<Hold>> {
         self.newest.get(key).filter(|ByKey(hold)| !hold.claim.mode.is_shared()).map(|ByKey(hold)| hold.clone())
     }
@@ -172,7 +172,7 @@ impl Table {
         self.newest.get(key).map(|ByKey(hold)| hold).into_iter().chain(older)
     }
 
-    /// No hold of one key has a longer TTL. It looks at none of the older ones, of which there may be many.
+    /// No hold of one key has a longer TTL. This reads none of the older holds, of which there may be many.
     pub(super) fn longest_ttl(&self, key: &str) -> Duration {
         let newest = self.newest.get(key).map(|ByKey(hold)| hold.claim.ttl);
         newest.max(self.older.get(key).map(|older| older.longest)).unwrap_or_default()
@@ -195,7 +195,7 @@ impl Table {
         Some(removed)
     }
 
-    /// At most `most` of the holds whose time has come; each has to be scheduled again.
+    /// Takes at most `most` of the holds that are due; each has to be scheduled again.
     pub(super) fn due(&mut self, now: Time, most: usize) -> Vec<Arc<Hold>> {
         self.schedule_fresh();
         self.schedule_unanswered(now);
@@ -203,7 +203,7 @@ impl Table {
         due.take(most).collect()
     }
 
-    /// The hold that is due before all others, if any is; it has to be scheduled again.
+    /// Takes the hold that is due first, if there is one; it has to be scheduled again.
     pub(super) fn next(&mut self) -> Option<Arc<Hold>> {
         while let Some(Reverse(Due { at, what: hold })) = self.due.pop() {
             if hold.noted.look() == at {
@@ -215,9 +215,9 @@ impl Table {
         None
     }
 
-    /// Plans the next look.
+    /// Plans the next check.
     pub(super) fn plan(&mut self, now: Time) -> (Time, Gone) {
-        // Holds that were acquired during the last look are not in `due` yet.
+        // Holds that were acquired during the last check are not in `due` yet.
         self.schedule_fresh();
         if self.len() == 0 {
             let since = *self.empty_since.get_or_insert(now);
@@ -230,13 +230,13 @@ impl Table {
         (self.planned, take(&mut self.gone))
     }
 
-    /// Looks at a hold no later than it asks for. Whether the next look is planned too late for that.
+    /// Schedules a hold no later than it asks for. Returns whether the next check is planned too late for that.
     pub(super) fn schedule(&mut self, hold: &Arc<Hold>) -> bool {
         self.schedule_by(hold);
         self.first_due() < self.planned
     }
 
-    /// These are being renewed. Each is scheduled when it is answered, or when the first of them wants to be looked at.
+    /// Notes a batch that is being renewed. Each hold is scheduled when answered, or when the first of them is due.
     pub(super) fn renewing(&mut self, batch: &HoldBatch) {
         let at = batch.iter().filter_map(|hold| hold.next_tick()).min();
         if let Some(at) = at {
@@ -271,9 +271,9 @@ impl Table {
         }
     }
 
-    /// Entries of holds that have ended would stay until their time comes.
+    /// Removes the entries of ended holds, once they are many. Otherwise they would stay until they are due.
     fn forget_the_gone(&mut self) {
-        // The one of a hint may stay for a third of a TTL, and its holds be gone long before that.
+        // The entry of a hinted renewal may stay for a third of a TTL, and its holds may have ended long before that.
         if self.renewing > 2 * self.len() + MANY_GONE || self.len() == 0 {
             self.schedule_unanswered(Time::NEVER);
         }
@@ -355,7 +355,7 @@ mod tests {
             let hold = held(&format!("short {number}"));
             let _first = table.insert(&hold);
             drop(table.plan(now));
-            // Its next look is a third of an hour away.
+            // Its next check is a third of an hour away.
             table.renewing(&Arc::new(vec![hold.clone()]));
             drop(table.remove(&hold));
             drop(table.plan(now));
@@ -378,7 +378,7 @@ mod tests {
         let addresses = |holds: &[&Arc<Hold>]| holds.iter().copied().map(address).collect::<Vec<_>>();
         let holds = |table: &Table| {
             let mut holds: Vec<_> = table.holds_of("job").map(address).collect();
-            // Those before the newest are in no order.
+            // The older holds are in no particular order.
             holds.get_mut(1..).unwrap_or_default().sort_unstable();
             holds
         };

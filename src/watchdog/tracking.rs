@@ -18,7 +18,7 @@ pub(super) struct Tracking {
     lines: Arc<Lines>,
     queues: Arc<Lines>,
     observed: Arc<Lines>,
-    /// There is more than the nodes track, and that was told.
+    /// Whether demand exceeds the nodes' capacity, which is then reported once.
     is_crowded: AtomicBool,
 }
 
@@ -27,7 +27,7 @@ impl Tracking {
         Self { quorum, lines, queues, observed, is_crowded: AtomicBool::new(false) }
     }
 
-    /// The route of a request whose key is to be tracked, where this number of leases is held.
+    /// The route of a request whose key should be tracked, while `held` leases are held.
     pub(super) fn route(&self, held: usize) -> Route {
         let (awaited, queued, observed) = (self.lines.len(), self.queues.len(), self.observed.len());
         let capacity = self.quorum.tracking_capacity();

@@ -1,4 +1,4 @@
-//! The control that tests have over a memory node: the feature `testing`.
+//! The control of tests over a memory node: the feature `testing`.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ use crate::{
     survey::ServerSaid,
 };
 
-/// The way of one `Leases` to a memory node, which can be closed.
+/// The access of one `Leases` to a memory node, which can be closed.
 pub(crate) struct Gate {
     memory: Arc<Memory>,
     host: Host,
@@ -51,24 +51,24 @@ impl Gate {
         *self.closed.borrow() > 0
     }
 
-    /// Somebody else has this lock from now on, whoever had it before.
+    /// Gives this lock to another holder, whoever had it before.
     pub(crate) fn take_over(&self, key: &Key, ttl: Duration) {
         self.memory.take_over(key, ttl);
     }
 
-    /// Nobody has the lock from now on, and nobody knows who had it.
+    /// Deletes this lock, and the knowledge of who had it.
     pub(crate) fn delete(&self, key: &Key) {
         self.memory.delete(key);
     }
 
-    /// Asks when the gate is open, within the limit. A request that is given up before that is never sent.
+    /// Asks when the gate is open, within the limit. A request that is dropped before that is never sent.
     fn ask<T: 'static>(&self, limit: Duration, ask: impl FnOnce(&Memory) -> Answer<T> + Send + 'static) -> Answer<T> {
         if !self.is_closed() {
             return ask(&self.memory);
         }
         let (memory, mut closed, too_late) = (self.memory.clone(), self.closed.subscribe(), self.host.sleep(limit));
         Box::pin(async move {
-            // No gate, no bar.
+            // A gate that is gone counts as open.
             let open = async { drop(closed.wait_for(|closed| *closed == 0).await) };
             tokio::select! {
                 biased;
@@ -81,7 +81,7 @@ impl Gate {
 }
 
 impl Memory {
-    /// In one step: its holder must not find the key gone.
+    /// Done in one step, because its holder must not find the key gone.
     fn take_over(&self, key: &Key, ttl: Duration) {
         let (token, fence_memory) = (random::token("somebody else"), fence::MEMORY);
         let claim = Claim { key: key.clone(), token, mode: Mode::Exclusive, ttl, life: ttl, fence: None, fence_memory };

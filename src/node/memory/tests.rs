@@ -14,7 +14,7 @@ fn named(name: &str) -> Arc<Memory> {
     Memory::named(name, &clock)
 }
 
-/// How often somebody was told.
+/// A listener that counts its notifications.
 #[derive(Default)]
 struct Told(AtomicUsize);
 

@@ -10,10 +10,10 @@ use super::*;
 /// The outcome that is a failure.
 const FAILED: usize = 404;
 
-/// An answer that counts how often it is looked at, and is there when it was given.
+/// An answer that counts its polls, and is ready once it was given.
 #[derive(Clone, Default)]
 struct Looked {
-    /// Whether a look that finds nothing wants another one at once.
+    /// Whether a poll that finds nothing asks for another one at once.
     wakes_itself: bool,
     times: Rc<Cell<usize>>,
     outcome: Rc<Cell<Option<usize>>>,
@@ -72,7 +72,7 @@ async fn everything_is_sent_before_any_answer_is_told() {
     assert!(answers.is_empty());
 }
 
-/// As an answer that comes during the first look does.
+/// An answer that arrives during its first poll wakes itself too.
 #[test]
 fn everything_is_sent_before_any_answer_is_told_also_where_answers_wake_themselves() {
     let mut all: [Looked; 5] = Default::default();
@@ -81,7 +81,7 @@ fn everything_is_sent_before_any_answer_is_told_also_where_answers_wake_themselv
         all[node].wakes_itself = true;
     }
     let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
-    // It gives way to others in between.
+    // It yields in between.
     let told = (0..5).map(|_| next(&mut answers)).find(Poll::is_ready);
     assert_eq!(told, Some(Poll::Ready((0, 7))));
     assert!(looks(&all).iter().all(|&times| times > 0), "{:?}", looks(&all));

@@ -1,4 +1,4 @@
-//! The time of one execution, which is the test's to move.
+//! The time of one execution, which the test moves.
 
 use std::{
     cell::RefCell,
@@ -11,7 +11,7 @@ use std::{
 
 use super::step;
 
-/// An execution runs on one thread of the system, whatever number of its own it has.
+/// The timers of an execution, which runs on one thread of the system, whatever the number of its own.
 #[derive(Default)]
 struct Timers {
     now: Duration,
@@ -23,7 +23,7 @@ thread_local! {
     static TIMERS: RefCell<Timers> = RefCell::default();
 }
 
-/// A new execution, an hour after the machine was started.
+/// Begins an execution, an hour after the machine was started.
 pub(crate) fn begin() {
     TIMERS.set(Timers { now: Duration::from_secs(3_600), ..Timers::default() });
 }
@@ -36,13 +36,13 @@ pub(crate) fn now() -> Duration {
 pub(crate) fn pass() {
     step();
     let next = TIMERS.with_borrow(|timers| timers.waiting.keys().next().map(|(at, _)| *at));
-    // A sleep without an end is no moment to move to.
+    // A sleep without an end is not a time to move to.
     if let Some(next) = next.filter(|at| *at < Duration::MAX) {
         pass_to(next);
     }
 }
 
-/// Time passes by `span`; every timer before it fires at once, for they have been late.
+/// Moves the time by `span`; every timer before that fires at once, because they are late.
 pub(crate) fn pass_by(span: Duration) {
     step();
     pass_to(now() + span);
