@@ -5,22 +5,24 @@
 //!
 //! # Invariants
 //!
-//! 1. A node that may have our token when nobody uses it is undone (rule 6). That is the case after an attempt that was
-//!    not won, after a loss, and after a release that the node did not confirm. It is also the case when the node's
-//!    vote or repair comes after the end.
+//! 1. A token that is not used is undone on each node that may have it (rule 6). That is the case after an attempt that
+//!    was not won, after a loss, and after a release that the node did not confirm. It is also the case when the node's
+//!    vote or repair arrives after the end.
 //! 2. A lease that a majority has denied is undone when its holder lets go. Until then its key stays on the other
-//!    nodes. While the nodes that denied it do not vote yet, that keeps everybody else out while the job stops.
-//! 3. After `max_hold` nothing is undone: the key runs out, and the job has what is left of its TTL to stop (rule 8).
+//!    nodes. That keeps every other caller out while the job stops, as long as the nodes that denied the lease do not
+//!    vote yet.
+//! 3. After `max_hold` nothing is undone: the key expires, and the job has the rest of its TTL to stop (rule 8).
 //! 4. The driver releases a second time on a node that gave no answer, but not on one that refused. If the first
-//!    request may have released the key, a missing key is no loss for the second (rule 5).
-//! 5. A vote that comes after a release on its own route needs no undo, for the release arrived later. That does not
-//!    hold for a vote that was overtaken, or that may still come. Nor does it once a node has given the release no
-//!    answer, or nobody waits for it: then it may never have been sent.
-//! 6. While its key [outlives](Outliving) a lease, no loss takes it off a node: it runs out everywhere (rule 14). A
-//!    holder that wakes late would cut its own delay short. A lease that was taken by force, or has reached its
-//!    `max_hold`, ends as any other. So does a release, whose mode says what is left of the interval.
-//! 7. A lease that was handed over is over at once, and nothing takes its key off a node any more (rule 13). Its heir
-//!    puts another token in the place of ours. A key that nobody adopts runs out.
+//!    request may have released the key, a missing key is not a loss for the second (rule 5).
+//! 5. A vote that arrives after a release on its own route needs no undo, because the release reached the node later.
+//!    That does not hold for a vote that was overtaken, or that may still arrive. Nor does it hold once a node has not
+//!    answered the release, or the caller of the release is gone, because then the release may never have been sent.
+//! 6. While a key [outlives](Outliving) its lease, no loss deletes it from a node: it expires everywhere (rule 14).
+//!    Otherwise a holder that wakes late would cut its own delay short. A lease that was taken by force, or has reached
+//!    its `max_hold`, ends like any other. So does a released lease: the mode of its release states the rest of the
+//!    interval.
+//! 7. A lease that was handed over ends at once, and nothing deletes its key from a node any more (rule 13). Its heir
+//!    replaces our token with another. A key that is not adopted expires.
 
 use std::time::Duration;
 
@@ -41,7 +43,7 @@ use crate::{
 
 mod action;
 
-/// One token.
+/// The life of one token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Acquisition {
     /// When the attempt was sent.
@@ -65,7 +67,7 @@ enum Stage {
         renew_first_after: Option<Duration>,
         jitter: Jitter,
     },
-    /// It is held, or was lost and its holder has not let go.
+    /// The lease is held, or was lost and its holder has not let go.
     Held(HeldLease),
     /// The holder has let go.
     Leaving {
@@ -83,11 +85,11 @@ struct Releasing {
     tally: ReleaseTally,
     mode: ReleaseMode,
     may_be_on: Nodes,
-    /// The nodes that have failed to confirm it, and may have the token.
+    /// The nodes that failed to confirm the release, and may have the token.
     unconfirmed: Nodes,
 }
 
-/// The state once all is over but for late answers.
+/// The state after the end, when only late answers may follow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Over {
     may_be_on: Nodes,
@@ -95,18 +97,19 @@ struct Over {
     left: Left,
 }
 
-/// Whether the key is left on the nodes when a token is over.
+/// Whether the key is left on the nodes after the end of its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Left {
     No,
-    /// The lease was lost: it runs out, if it outlives the lease (invariant 6).
+    /// The lease was lost: the key expires, if it outlives the lease (invariant 6).
     ByLoss,
-    /// Somebody adopts it, or it runs out (invariant 7).
+    /// An heir adopts the key, or it expires (invariant 7).
     ToHeir,
 }
 
 impl Acquisition {
-    /// An attempt: `sent` is the time before the first of its requests, one to each node, is handed to the transport.
+    /// Begins an attempt. `sent` is the time before the first of its requests, one to each node, is handed to the
+    /// transport.
     pub fn new(config: Config, sent: Time) -> Self {
         let Config { lease, outliving, nodes, route, renew_first_after, jitter } = config;
         let attempt = Attempt::new(sent, lease.ttl, nodes);
@@ -114,7 +117,7 @@ impl Acquisition {
         Self { sent, route, released_on: None, fence: None, is_closed: false, outliving, stage }
     }
 
-    /// A lease that one node has granted to a waiter of its queue, or nothing if that came too late.
+    /// A lease that one node has granted to a waiter of its queue, or `None` if the grant arrived too late.
     pub fn granted(config: Config, sent: Time, now: Time, fence: Fence) -> Option<Self> {
         let mut acquisition = Self::new(config, sent);
         let vote = Said::Vote { acquired: Acquired::Granted(fence), overtaken: false };
@@ -132,12 +135,12 @@ impl Acquisition {
         self.sent
     }
 
-    /// How much longer its key lives.
+    /// How much longer the key lives than the lease.
     pub fn outliving(&self) -> Outliving {
         self.outliving
     }
 
-    /// Where the lease stands; nothing before it is won, and once the holder has let go.
+    /// The phase of the lease; `None` before it is won, and once the holder has let go.
     pub fn phase(&self) -> Option<Phase> {
         if let Stage::Held(lease) = &self.stage { Some(lease.phase()) } else { None }
     }
@@ -157,7 +160,7 @@ impl Acquisition {
         matches!(self.stage, Stage::Releasing(_))
     }
 
-    /// Whether nothing is left to do but to handle late answers.
+    /// Whether only late answers are left to handle.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over(_))
     }
@@ -167,7 +170,7 @@ impl Acquisition {
         matches!(self.phase(), Some(Phase::Held | Phase::AtRisk))
     }
 
-    /// Until when the holder may believe in the lease; zero when there is none.
+    /// Until when the holder may believe the lease; zero if there is none.
     pub fn valid_until(&self) -> Time {
         if let Stage::Held(lease) = &self.stage { lease.valid_until() } else { Time::ZERO }
     }
@@ -182,38 +185,38 @@ impl Acquisition {
         if let Stage::Held(lease) = &self.stage { lease.next_tick() } else { None }
     }
 
-    /// Whether a majority has confirmed what was sent at `sent`, or later.
+    /// Whether a majority has confirmed a request that was sent at `sent` or later.
     pub fn is_confirmed(&self, sent: Time) -> bool {
         matches!(&self.stage, Stage::Held(lease) if lease.is_confirmed(sent))
     }
 
-    /// A replica has taken over from the server that had the lease's key, and may lack it.
+    /// Notes that a replica has taken over from the server that had the lease's key, and may lack it.
     pub fn note_takeover(&mut self, now: Time) {
         if let Stage::Held(lease) = &mut self.stage {
             lease.note_takeover(now);
         }
     }
 
-    /// Something may have happened to the key: ask about it at this moment, or soon after it.
+    /// Notes that the key may have changed: the lease asks about it at this time, or soon after.
     pub fn hint(&mut self, at: Time) {
         if let Stage::Held(lease) = &mut self.stage {
             lease.hint(at);
         }
     }
 
-    /// Something has happened to the key on this node: ask about it now, or soon.
+    /// Notes that the key has changed on this node: the lease asks about it now, or soon.
     pub fn hint_of(&mut self, node: usize, now: Time) {
         if let Stage::Held(lease) = &mut self.stage {
             lease.hint_of(node, now);
         }
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     pub fn on_tick(&mut self, now: Time) -> Actions {
         self.lease(now, |lease| lease.tick(now))
     }
 
-    /// Others are renewed now: renews this one along with them, if that suits.
+    /// Renews this lease along with others that are renewed now, if that suits it.
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Actions {
         self.lease(now, |lease| lease.go_along(now, meets))
     }
@@ -223,7 +226,7 @@ impl Acquisition {
         self.lease(now, |lease| lease.expire_if_due(now))
     }
 
-    /// A node has answered, or will not.
+    /// Handles a node's answer, or the failure to get one.
     pub fn on_reply(&mut self, now: Time, sent: Sent, reply: Result<Said, Failure>) -> Actions {
         let Sent { node, ask, at } = sent;
         match ask {
@@ -249,7 +252,7 @@ impl Acquisition {
         self.lease(now, |lease| lease.finish(now, reason))
     }
 
-    /// `Leases` closes: the lease ends, and whatever is left is released in the background.
+    /// Ends the lease because `Leases` closes, and has whatever is left of it released in the background.
     pub fn close(&mut self, now: Time) -> Actions {
         let was_closed = std::mem::replace(&mut self.is_closed, true);
         let mut actions = self.finish(now, LossReason::Closed);
@@ -263,7 +266,7 @@ impl Acquisition {
         actions
     }
 
-    /// The last holder lets go.
+    /// Notes that the last holder lets go.
     pub fn let_go(&mut self, now: Time) -> (Leaving, Actions) {
         let mut actions = self.expire_if_due(now);
         let runs_out = self.runs_out(now);
@@ -295,7 +298,7 @@ impl Acquisition {
         (leaving, actions)
     }
 
-    /// The last holder leaves it to an heir. Whether it was still held: otherwise nothing happens.
+    /// Leaves the lease to an heir. Returns whether it was still held: otherwise nothing happens.
     pub fn hand_over(&mut self) -> bool {
         let is_held = self.is_held();
         if is_held {
@@ -305,7 +308,7 @@ impl Acquisition {
         is_held
     }
 
-    /// Releases the lease that [`let_go`](Self::let_go) has left. The outcome comes as [`News::Released`].
+    /// Releases the lease that [`let_go`](Self::let_go) has left. The outcome is reported as [`News::Released`].
     pub fn release(&mut self, route: Route, mode: ReleaseMode) -> Actions {
         let Stage::Leaving { nodes, may_be_on, valid_until, if_gone } = self.stage else { return Actions::default() };
         let tally = ReleaseTally::new(nodes, valid_until, if_gone);
@@ -314,7 +317,7 @@ impl Acquisition {
         Actions { release: true, ..Actions::default() }
     }
 
-    /// Nobody waits for the outcome any more: of an attempt, or of a release.
+    /// Gives up an attempt or a release, because no caller waits for its outcome any more.
     pub fn abandon(&mut self, mode: ReleaseMode) -> Actions {
         let (nodes, mode) = match &self.stage {
             Stage::Attempting { attempt, .. } => (attempt.must_undo(), ReleaseMode::Delete),
@@ -324,7 +327,7 @@ impl Acquisition {
         };
         let undo = Undo { nodes, mode: mode.clone(), ..self.undo() };
         if !undo.is_attempt {
-            // The requests of a release that nobody waits for any more may never be sent.
+            // Without a caller, the requests of a release may never be sent.
             self.released_on = self.released_on.is_none().then_some(Route::Keeper);
         }
         self.stage = Stage::Over(Over { may_be_on: nodes, mode, left: Left::No });
@@ -347,13 +350,13 @@ impl Acquisition {
         }
     }
 
-    /// A vote that comes after a majority has granted: it counts for the lease.
+    /// Handles a vote that arrives after a majority has granted: it counts for the lease.
     fn voted_late(&mut self, now: Time, node: usize, vote: &Result<Acquired, Failure>) -> Actions {
         let sent = self.sent;
         let mut lower = None;
         let answer = match vote {
             Ok(Acquired::Granted(issued)) => {
-                // One more that keeps the floor; a majority does already.
+                // One more node is to keep the floor; a majority does already.
                 lower = self.fence.filter(|fence| issued < fence);
                 RenewalAnswer::Confirmed
             }
@@ -430,7 +433,7 @@ impl Acquisition {
         let may_be_there = may_be_on.contains(node);
         let again = said.as_ref().err().filter(|failure| !is_last && !failure.is_refusal());
         if let Some(failure) = again {
-            // The request arrived nowhere, or the connection broke, or is silent.
+            // The request did not arrive, or the connection broke, or is silent.
             self.released_on = None;
             let only_sending = !failure.may_have_happened();
             let waits = may_be_there || !only_sending;
@@ -453,7 +456,7 @@ impl Acquisition {
         Actions { undo, news: Some(News::Released(end)), ..Actions::default() }
     }
 
-    /// An event of the lease, if there is one.
+    /// Passes an event to the lease, if there is one.
     fn lease(&mut self, now: Time, event: impl FnOnce(&mut HeldLease) -> renewal::Orders) -> Actions {
         let Stage::Held(lease) = &mut self.stage else { return Actions::default() };
         let renewal::Orders { renew, reconnect, repair, undo, news } = event(lease);
@@ -464,7 +467,7 @@ impl Acquisition {
         Actions { renew, reconnect, repair, undo, news: news.then_some(News::Phase), ..Actions::default() }
     }
 
-    /// Whether its key is left to run out: by a loss (invariant 6), or for an heir (invariant 7).
+    /// Whether its key is left to expire: after a loss (invariant 6), or for an heir (invariant 7).
     fn runs_out(&self, now: Time) -> bool {
         let was_lost = match &self.stage {
             Stage::Held(lease) => {
@@ -477,7 +480,7 @@ impl Acquisition {
         was_lost && self.outliving.outlives_a_loss(now.since(self.sent))
     }
 
-    /// The undo of this token at its stage, on no nodes yet.
+    /// The undo of this token at its present stage, without any node yet.
     fn undo(&self) -> Undo {
         let (is_attempt, mode) = match &self.stage {
             Stage::Attempting { .. } => (true, ReleaseMode::Delete),
@@ -489,14 +492,15 @@ impl Acquisition {
         Undo { nodes: Nodes::NONE, route, mode, is_attempt }
     }
 
-    /// The undo of a vote that comes when nobody uses it. It takes the vote's own route, so that it arrives later.
+    /// The undo of a vote that arrives when it is no longer used. It takes the vote's own route, so that it arrives
+    /// later.
     pub fn undo_of_vote(&self, node: usize) -> Undo {
         let is_attempt = self.fence.is_none();
         Undo { nodes: Nodes::one(node), route: self.route, mode: ReleaseMode::Delete, is_attempt }
     }
 }
 
-/// Whether a lease has ended so that what is left on the nodes stays there until its holder lets go.
+/// Whether a lease has ended in a way that leaves its keys on the nodes until its holder lets go.
 fn waits_for_its_holder(phase: Phase) -> bool {
     let Phase::Over { reason, .. } = phase else { return false };
     reason == LossReason::MaxHold || loss::was_denied(reason)

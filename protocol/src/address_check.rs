@@ -1,45 +1,45 @@
-//! Whether an address still leads to the server that our connections lead to. A name, a service or a balancer may be
-//! turned elsewhere while the old server still answers: then each of two servers grants the lock (assumption 6).
+//! Whether an address still resolves to the server of our connections. A name, a service or a balancer may be switched
+//! to another server while the old one still answers: then each of two servers grants the lock (assumption 6).
 //!
 //! # Invariants
 //!
-//! 1. The same answer from one fresh connection is enough to stay; after a look that has found no right server, two in a
-//!    row are.
-//! 2. Our connections go over to another server only after two fresh ones in a row have led there. So one that was
-//!    misled moves nobody.
-//! 3. Where no two in a row lead to one server, or it is the one that was just left, no server is the right one.
+//! 1. One fresh connection that reaches our server is enough to stay. After a check that has found no right server, two
+//!    in a row are needed.
+//! 2. Our connections move to another server only after two fresh ones in a row have reached it. So a single one that
+//!    was misrouted moves no connection.
+//! 3. If no two in a row reach the same server, or if they reach one that was just left, no server is the right one.
 
-/// The most fresh connections of one look.
+/// The most fresh connections of one check.
 const MOST: u32 = 4;
 
-/// The number of looks for which a server that was left is remembered.
+/// The number of checks for which a server that was left is remembered.
 const REMEMBERED: u32 = 3;
 
-/// The looks at one address.
+/// The checks of one address.
 #[derive(Debug, Default)]
 pub struct AddressCheck {
     ours: Vec<Box<str>>,
     last: Option<Box<str>>,
     asked: u32,
-    /// The last look has found no right server.
+    /// Whether the last check has found no right server.
     is_mixed: bool,
-    /// The servers that were left lately, and for how many looks that is remembered.
+    /// The servers that were left lately, each with the number of checks for which it is still remembered.
     left: Vec<(Box<str>, u32)>,
 }
 
-/// The outcome of one look.
+/// The outcome of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// The address leads to the server that our connections lead to.
+    /// The address resolves to the server of our connections.
     Same,
-    /// It leads to this other run of a server: our connections to others are to end.
+    /// The address resolves to this other run of a server: our connections to others are to end.
     Moved(Box<str>),
-    /// It leads now to one server and now to another.
+    /// The address resolves now to one server and now to another.
     Mixed,
 }
 
 impl AddressCheck {
-    /// A look begins: our connections lead to these runs of servers, as far as that is known.
+    /// Begins a check. `ours` are the runs of servers that our connections reach, as far as that is known.
     pub fn begin(&mut self, ours: impl IntoIterator<Item = Box<str>>) {
         self.ours = ours.into_iter().collect();
         (self.last, self.asked) = (None, 0);
@@ -49,7 +49,7 @@ impl AddressCheck {
         self.left.retain(|(_, looks)| *looks > 0);
     }
 
-    /// A fresh connection has led to this run of a server. Nothing if another one is to be asked.
+    /// Notes that a fresh connection has reached this run of a server. Returns `None` if another connection is needed.
     pub fn found(&mut self, run_id: &str) -> Option<Finding> {
         let finding = self.next(run_id)?;
         self.is_mixed = finding == Finding::Mixed;
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "b"]), moved("b"));
         assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "a", "a"]), Finding::Same);
         assert_eq!(look(&mut AddressCheck::default(), &["a", "a"], &["b", "a", "b", "b"]), moved("b"));
-        // One of ours leads elsewhere.
+        // One of our connections reaches another server.
         assert_eq!(look(&mut AddressCheck::default(), &["a", "b"], &["a", "a"]), moved("a"));
     }
 

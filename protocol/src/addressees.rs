@@ -2,10 +2,10 @@
 //!
 //! # Invariants
 //!
-//! 1. A change of a lock is for the waiter that has it tracked: the first of the queue. The second may have it tracked too,
-//!    and waits on.
-//! 2. While no waiter is known to have it tracked, a change is for those whose poll is under way. One of them may have it
-//!    tracked, and its answer may come later than the notification.
+//! 1. A change of a lock is for the waiter that has it tracked: the first of the queue. The second may have it tracked
+//!    too, and keeps waiting.
+//! 2. While no waiter is known to have it tracked, a change is for the waiters whose poll is under way. One of them may
+//!    have it tracked, and its answer may arrive after the notification.
 //! 3. A waiter that has left is in none of the tables.
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 pub struct Addressees<W> {
     waiters: HashMap<Token, (Key, W)>,
     trackers: HashMap<Key, Token>,
-    /// Those whose poll is not answered yet. Many may share one lock, so this is no list.
+    /// The waiters whose poll is not answered yet. One lock may have many, so this is not a list.
     polling: HashMap<Key, HashSet<Token>>,
 }
 
@@ -30,24 +30,24 @@ impl<W> Default for Addressees<W> {
 }
 
 impl<W> Addressees<W> {
-    /// One more waiter of this lock.
+    /// Adds a waiter of this lock.
     pub fn enters(&mut self, key: &Key, token: &Token, waiter: W) {
         self.waiters.insert(token.clone(), (key.clone(), waiter));
     }
 
-    /// One less.
+    /// Removes a waiter.
     pub fn leaves(&mut self, token: &Token) {
         self.answered(token, false);
         self.waiters.remove(token);
     }
 
-    /// Its poll is under way.
+    /// Notes that the waiter's poll is under way.
     pub fn polls(&mut self, token: &Token) {
         let Some((key, _)) = self.waiters.get(token) else { return };
         self.polling.entry(key.clone()).or_default().insert(token.clone());
     }
 
-    /// Its poll is answered: whether it has the lock tracked.
+    /// Notes that the waiter's poll was answered, and whether it has the lock tracked.
     pub fn answered(&mut self, token: &Token, tracked: bool) {
         let Some((key, _)) = self.waiters.get(token) else { return };
         if let Some(polling) = self.polling.get_mut(key) {
@@ -63,7 +63,7 @@ impl<W> Addressees<W> {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no waiter.
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     fn told(addressees: &Addressees<char>) -> String {
-        // Those whose poll is under way are in no order.
+        // The waiters whose poll is under way are in no order.
         let mut told: Vec<_> = addressees.of_a_change("job").collect();
         told.sort_unstable();
         told.into_iter().collect()

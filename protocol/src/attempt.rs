@@ -3,8 +3,8 @@
 //!
 //! # Invariants
 //!
-//! 1. Validity counts from before the first send, never from a reply (rule 1). A majority that completes after its end
-//!    is no win.
+//! 1. Validity counts from before the first send, never from a reply (rule 1). A majority that completes after the
+//!    validity has ended is not a win.
 //! 2. An unknown outcome is not a no: every node that may hold our token is undone unless the attempt was won (rule 6).
 //! 3. A win is the only verdict with a fence. A majority then holds our token with a floor that is at least that fence,
 //!    and a majority issued nothing larger (rule 10; deployments: how fences grow over a quorum).
@@ -25,8 +25,8 @@ use crate::{
 /// The least wait for one of several nodes, however short the TTL is.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(20);
 
-/// The longest wait for one of this number of nodes. It is less than the TTL, so that the answers of the others are
-/// still good. But two phases over slow links must fit in. The only node gets the whole limit.
+/// The longest wait for one of `nodes` nodes. It is less than the TTL, so that the answers of the others are still
+/// valid, and long enough for two phases over slow links. A single node gets the whole limit.
 pub fn limit(nodes: usize, limit: Duration, ttl: Duration) -> Duration {
     if nodes == 1 { limit } else { limit.min((ttl / 2).max(SHORTEST_LIMIT)) }
 }
@@ -39,43 +39,44 @@ pub enum Step {
     Wait,
     /// Raise the floor on these nodes, then wait for more answers.
     Raise {
-        /// To at least this one.
+        /// The fence to raise the floor to, at least.
         fence: Fence,
         /// The nodes.
         on: Nodes,
     },
-    /// The lease is ours. Answers that come now are for [`late`].
+    /// The lease is ours. Later answers are for [`late`].
     Won {
-        /// Larger than every holder's before.
+        /// Larger than that of every earlier holder.
         fence: Fence,
         /// The grants and denials of the nodes.
         tally: Tally,
     },
-    /// It is not. Answers that come now are for [`late`].
+    /// The lease is not ours. Later answers are for [`late`].
     Lost(Verdict),
 }
 
 /// Why an attempt was not won.
 #[derive(Debug)]
 pub enum Verdict {
-    /// Somebody holds it.
+    /// Another holder has the lock.
     Busy {
         /// The holder on a majority.
         holder: Holder,
-        /// The nodes that must become free before it can be ours. Those that granted it are not among them: our own
-        /// undo frees them, which tells nothing.
+        /// The nodes that must become free before the lock can be ours. Nodes that granted it are not among them: our
+        /// own undo frees those, which shows nothing.
         needs: WakeCondition,
         /// Whether enough nodes will notify us when their key changes.
         tracked: bool,
     },
-    /// Nobody has a majority: several try at once.
+    /// No caller has a majority, because several try at once.
     Split {
-        /// The holder of the most nodes.
+        /// The holder on the most nodes.
         holder: Holder,
     },
-    /// Too many nodes lack the key that was to be adopted, or have another's: no majority can have it.
+    /// Too many nodes lack the key that was to be adopted, or have another holder's: no majority can have it.
     Gone,
-    /// Too few nodes granted it for another reason, or they did too late. These are the nodes' answers, in order.
+    /// Too few nodes granted the lock for another reason, or a majority did so too late. Contains the nodes' answers,
+    /// in order.
     Failed(Vec<Result<Acquired, Failure>>),
 }
 
@@ -134,7 +135,7 @@ impl Attempt {
         Self { sent, deadline, states: PerNode::new(nodes, VoteState::Asked), raising_to: None, won: false }
     }
 
-    /// `node` has answered the acquire, or will not.
+    /// Handles the answer of `node` to the acquire, or the failure to get one.
     pub fn answer(&mut self, now: Time, node: usize, answer: Result<Acquired, Failure>) -> Step {
         let Some(state) = self.states.get_mut(node) else { return Step::Wait };
         *state = match answer {
@@ -147,13 +148,13 @@ impl Attempt {
         self.decide(now)
     }
 
-    /// `node` has answered that its floor is raised, or not.
+    /// Handles the answer of `node` to the raise of its floor, or the failure to get one.
     pub fn raised(&mut self, now: Time, node: usize, answer: Result<Owned, Failure>) -> Step {
         let Some(state) = self.states.get_mut(node) else { return Step::Wait };
         let Some(issued) = state.issued() else { return Step::Wait };
         *state = match answer {
             Ok(Ok(())) => VoteState::Raised(issued),
-            // Neither is there anything to undo.
+            // There is nothing to undo either.
             Ok(Err(Denial::Gone)) => {
                 VoteState::Failed(Failure::unavailable("it has lost the key that it had just granted"))
             }
@@ -186,11 +187,11 @@ impl Attempt {
         let busy = self.states.iter().filter(|state| matches!(state, VoteState::Busy { .. })).count();
         let gone = self.states.iter().filter(|state| matches!(state, VoteState::Gone)).count();
         if gone > 0 && self.states.len() - gone - busy < majority && busy < majority {
-            // Those still asked may say that somebody else has a majority.
+            // The nodes still asked may report that another holder has a majority.
             if busy + asked >= majority {
                 return Step::Wait;
             }
-            // Those that lack it leave a majority, but for other heirs of the same ticket.
+            // The nodes that have it would be a majority, but other heirs of the same ticket have some of them.
             let is_split = self.states.len() - gone >= majority;
             let split = Verdict::Split { holder: Holder::default() };
             return Step::Lost(if is_split { split } else { Verdict::Gone });
@@ -204,9 +205,9 @@ impl Attempt {
     }
 
     /// The fence of a win (invariant 3): the one that a majority issued alike, or the one that a majority was raised
-    /// to. Either way a majority issued nothing larger: a raise goes to the largest fence of the majority that had
-    /// granted. Once a raise is under way it is the second, or the floors would tell of another fence than the
-    /// holder's.
+    /// to. In both cases a majority issued nothing larger, because a raise goes to the largest fence of the majority
+    /// that had granted. Once a raise is under way it is the second, because otherwise the floors would show another
+    /// fence than the holder's.
     fn fence(&self, majority: usize) -> Option<Fence> {
         let Some(fence) = self.raising_to else {
             let alike = |fence: Fence| self.states.iter().filter(|state| state.issued() == Some(fence)).count();
@@ -253,7 +254,7 @@ impl Attempt {
         tally
     }
 
-    /// The verdict where somebody else was first, or tried at the same time. `None` while the nodes still asked may
+    /// The verdict when another caller was first, or tried at the same time. `None` while the nodes still asked may
     /// decide which.
     fn held(&self, issued: usize, asked: usize, majority: usize) -> Option<Verdict> {
         let busy = |state: &VoteState| match state {
@@ -267,7 +268,7 @@ impl Attempt {
         if nodes < majority {
             return (nodes + asked < majority).then_some(Verdict::Split { holder });
         }
-        // This many keys must go before a majority is free. If nobody renews them, they go in the order of expiry.
+        // This many keys must go before a majority is free. Unless renewed, they go in the order of expiry.
         let count = majority.saturating_sub(issued).max(1);
         let needs = WakeCondition { count, of: self.states.nodes(|state| state.issued().is_none()) };
         let mut expiries: Vec<Option<Duration>> = busy.iter().map(|holder| holder.remaining).collect();
@@ -291,14 +292,13 @@ impl Attempt {
         Verdict::Failed(self.states.iter().map(said).collect())
     }
 
-    /// The nodes that may hold a token that nobody will use, and have answered or never will. The others are for
-    /// [`late`].
+    /// The nodes that may hold the unused token, and have answered or never will. The others are for [`late`].
     pub fn must_undo(&self) -> Nodes {
         self.states.nodes(|state| !self.won && !matches!(state, VoteState::Asked) && state.may_hold())
     }
 }
 
-/// Whether a node may hold a token that nobody will use, when its answer came after the attempt was given up or lost.
+/// Whether a node may hold an unused token, if its answer came after the attempt was given up or lost.
 pub fn late(answer: &Result<Acquired, Failure>) -> bool {
     match answer {
         Ok(Acquired::Granted(_)) => true,

@@ -9,7 +9,7 @@ use crate::{check::Check, jitter::Jitter};
 #[derive(Debug)]
 pub struct Backoff {
     bound: Duration,
-    /// How often in a row nobody had a majority.
+    /// The number of split votes in a row.
     splits: u32,
     jitter: Jitter,
 }
@@ -25,17 +25,17 @@ const MOST_SPLITS: u32 = 7;
 
 /// The pause between checks of a key that is tracked, but has no TTL.
 const SLOW_CHECK: Duration = Duration::from_secs(5);
-/// The spread of waiters in many processes when a key expires that nobody renewed.
+/// The spread of waiters in many processes when a key expires without a renewal.
 const EXPIRY_SPREAD: Duration = Duration::from_millis(4);
 
 impl Backoff {
-    /// The first pause comes next.
+    /// A backoff whose next pause is the first one.
     pub fn new(jitter: Jitter) -> Self {
         Self { bound: FIRST, splits: 0, jitter }
     }
 
-    /// The pause after such a check. If the key is tracked, the waiter is notified of changes, and has to check only
-    /// when the key expires.
+    /// The pause after this check. If the key is tracked, the waiter is notified of changes, and has to check only when
+    /// the key expires.
     pub fn after(&mut self, look: &Check) -> Duration {
         if !matches!(look, Check::Split { .. }) {
             self.splits = 0;
@@ -46,8 +46,8 @@ impl Backoff {
                 self.after_expiry(holder.remaining())
             }
             Check::Held { holder, tracked: false, .. } => self.next(holder.remaining()),
-            // The next round does not ask a node that was silent in this one. If that was so before, this round has
-            // asked it all the same, and its whole time counts.
+            // The next round does not ask a node that was silent in this one. If a split vote came before, this round
+            // has asked a silent node all the same, so its whole time counts.
             Check::Split { answered, .. } if self.splits == 0 => self.after_split(*answered),
             Check::Split { took, .. } => self.after_split(*took),
             Check::NotYet | Check::Failed(_) => self.next(None),
@@ -55,7 +55,7 @@ impl Backoff {
     }
 
     /// A pause longer than a round takes, so that every rival has undone its grants. It is spread over more and more
-    /// such rounds, so that one comes first.
+    /// such rounds, so that one rival comes first.
     fn after_split(&mut self, took: Duration) -> Duration {
         self.splits = (self.splits + 1).min(MOST_SPLITS);
         let spread = (took.max(SHORTEST) * (1 << self.splits)).min(LONGEST_PAUSE);
@@ -68,7 +68,7 @@ impl Backoff {
         remaining.map_or(SLOW_CHECK, |remaining| remaining + SHORTEST) + self.jitter.below(EXPIRY_SPREAD)
     }
 
-    /// All is well again: the next pause is a first one.
+    /// Resets the backoff, because all is well again: the next pause is a first one.
     pub fn starts_over(&mut self) {
         self.bound = FIRST;
     }
@@ -108,7 +108,7 @@ mod tests {
         (*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap())
     }
 
-    /// That pauses are anywhere from `from` to just before `to`.
+    /// Asserts that pauses are spread from `from` to just before `to`.
     fn assert_spread(looks: &[Check], from: Duration, to: Duration) {
         let ((shortest, longest), tenth) = (spread(looks), to.saturating_sub(from) / 10);
         assert!((from..from + tenth).contains(&shortest), "{shortest:?} of {from:?} to {to:?}");

@@ -7,9 +7,9 @@ use crate::{failure::Failure, holder::Holder, tally::WakeCondition};
 /// The result of the last check.
 #[derive(Debug, Clone)]
 pub enum Check {
-    /// There was no check.
+    /// There was no check yet.
     NotYet,
-    /// Somebody holds it.
+    /// The lock is held.
     Held {
         /// The holder.
         holder: Holder,
@@ -18,13 +18,13 @@ pub enum Check {
         /// The nodes on which it has to change, and how many of them.
         needs: WakeCondition,
     },
-    /// Several tried at once, and none got a majority of the nodes.
+    /// Several callers tried at once, and none got a majority of the nodes.
     Split {
-        /// The holder of the most nodes.
+        /// The holder on the most nodes.
         holder: Holder,
-        /// How long the nodes took that answered.
+        /// How long the nodes that answered took.
         answered: Duration,
-        /// How long the whole round took: some may have said nothing.
+        /// How long the whole round took: some nodes may not have answered.
         took: Duration,
     },
     /// The check failed, so nothing is known.
@@ -32,8 +32,8 @@ pub enum Check {
 }
 
 impl Check {
-    /// The changes that make another check worthwhile, if this one tells. After a split vote none do: each rival
-    /// pauses, so that one comes first.
+    /// The changes that make another check worthwhile, if this check shows them. After a split vote no change does,
+    /// because each rival pauses, so that one comes first.
     pub fn needs(&self) -> Option<WakeCondition> {
         match self {
             Self::Held { needs, .. } => Some(*needs),
@@ -42,7 +42,7 @@ impl Check {
         }
     }
 
-    /// Whether it found the same holder, who may have renewed.
+    /// Whether both found the same holder, which may have renewed, or both a split vote.
     pub fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Held { holder: one, .. }, Self::Held { holder: other, .. }) => one.is_same(other),

@@ -1,34 +1,35 @@
-//! Decides which requests to one node travel together. While a few are under way, later ones wait, and the next flight
-//! takes all of them in one call. The driver sends what this orders, and gives each caller its answer.
+//! Decides which requests to one node are batched. While a few flights are under way, later requests wait, and the next
+//! flight takes all of them in one call. The driver sends what this orders, and gives each caller its answer.
 //!
-//! A *flight* is a call under way: of one request alone, or of a batch.
+//! A *flight* is a call under way, of a lone request or of a batch. It *lands* when its call ends.
 //!
 //! # Invariants
 //!
-//! 1. Nothing waits in order to be combined. Below [`BatchLimits::flights`] a request goes out at once and alone. Above
-//!    it, a request waits for the next flight to come down. If none has begun or come down for [`BatchLimits::pace`],
-//!    the waiting requests get a flight of their own. So neither a caller that does not poll its request nor a distant
-//!    server holds up the others.
-//! 2. A request is never sent after its answer. It leaves the queue when its time is over, its caller has gone, or its
-//!    token is taken back. A request whose time ends in the air is answered as unknown, and left out of a second
+//! 1. No request waits only in order to be batched. Below [`BatchLimits::flights`], a request is sent at once and
+//!    alone. From there on, a request waits for the next flight to land. If no flight has begun or landed for
+//!    [`BatchLimits::pace`], the waiting requests get a flight of their own. So neither a caller that does not poll its
+//!    request nor a distant server delays the others.
+//! 2. A request is never sent after it was answered. It leaves the queue when it expires, its caller stops waiting, or
+//!    its token is taken back. A request that expires in flight is answered as unknown, and left out of a second
 //!    sending.
-//! 3. An error of a whole call means that none of its requests was executed: the script reads everything before its
-//!    first write, or catches the error of each command. So each is asked alone, and gets its own answer ([`after_failure`]). Silence is the answer to all of
-//!    them.
-//! 4. A request that is answered with "alone" may have been executed. Asked again by itself it says so: it is
-//!    idempotent for its token (rule 5).
-//! 5. A batch releases before it acquires, so a token's release never travels with its own acquire, nor before it. A
-//!    release that knows its fence comes after the answer to its acquire. Where votes are asked for, a majority has given
-//!    that fence, and the acquire may wait here still. So there every release takes its acquire out of the queue, and
-//!    elsewhere one without a fence, which goes alone. The driver sends a batch before it lets a later release go.
-//! 6. Flights and the queue change in one step. If requests wait when a flight ends, the next flight follows. If none
-//!    can follow, no request stays behind.
-//! 7. Every request has its answer when its time is over, whether or not anything else of the driver runs ([`sweep`]).
-//!    If its time ended while nothing ran at all, it gets that time once more ([`stood_still`]).
-//! 8. A batch that may have been overtaken on its route was overtaken for each of its requests. A batch has at most
+//! 3. An error of a whole call means that none of its requests was executed, because the script reads everything before
+//!    its first write, or catches the error of each command. So each request is sent alone, and gets its own answer
+//!    ([`after_failure`]). If the call has no answer, that applies to all of them.
+//! 4. A request that is answered with "alone" may have been executed. If it was, the answer to the lone request shows
+//!    that, because a request is idempotent for its token (rule 5).
+//! 5. A batch releases before it acquires, so a token's release is never in one batch with its own acquire, nor sent
+//!    before it. A release that knows its fence comes after the answer to its acquire. If votes are asked for, that
+//!    fence is from a majority, and the acquire may still wait here. So with votes every release withdraws its acquire
+//!    from the queue. Without votes only a release without a fence does, which is sent alone. The driver sends a batch
+//!    before it sends a later release.
+//! 6. Flights and the queue change in one step. If requests wait when a flight lands, the next flight follows. If none
+//!    can follow, no request stays in the queue.
+//! 7. Every request is answered within its limit, whether or not anything else of the driver runs ([`sweep`]). If it
+//!    expired while nothing ran at all, it gets its limit once more ([`stood_still`]).
+//! 8. If a batch may have been overtaken on its route, so may each of its requests. A batch has at most
 //!    [`BatchLimits::batch`] requests, and the queue at most [`BatchLimits::weight`] bytes.
-//! 9. A lone flight whose caller does not look for its answer now, since a majority has decided without it, is no longer
-//!    one ([`set_aside`](Combiner::set_aside)): others do not wait for it.
+//! 9. A lone flight no longer counts once a majority has decided without it, because its caller does not await its
+//!    answer now ([`set_aside`](Combiner::set_aside)). Other requests do not wait for it.
 //!
 //! [`sweep`]: Combiner::sweep
 //! [`stood_still`]: Combiner::stood_still
@@ -45,33 +46,33 @@ use crate::{
     token::Token,
 };
 
-/// Bytes of a request in the queue besides its key and token, about.
+/// About how many bytes a waiting request takes, besides its key and token.
 const EACH: usize = 256;
 
-/// How much a combiner may have under way.
+/// The limits of a combiner's flights, batches and queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BatchLimits {
     /// How many flights may be under way before requests wait.
     pub flights: usize,
-    /// Waiting requests get a flight of their own when none has begun or come down for this long.
+    /// Waiting requests get a flight of their own when no flight has begun or landed for this long.
     pub pace: Duration,
-    /// The most requests of a batch.
+    /// The most requests in a batch.
     pub batch: usize,
     /// The most that all waiting requests weigh together, in bytes.
     pub weight: usize,
 }
 
-/// A request that can travel with others.
+/// A request that can be batched.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Want {
-    /// A lock, and perhaps a vote.
+    /// An acquire, perhaps with a vote.
     Acquire(AcquireRequest),
-    /// To release one: the claim has its fence, so its acquire was answered; of a vote, by a majority.
+    /// A release. The claim has its fence, so its acquire was answered; with votes, by a majority.
     Release(Claim),
 }
 
 impl Want {
-    /// Reads a request; `None` if it cannot travel with others (invariant 5).
+    /// Reads a request; `None` if it cannot be batched (invariant 5).
     pub fn of(request: &Request) -> Option<Self> {
         match request {
             Request::Acquire(request) if request.heir_of.is_none() => Some(Self::Acquire(request.clone())),
@@ -84,8 +85,8 @@ impl Want {
         }
     }
 
-    /// The token of the acquire that a request takes back, if that acquire may still wait (invariant 5). With `votes`,
-    /// votes are asked for.
+    /// The token of the acquire that a request takes back, if that acquire may still wait (invariant 5). `votes` says
+    /// whether votes are asked for.
     pub fn undone_by(request: &Request, votes: bool) -> Option<&Token> {
         match request {
             Request::Release { claim, .. } if votes => Some(&claim.token),
@@ -106,7 +107,7 @@ impl Want {
         EACH + key.lock().len() + token.as_str().len()
     }
 
-    /// Whether it can be in one batch with others: that has one memory for its fences, and one restart delay.
+    /// Whether it can join a batch with these terms: a batch has one fence memory, and one restart delay.
     fn goes_with(&self, terms: &mut Option<Terms>) -> bool {
         match self {
             Self::Acquire(AcquireRequest { claim, voting, .. }) => {
@@ -118,31 +119,31 @@ impl Want {
     }
 }
 
-/// The memory for fences, and the restart delay of votes.
+/// The fence memory, and the restart delay if votes are asked for.
 type Terms = (Duration, Option<Duration>);
 
 /// The outcome of each request of a call that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BatchVerdict {
-    /// Nothing has happened: each asks alone.
+    /// None was executed: each is sent alone.
     Alone,
-    /// Each has failed so.
+    /// Each failed for this reason.
     Failed(Failure),
 }
 
-/// Invariant 3.
+/// The verdict on a call that failed as a whole (invariant 3).
 pub fn after_failure(failure: Failure) -> BatchVerdict {
     if failure.is_silence() { BatchVerdict::Failed(failure) } else { BatchVerdict::Alone }
 }
 
-/// Where a request is to go.
+/// How an entered request is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// At once and alone, as a flight. When it has come down, ask whether it [goes on](Combiner::goes_on).
+    /// At once and alone, as a flight. When it has landed, call [`goes_on`](Combiner::goes_on).
     Alone,
     /// It waits. The next [sweep](Combiner::sweep) is due no later than this.
     Queued(Time),
-    /// Nowhere: the queue is full.
+    /// Not at all: the queue is full.
     Full,
 }
 
@@ -154,12 +155,12 @@ pub struct Batch {
     pub wants: Vec<Want>,
 }
 
-/// Requests whose time is over; with each how long it had.
+/// The outcome of a sweep: the expired requests, each with its limit.
 #[derive(Debug)]
 pub struct Swept<T> {
-    /// They were not sent, and never will be.
+    /// Expired requests that were not sent, and never will be.
     pub unsent: Vec<(T, Duration)>,
-    /// They may have been executed.
+    /// Expired requests that may have been executed.
     pub unknown: Vec<(T, Duration)>,
     /// Whether the waiting requests get a flight of their own, which has to [take](Combiner::take) a batch.
     pub flies: bool,
@@ -175,9 +176,9 @@ pub struct Combiner<T> {
     flights: usize,
     /// The tokens of lone flights that may be set aside.
     alone: Vec<Token>,
-    /// When the last one began, or came down.
+    /// When the last flight began or landed.
     moved: Time,
-    /// Whether a flight was called for that has not taken a batch yet.
+    /// Whether a flight that was called for has not taken its batch yet.
     is_called_for: bool,
     /// The requests of each batch under way, by its number.
     air: Vec<Option<Vec<InFlight<T>>>>,
@@ -185,14 +186,14 @@ pub struct Combiner<T> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct InFlight<T> {
-    /// Until it has its answer.
+    /// The caller, until it has its answer.
     caller: Option<T>,
     until: Time,
     limit: Duration,
 }
 
 impl<T> Combiner<T> {
-    /// Nothing waits, and nothing is under way.
+    /// A combiner without waiting requests and without flights.
     pub fn new(limits: BatchLimits) -> Self {
         Self {
             limits,
@@ -205,7 +206,7 @@ impl<T> Combiner<T> {
         }
     }
 
-    /// Whether nothing waits, and nothing is under way.
+    /// Whether no request waits or is under way.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty()
             && self.waiting.weight() == 0
@@ -214,7 +215,7 @@ impl<T> Combiner<T> {
             && self.air.iter().all(Option::is_none)
     }
 
-    /// Enters a request that has `limit` to get its answer (invariant 1).
+    /// Enters a request that must be answered within `limit` (invariant 1).
     pub fn enter(&mut self, now: Time, limit: Duration, request: impl FnOnce() -> (Want, T)) -> Entry {
         if self.waiting.is_empty() && self.flights < self.limits.flights {
             self.begin(now);
@@ -233,13 +234,13 @@ impl<T> Combiner<T> {
         self.moved = now;
     }
 
-    /// The lone flight of this token, which has just begun, can be [set aside](Self::set_aside).
+    /// Allows the lone flight of this token, which has just begun, to be [set aside](Self::set_aside).
     pub fn may_set_aside(&mut self, token: Token) {
         self.alone.push(token);
     }
 
-    /// The lone flight of this token is none any more: it has come down, or nobody looks for its answer now. Whether it
-    /// was one; then ask whether it [goes on](Self::goes_on).
+    /// Stops counting the lone flight of this token, because it has landed or its caller does not await it now. Returns
+    /// whether it still counted; if so, call [`goes_on`](Self::goes_on).
     #[must_use = "what waits would wait on"]
     pub fn set_aside(&mut self, token: &Token) -> bool {
         let place = self.alone.iter().position(|alone| alone == token);
@@ -251,13 +252,13 @@ impl<T> Combiner<T> {
         if self.is_called_for { Time::NEVER } else { self.moved + self.limits.pace }
     }
 
-    /// When to sweep next, if a batch has left requests behind.
+    /// When to sweep next, if requests still wait after a batch was taken.
     pub fn looks_at(&self) -> Option<Time> {
         (!self.waiting.is_empty()).then(|| self.stalls_at())
     }
 
-    /// A flight has come down. Returns whether it goes on with [the next batch](Self::take); if not, it has ended
-    /// (invariant 6).
+    /// Notes that a flight has landed. Returns whether it continues with [the next batch](Self::take); if not, it has
+    /// ended (invariant 6).
     #[must_use = "what waits would wait on"]
     pub fn goes_on(&mut self, now: Time) -> bool {
         let goes_on = !self.waiting.is_empty();
@@ -269,8 +270,8 @@ impl<T> Combiner<T> {
         goes_on
     }
 
-    /// Takes the next batch, which is in the air from now on: send it before anything else is asked of this. `None` if
-    /// nothing is left that its caller still wants. Also returns the callers whose time is over: their requests are not
+    /// Takes the next batch, which is under way from now on: send it before any other call to this combiner. `None` if
+    /// no caller still wants a waiting request. Also returns the callers whose requests have expired: these are not
     /// sent.
     pub fn take(&mut self, now: Time, wants_it: impl Fn(&T) -> bool) -> (Option<Batch>, Vec<(T, Duration)>) {
         let (mut wants, mut sent, mut late) = (Vec::new(), Vec::new(), Vec::new());
@@ -301,8 +302,8 @@ impl<T> Combiner<T> {
         (Some(Batch { number, wants }), late)
     }
 
-    /// Before a batch is sent a second time: leaves out what has been answered meanwhile (invariant 2). Whether
-    /// anything is left.
+    /// Removes answered requests from a batch, before it is sent a second time (invariant 2). Returns whether any
+    /// request is left.
     pub fn keep_unanswered(&mut self, batch: &mut Batch) -> bool {
         let Some(Some(sent)) = self.air.get_mut(batch.number) else { return false };
         let mut places = sent.iter();
@@ -311,40 +312,40 @@ impl<T> Combiner<T> {
         !sent.is_empty()
     }
 
-    /// A batch has come down. Returns the callers that have no answer yet, in the order of its wants.
+    /// Ends a batch that has landed. Returns the callers without an answer yet, in the order of its wants.
     pub fn landed(&mut self, batch: &Batch) -> Vec<Option<T>> {
         let sent = self.air.get_mut(batch.number).and_then(Option::take).unwrap_or_default();
         sent.into_iter().map(|sent| sent.caller).collect()
     }
 
-    /// The connection has taken nothing since this moment. Takes out the requests that have waited since then or
-    /// longer. For later ones the same flight [goes on](Self::goes_on).
+    /// Removes the requests that have waited since this time or longer, because the connection has taken none since
+    /// then. For later requests the same flight [continues](Self::goes_on).
     pub fn turn_away(&mut self, since: Time) -> Vec<T> {
         let older = self.waiting.remove(|waiting| waiting.until <= since + waiting.limit);
         self.is_called_for = !self.waiting.is_empty();
         older.into_iter().map(|waiting| waiting.caller).collect()
     }
 
-    /// Nothing ran for a long time before `now`: requests whose time ended meanwhile get it once more.
+    /// Gives requests their limit once more if they expired while nothing ran, for a long time before `now`.
     pub fn stood_still(&mut self, now: Time) {
         let again = |until: &mut Time, limit: Duration| *until = if *until <= now { now + limit } else { *until };
         self.waiting.iter_mut().for_each(|waiting| again(&mut waiting.until, waiting.limit));
         self.air.iter_mut().flatten().flatten().for_each(|sent| again(&mut sent.until, sent.limit));
     }
 
-    /// A flight has come to a sudden end, and none can follow it (invariant 6): those who wait, and those of its batch.
+    /// Ends a flight that broke off, if none can follow (invariant 6). Returns the waiting callers, and its batch's.
     pub fn crash(&mut self, batch: Option<&Batch>) -> (Vec<T>, Vec<T>) {
         self.flights = self.flights.saturating_sub(1);
         let sent = batch.map(|batch| self.landed(batch)).unwrap_or_default();
         (self.turn_away(Time::NEVER), sent.into_iter().flatten().collect())
     }
 
-    /// An acquire is being taken back: it need not be sent, if it was not (invariant 5).
+    /// Withdraws an acquire that is being taken back: if it still waits, it need not be sent (invariant 5).
     pub fn withdraw(&mut self, token: &Token) -> Option<T> {
         self.waiting.withdraw(token).map(|waiting| waiting.caller)
     }
 
-    /// Looks for whose time is over, and for what has waited long enough for a flight (invariants 1 and 7).
+    /// Expires requests past their limit, and releases those that waited long enough for a flight (invariants 1 and 7).
     pub fn sweep(&mut self, now: Time) -> Swept<T> {
         let (mut unsent, mut unknown, mut next) = (Vec::new(), Vec::new(), Time::NEVER);
         if self.waiting.iter().any(|waiting| waiting.until <= now) {

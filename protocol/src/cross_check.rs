@@ -2,17 +2,17 @@
 //!
 //! # Invariants
 //!
-//! 1. An answer that counts is followed by a question within [`AFTER`]; at most one in that time.
-//! 2. While somebody holds or awaits a lock there, a question follows the last within [`IDLE`]. Otherwise none does.
+//! 1. An answer that counts is followed by a question within [`AFTER`], and at most one question is asked in that time.
+//! 2. While a lock there is held or awaited, each question is followed by another within [`IDLE`]. Otherwise it is not.
 
 use std::time::Duration;
 
 use crate::time::Time;
 
-/// The longest that a primary which another has replaced is believed, once the program can hear of that.
+/// How long at most a primary is believed after it was replaced, once the program can learn of that.
 pub const AFTER: Duration = Duration::from_millis(900);
 
-/// How often it is asked where nothing is asked of the primary itself.
+/// The time between questions about a primary that gets no requests itself.
 pub const IDLE: Duration = Duration::from_secs(5);
 
 /// The questions about one primary.
@@ -30,7 +30,7 @@ impl CrossCheck {
         if is_needed { self.asked + IDLE } else { Time::NEVER }
     }
 
-    /// It is asked now.
+    /// Notes that the question is asked now.
     pub fn ask(&mut self, now: Time) {
         self.asked = now;
     }

@@ -15,9 +15,9 @@ pub struct Failure {
     kind: FailureKind,
     /// Each node's answer, if it is the failure of many nodes.
     votes: Option<Arc<Votes>>,
-    /// When this node may serve, where it is known.
+    /// How long this node will certainly not serve, if known.
     retry_after: Option<Duration>,
-    /// It says something of a key, and nothing of the node.
+    /// Whether it is about a key, and not about the node.
     is_of_a_key: bool,
     redirection: Option<Box<Redirection>>,
     cause: Option<Box<Cause>>,
@@ -37,16 +37,16 @@ pub enum Cause {
 /// Where a server of a cluster sends a request instead of executing it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Redirection {
-    /// The slot is there now, or nowhere.
+    /// Another server has the slot now, or none has it.
     Moved {
-        /// This slot.
+        /// The slot.
         slot: u16,
-        /// The server that has it.
+        /// The server that has the slot, if there is one.
         to: Option<Place>,
     },
-    /// The slot is being moved, and its keys one by one: not all that the request needs are here.
+    /// The slot is being moved, key by key, and not all keys that the request needs are here.
     Moving {
-        /// The server that has the others, if this one has none.
+        /// The server that has the keys, if this one has none of them.
         to: Option<Place>,
     },
     /// The server serves no slot at all: its cluster is down.
@@ -54,7 +54,7 @@ pub enum Redirection {
 }
 
 impl Redirection {
-    /// From the error of the server at this address, `host:port`.
+    /// Reads an error of the server at this address, `host:port`.
     pub fn read(details: &str, sender: &str) -> Option<Self> {
         let host = sender.rsplit_once(':').map_or(sender, |(host, _port)| host.trim_matches(['[', ']']));
         let mut words = details.split_ascii_whitespace();
@@ -82,9 +82,9 @@ enum FailureKind {
     Unsent,
     /// The node will not serve this, and did nothing.
     Refused,
-    /// It may have happened, or may happen later (rule 6).
+    /// The request may have been executed, or may be executed later (rule 6).
     Unknown,
-    /// It will not serve this, but may have done a part.
+    /// The node will not serve this, but may have done a part of it.
     RefusedHalfway,
 }
 
@@ -116,12 +116,13 @@ impl Failure {
         Self::of(FailureKind::Refused, text)
     }
 
-    /// It may have happened, or may happen later (rule 6).
+    /// The request may have been executed, or may be executed later (rule 6).
     pub fn unknown(text: impl Into<String>) -> Self {
         Self::of(FailureKind::Unknown, text)
     }
 
-    /// Too few nodes granted it. Each answer comes with its node's address. Partial effects are dealt with already.
+    /// Too few nodes granted it. Each answer comes with its node's address. Partial effects have been dealt with
+    /// already.
     pub fn of_nodes(answers: impl IntoIterator<Item = (String, NodeAnswer)>) -> Self {
         let votes = Votes { votes: answers.into_iter().map(|(address, answer)| Vote { address, answer }).collect() };
         let kind = if votes.is_refusal() { FailureKind::Refused } else { FailureKind::Unavailable };
@@ -129,14 +130,14 @@ impl Failure {
         Self { votes: Some(Arc::new(votes)), retry_after, ..Self::of(kind, text) }
     }
 
-    /// A node that may have forgotten leases, and grants nothing for this long.
+    /// The failure of a node that may have forgotten leases, and grants nothing for this long.
     pub fn recovering(address: &str, left: Duration) -> Self {
         let answer = NodeAnswer::Recovering { remaining: left };
         let text = format!("the server at {address} {answer}");
         Self { retry_after: Some(left), ..Self::unavailable(text) }
     }
 
-    /// This failure, of which the cause is the key: its type, or a missing right to it. Others are served.
+    /// This failure, whose cause is the key: its type, or a missing right to it. Other keys are served.
     pub fn of_a_key(self) -> Self {
         Self { is_of_a_key: true, ..self }
     }
@@ -146,12 +147,12 @@ impl Failure {
         self.is_of_a_key
     }
 
-    /// This failure, which says where the key is.
+    /// This failure, which reports where the key is.
     pub fn redirected(self, redirection: Option<Redirection>) -> Self {
         Self { redirection: redirection.map(Box::new), ..self }
     }
 
-    /// Where the key is, if the server has said that instead of an answer.
+    /// Where the key is, if the server reported that instead of an answer.
     pub fn redirection(&self) -> Option<&Redirection> {
         self.redirection.as_deref()
     }
@@ -166,12 +167,12 @@ impl Failure {
         self.cause.as_deref()
     }
 
-    /// Each node's answer, if it is the failure of many.
+    /// Each node's answer, if it is the failure of many nodes.
     pub fn votes(&self) -> Option<&Arc<Votes>> {
         self.votes.as_ref()
     }
 
-    /// How long it is certain to last, where that is known.
+    /// How long the failure is certain to last, if known.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
@@ -185,22 +186,22 @@ impl Failure {
         Self { kind, ..self }
     }
 
-    /// Whether the node may have done it, or may do it later.
+    /// Whether the node may have executed the request, or may do so later.
     pub fn may_have_happened(&self) -> bool {
         matches!(self.kind, FailureKind::Unknown | FailureKind::RefusedHalfway)
     }
 
-    /// Whether the node has said nothing, to this request at least.
+    /// Whether the node did not answer, at least not this request.
     pub fn is_silence(&self) -> bool {
         matches!(self.kind, FailureKind::Unsent | FailureKind::Unknown)
     }
 
-    /// Whether it was never sent, and never will be.
+    /// Whether the request was never sent, and never will be.
     pub fn is_unsent(&self) -> bool {
         self.kind == FailureKind::Unsent
     }
 
-    /// Whether trying again as before is pointless.
+    /// Whether repeating the request unchanged is pointless.
     pub fn is_refusal(&self) -> bool {
         matches!(self.kind, FailureKind::Refused | FailureKind::RefusedHalfway)
     }

@@ -8,9 +8,9 @@ use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 /// job that was paused past its lease can do no harm, however late it wakes up (Kleppmann, *How to do distributed
 /// locking*, 2016). See the [guide] for SQL, and the [cookbook] for a value kept in Redis.
 ///
-/// It is issued in the same atomic step as the lock ([rule 9]). It grows across restarts, and across a server that
-/// forgot everything while its clock does not go back. It is never above [`i64::MAX`], so that it fits a `BIGINT`. The
-/// numbers have gaps; only their order means anything.
+/// It is issued in the same atomic step as the lock ([rule 9]). It grows across restarts, even of a server that forgot
+/// everything, as long as that server's clock does not go back. It is never above [`i64::MAX`], so that it fits a
+/// `BIGINT`. The numbers have gaps; only their order means anything.
 ///
 /// ```
 /// # use leasehold_protocol::fence::Fence;
@@ -26,7 +26,7 @@ use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(u64);
 
-/// The smallest there is.
+/// The smallest fence.
 pub const ZERO: Fence = Fence(0);
 
 /// How long a name's floor is kept by default, and the longest that can be set (rule 9).

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use crate::{fence::Fence, time::Time};
 
-/// By how much a proposal is ahead of the highest clock seen: for links and servers that are slower than the last time,
-/// and far less than any restart delay.
+/// By how much a proposal is ahead of the highest clock seen. It allows for links and servers that are slower than the
+/// last time, and is far less than any restart delay.
 const AHEAD: Duration = Duration::from_millis(50);
 
 /// How long the time of a clock is used after it was seen.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// The highest of the nodes' clocks, and what follows for a fence. It comes from those clocks only, and never from a
-/// fence, which would ratchet.
+/// The highest of the nodes' clocks, from which fences are proposed. It comes from those clocks only, and never from a
+/// fence, because that would ratchet.
 #[derive(Debug, Default)]
 pub struct FenceProposal(Option<Seen>);
 
@@ -24,7 +24,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// The time that the clock would show now. It counts from the request, and not from the reply. So a proposal is
+    /// The time that the clock would show now. It counts from the request, and not from the reply, so a proposal is
     /// also ahead by the time that requests take, however distant the nodes are.
     fn at(self, now: Time) -> u64 {
         self.time.saturating_add(u64::try_from(now.since(self.sent).as_micros()).unwrap_or_default())
@@ -32,7 +32,7 @@ impl Seen {
 }
 
 impl FenceProposal {
-    /// The reply to a request that was sent at `sent` showed this time, in microseconds.
+    /// Notes that the reply to a request that was sent at `sent` showed this time, in microseconds.
     pub fn note_time(&mut self, time: u64, sent: Time) {
         if self.0.is_none_or(|seen| time >= seen.at(sent) || sent.since(seen.sent) > FRESH) {
             self.0 = Some(Seen { time, sent });

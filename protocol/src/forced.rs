@@ -1,4 +1,4 @@
-//! A lock that was taken from its holder by force, and what its holder hears of that.
+//! A lock that was taken from its holder by force, and what is reported to that holder.
 
 /// A forced release: the label of its author, and the reason if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -8,20 +8,20 @@ pub struct ForcedRelease {
 }
 
 impl ForcedRelease {
-    /// The label of whoever took it.
+    /// The label of whoever took the lock.
     #[must_use]
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// Why, if they said.
+    /// The reason, if one was given.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
 }
 
-/// A forced release by the holder of this label, with a reason if there is one.
+/// A forced release by the author with this label, with a reason if there is one.
 pub fn by(label: &str, reason: Option<&str>) -> ForcedRelease {
     ForcedRelease { label: label.into(), reason: reason.map(Into::into) }
 }
@@ -34,7 +34,8 @@ pub fn to_text(forced: &ForcedRelease) -> String {
     }
 }
 
-/// Reads a node's text. Another program may have written it: nothing in it can break a line of a log.
+/// Reads a node's text. Another program may have written it, so control characters are replaced: none can break a line
+/// of a log.
 pub fn read(text: &str) -> ForcedRelease {
     let (label, reason) = text.split_once('\n').map_or((text, None), |(label, reason)| (label, Some(reason)));
     let plain = |text: &str| text.replace(char::is_control, "\u{fffd}").into_boxed_str();

@@ -1,12 +1,12 @@
-//! Patterns as Redis has them: `*`, `?`, `[a-z]`, `[^a-z]`, and `\` before what stands for itself.
+//! Patterns in the syntax of Redis: `*`, `?`, `[a-z]`, `[^a-z]`, and `\` before a literal character.
 
-/// A pattern for this and nothing else.
+/// A pattern that matches this text only.
 pub fn literally(text: &str) -> String {
     let escape = |c: char| matches!(c, '*' | '?' | '[' | '\\').then_some('\\').into_iter().chain([c]);
     text.chars().flat_map(escape).collect()
 }
 
-/// Whether the whole of a name is like the pattern.
+/// Whether the pattern matches the whole name.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let (mut pattern, mut name) = (pattern.as_bytes(), name.as_bytes());
     // When the rest does not match, the last star takes one byte more.
@@ -41,8 +41,8 @@ fn taken(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     }
 }
 
-/// The rest of the pattern behind a class in brackets, if the class has this byte. Without a closing bracket it extends
-/// to the end.
+/// The rest of the pattern behind a class in brackets, if the class contains this byte. Without a closing bracket the
+/// class extends to the end.
 fn one_of(class: &[u8], byte: u8) -> Option<&[u8]> {
     let others = class.strip_prefix(b"^");
     let (mut rest, mut found) = (others.unwrap_or(class), false);

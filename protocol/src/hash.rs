@@ -1,5 +1,5 @@
-//! Tables of what comes by name. Users choose the names, so the hash has a seed of its own in every process. It need not
-//! stand up to who can watch its timing, and costs a fraction of the standard library's.
+//! Hash tables by name. Users choose the names, so the hash has a seed of its own in every process. It need not resist
+//! an attacker who can watch its timing, and costs a fraction of the standard library's.
 
 use foldhash::fast::RandomState;
 

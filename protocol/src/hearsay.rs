@@ -1,15 +1,15 @@
-//! Which views of a cluster are believed, of those that one round of questions brings: pure.
+//! Which views of a cluster are believed, among the answers to one round of questions: pure.
 //!
-//! A server that is cut off, was restored from a backup, or is hostile says what is not so, in whatever epoch. The primary that
-//! it robs says otherwise, and so do the others.
+//! A server that is cut off, was restored from a backup, or is hostile reports a false view, in any epoch. The primary
+//! that would lose by it contradicts it, and so do the other servers.
 //!
 //! # Invariants
 //!
-//! 1. A view that changes what we know of a primary (its slots, its place, its epoch) counts once that primary or a second
-//!    server says the same. Of a primary that does not answer one word is enough, once all others have been heard, and those
-//!    that gain.
-//! 2. A primary alone does not give its slots to a server that we do not know: that one is asked too.
-//! 3. A server counts once, by however many addresses it was asked.
+//! 1. A view that changes what we know of a primary (its slots, its place, its epoch) counts once that primary or a
+//!    second server reports the same. If the primary does not answer, one report is enough, once all other servers have
+//!    been heard, and those that would gain.
+//! 2. The report of a primary alone does not give its slots to a server that we do not know: that server is asked too.
+//! 3. A server counts once, at however many addresses it was asked.
 
 use std::{
     cmp::Reverse,
@@ -25,36 +25,36 @@ use crate::{
 /// A round of questions.
 #[derive(Debug, Default)]
 pub struct Hearsay {
-    /// The servers that have not answered yet, by their primaries; `None` is another server.
+    /// The servers that have not answered yet: a primary, or `None` for another server.
     asked: Vec<Option<Shard>>,
     said: Vec<Said>,
     silent: BTreeSet<Shard>,
-    /// The places that were asked since they gain, and for whose view.
+    /// The places that were asked because they would gain, each with the server whose view says so.
     gainers: Vec<(Option<Box<str>>, Place)>,
 }
 
-/// The changes that a view would make: to each primary, and to what nobody has.
+/// The changes that a view would make: to each primary, and to the slots without an owner.
 type Claims = BTreeMap<Option<Shard>, Claim>;
 
-/// The most servers that are asked since they gain by one server's view.
+/// The most servers that are asked because they would gain by one server's view.
 const MOST_GAINERS: usize = 4;
 
 #[derive(Debug)]
 struct Said {
-    /// The primary that has said it, as which it was asked.
+    /// The primary that reported the view, or `None` for another server.
     of: Option<Shard>,
     view: View,
-    /// It is not believed yet.
+    /// Whether the view is not believed yet.
     is_open: bool,
 }
 
 impl Hearsay {
-    /// A server is asked, as this primary on the connection that there is; or another one.
+    /// Notes that a server is asked: this primary, on its existing connection, or another server.
     pub fn ask(&mut self, primary: Option<Shard>) {
         self.asked.push(primary);
     }
 
-    /// It has answered, or will not.
+    /// Notes that this server has answered, or will not.
     pub fn heard(&mut self, primary: Option<Shard>, view: Option<View>) {
         if let Some(at) = self.asked.iter().position(|asked| *asked == primary) {
             self.asked.swap_remove(at);
@@ -64,7 +64,7 @@ impl Hearsay {
         }
     }
 
-    /// A primary does not answer what is asked of it.
+    /// Notes that a primary does not answer requests.
     pub fn is_silent(&mut self, primary: Shard) {
         self.silent.insert(primary);
     }
@@ -77,8 +77,8 @@ impl Hearsay {
         Some(said.view.clone())
     }
 
-    /// The primaries that would lose something by a view which is not believed. And where those are that would gain by it, and
-    /// were not told before: one that has taken over says so itself.
+    /// The primaries that would lose something by a view that is not believed, and the places that would gain by it and
+    /// were not returned before. A server that has taken over reports that itself.
     pub fn contested(&mut self, topology: &Topology, now: Time) -> (BTreeSet<Shard>, Vec<Place>) {
         let claims = self.claims(topology, now);
         let open = claims.iter().filter(|(said, _)| said.is_open);
@@ -110,11 +110,11 @@ impl Hearsay {
             })
         };
         let is_answered = || self.asked.iter().all(|asked| asked.is_some_and(|asked| self.silent.contains(&asked)));
-        // One that is alone is believed of those that say nothing, once nobody else has anything to say.
+        // A lone view is believed about primaries that do not answer, once no other answer is awaited.
         first(false).or_else(|| (is_answered() && self.to_ask(&all).is_empty()).then(|| first(true))?)
     }
 
-    /// The places that gain and were not asked yet.
+    /// The places that would gain and were not asked yet.
     fn to_ask(&self, claims: &[(&Said, Claims)]) -> Vec<(Option<Box<str>>, Place)> {
         let mut all = self.gainers.clone();
         for (Said { view: View { by, .. }, .. }, claims) in claims.iter().filter(|(said, _)| said.is_open) {
@@ -132,8 +132,9 @@ fn is_asked(gainers: &[(Option<Box<str>>, Place)], place: &Place) -> bool {
     gainers.iter().any(|(_, asked)| asked == place)
 }
 
-/// Sorts the views of a program that knows nothing yet: that of most servers comes first, and of two alike that with the
-/// largest epoch. Those of another cluster are left out; fails with a server of each if as many are of that.
+/// Sorts the views of a program that knows nothing yet. The view of most servers comes first, and of two such views the
+/// one with the larger epoch. Views of another cluster are left out. Fails with one view of each cluster if as many
+/// servers are of the other one.
 pub fn sort<T>(mut views: Vec<T>, read: impl Fn(&T) -> &View) -> Result<Vec<T>, [T; 2]> {
     let count = |is_meant: &dyn Fn(&View) -> bool| {
         let by: BTreeSet<_> = views.iter().map(&read).filter(|view| is_meant(view)).map(|view| &view.by).collect();
@@ -166,7 +167,7 @@ pub fn sort<T>(mut views: Vec<T>, read: impl Fn(&T) -> &View) -> Result<Vec<T>, 
     }
 }
 
-/// The slots of each primary that has some.
+/// The slots of each primary that has any.
 fn owners(view: &View) -> BTreeSet<(&str, Vec<(u16, u16)>)> {
     let slots = |primary: &Primary| {
         let mut slots: Vec<_> = primary.slots.iter().map(|slots| (*slots.start(), *slots.end())).collect();
@@ -197,7 +198,7 @@ mod tests {
         format!("id-{port}").into()
     }
 
-    /// Servers are called after their ports.
+    /// A primary that is named after its port.
     fn primary(port: u16, epoch: u64, slots: &[RangeInclusive<u16>], replicas: &[u16]) -> Primary {
         let replica = |port: &u16| Replica { id: id(*port), place: place(*port), is_failing: false };
         let replicas = replicas.iter().map(replica).collect();
@@ -213,7 +214,7 @@ mod tests {
         view(by, &[primary(1, 1, &[0..=9], &[4]), primary(2, 2, &[10..=19], &[]), primary(3, 3, &[20..=29], &[])])
     }
 
-    /// Its replica has taken over from the first.
+    /// The view after the first primary's replica has taken over.
     fn after(by: u16) -> View {
         view(by, &[primary(4, 4, &[0..=9], &[1]), primary(2, 2, &[10..=19], &[]), primary(3, 3, &[20..=29], &[])])
     }
@@ -228,13 +229,13 @@ mod tests {
         topology.place(topology.owner(slot)?).map(|place| place.port)
     }
 
-    /// It is asked, and says this.
+    /// Asks a server, which reports this view.
     fn says(hearsay: &mut Hearsay, primary: Option<Shard>, view: View) {
         hearsay.ask(primary);
         hearsay.heard(primary, Some(view));
     }
 
-    /// Merges what is believed.
+    /// Merges the views that are believed.
     fn go_on(hearsay: &mut Hearsay, topology: &mut Topology) {
         while let Some(view) = hearsay.believed(topology, Time::ZERO) {
             let _changes = topology.merge(&view, Time::ZERO);
@@ -251,7 +252,7 @@ mod tests {
             let (mut topology, mut hearsay) = (topology(&three(1)), Hearsay::default());
             let first = topology.owner(0).unwrap();
             for by in ["id-2", "id-2", "id-3"] {
-                // The second is the same server at another address. The third says what we know.
+                // The second is the same server at another address. The third reports what we know.
                 let view = if by == "id-2" { lie.clone() } else { three(3) };
                 says(&mut hearsay, None, View { by: Some(by.into()), ..view });
                 go_on(&mut hearsay, &mut topology);
@@ -304,7 +305,7 @@ mod tests {
         assert_eq!(hearsay.contested(&topology, Time::ZERO).1, [place(4)]);
     }
 
-    /// The second to say it has heard of less.
+    /// The second server that reports it knows of fewer slots.
     #[test]
     fn what_two_say_counts_and_no_more() {
         let (mut topology, mut hearsay) = (topology(&three(1)), Hearsay::default());
@@ -354,7 +355,8 @@ mod tests {
     }
 
     proptest! {
-        /// The third of three primaries lies at will. The first fails over, and says nothing any more, or what it said before.
+        /// The third of three primaries lies at will. The first fails over, and then reports nothing, or what it
+        /// reported before.
         #[test]
         fn one_of_three_that_lies_at_will_decides_nothing(
             lies in prop::collection::vec(a_lie(), 4..16),

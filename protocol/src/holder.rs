@@ -1,4 +1,4 @@
-//! The holder of a lock, as far as its key tells.
+//! The holder of a lock, as far as its key shows.
 
 use std::{
     fmt,
@@ -23,13 +23,13 @@ pub struct Holder {
     pub(crate) fence: Option<Fence>,
     pub(crate) is_ours: bool,
     pub(crate) not_a_lock: Option<&'static str>,
-    /// It is one of those who share the lock.
+    /// It is one sharer of the lock.
     pub(crate) is_share: bool,
-    /// How many share the lock, and one more, as far as that was read.
+    /// The number of sharers plus one, if that was read.
     pub(crate) sharers: Option<NonZeroU32>,
-    /// The remaining time is that of the first of these who would be over, and not of the last.
+    /// The remaining time is that of the share that expires first, not last.
     pub(crate) is_until_first: bool,
-    /// The lock is free, and its queue is not ready to pass it on.
+    /// The lock is free, but its queue is not ready to pass it on.
     pub(crate) is_nobody: bool,
 }
 
@@ -41,18 +41,18 @@ impl Holder {
         self.token.as_ref().filter(|token| !token.is_of_a_phase()).map(Token::label)
     }
 
-    /// How long the key still lived when it was read, if nobody renews it.
+    /// How long the key still had to live when it was read, unless renewed.
     ///
-    /// So it tells when the lock is free **if its holder has died**. A living holder renews the key at a third of its
-    /// TTL, and may release it at any moment: this says nothing about how long its work takes. Zero, or `None`,
+    /// So it shows when the lock becomes free **if its holder has died**. A living holder renews the key at a third of
+    /// its TTL, and may release it at any moment, so this says nothing about how long its work takes. Zero or `None`
     /// promises nothing either.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
     }
 
-    /// The fencing token of this holder, however long it has held the lock: it stands in the key's value. `None` for
-    /// another library's holder, and over a quorum while too few nodes have answered for it to be certain.
+    /// The fencing token of this holder, however long it has held the lock, because the key's value contains it. `None`
+    /// for another library's holder, and over a quorum while too few nodes have answered for it to be certain.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         self.fence
@@ -60,9 +60,9 @@ impl Holder {
 
     /// When this holder acquired the lock, by the server's clock. `None` where [`fence`](Self::fence) is `None`.
     ///
-    /// The fence tells it: a server issues its time in microseconds. After its clock was set back it issues the last
-    /// fence plus one, until the clock has caught up: the moment is then later than the acquire. Over a quorum it is
-    /// the latest of several clocks.
+    /// It is read from the fence, because a server issues its time in microseconds. After its clock was set back, it
+    /// issues the last fence plus one until the clock has caught up, so this time is then later than the acquire. Over
+    /// a quorum it is the latest of several clocks.
     #[must_use]
     pub fn since(&self) -> Option<SystemTime> {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.fence?.into()))
@@ -74,12 +74,12 @@ impl Holder {
         self.is_ours
     }
 
-    /// The kind of the key's value, if that is no lock but a program's data under the lock's name. It is a type other
-    /// than string, such as `"list"`, or `"string without a TTL"`. A type that is unknown, or that our user may not
-    /// read for want of the right `+type`, is `"value of another type"`.
+    /// The kind of the key's value, if that is not a lock but a program's data under the lock's name. It is a type
+    /// other than string, such as `"list"`, or `"string without a TTL"`. A type that is unknown, or that our user may
+    /// not read without the right `+type`, is `"value of another type"`.
     ///
-    /// Nobody releases such a key, so the lock is not free before the key is gone. Give the lock another name or its
-    /// `Leases` a prefix, or delete the key.
+    /// Such a key is never released, so the lock is not free before the key is deleted or expires. Give the lock
+    /// another name or its `Leases` a prefix, or delete the key.
     ///
     /// `None` for a lock of ours, and for a string with a TTL: that is another library's lock.
     #[must_use]
@@ -87,15 +87,16 @@ impl Holder {
         self.not_a_lock
     }
 
-    /// Whether the lock is shared. This holder then stands for all who share it: it has their common
-    /// [fence](Self::fence), neither label nor token, and the remaining time of the last of them. In a list of all who
-    /// share it, it is one of them.
+    /// Whether the lock is shared. This holder then stands for all sharers: it has their common [fence](Self::fence),
+    /// neither label nor token, and the remaining time of the share that expires last. In a list of all sharers, it is
+    /// one of them.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.is_share || self.is_of_all()
     }
 
-    /// How many share the lock. `None`: it is held alone, or one of them, or that was not read.
+    /// How many holders share the lock. `None` if it is held alone, if this is one of several sharers, or if it was not
+    /// read.
     #[must_use]
     pub fn sharers(&self) -> Option<u32> {
         Some(self.sharers?.get() - 1)
@@ -109,23 +110,23 @@ impl Holder {
     }
 }
 
-/// Ends the label under a key that its holder has released and keeps for a while.
+/// The end of the label in a key that its holder has released but keeps for a while.
 pub const RELEASED: &str = " (released)";
 
-/// For the library. Users would not know what to do with them.
+/// Methods for the library, which are of no use to users.
 #[doc(hidden)]
 impl Holder {
-    /// Whether it stands for all who share the lock.
+    /// Whether it stands for all sharers of the lock.
     pub fn is_of_all(&self) -> bool {
         self.token.as_ref().is_some_and(Token::is_of_a_phase)
     }
 
-    /// One of those who share a lock in the phase of this fence.
+    /// One sharer of a lock, in the phase of this fence.
     pub fn of_share(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Self {
         Self { is_share: true, ..Self::of(token, remaining, fence) }
     }
 
-    /// A holder of these parts.
+    /// A holder with these parts.
     pub fn of(token: Option<Token>, remaining: Option<Duration>, fence: Option<Fence>) -> Self {
         Self {
             token,
@@ -140,23 +141,23 @@ impl Holder {
         }
     }
 
-    /// Nobody: the lock is free, but one call does not remove all the waiters of its queue that are gone.
+    /// No holder: the lock is free, but one call does not remove all the dead waiters from its queue.
     pub fn nobody() -> Self {
         Self { is_nobody: true, ..Self::of(None, Some(Duration::ZERO), None) }
     }
 
-    /// Puts together what a node read: the key's value (`None` if that is no text), and its PTTL in milliseconds (-1
+    /// A holder as a node read it: from the key's value (`None` if that is not text), and its PTTL in milliseconds (-1
     /// without a TTL).
     pub fn read(value: Option<&str>, pttl: i64) -> Self {
         let (token, fence) = value.and_then(Token::read_value).unzip();
-        // Zero: it is acquired in steps, and has none yet.
+        // Zero: the lock is being acquired in steps, and has no fence yet.
         let fence = fence.filter(|fence| *fence > fence::ZERO);
         let not_a_lock = (token.is_none() && pttl == NO_TTL).then_some("string without a TTL");
         Self { not_a_lock, ..Self::of(token, remaining(pttl), fence) }
     }
 
-    /// The holder of a key whose value could not be read. `name` is its type as TYPE gives it, or `None` if that is not
-    /// known. A string may be a lock.
+    /// The holder of a key whose value could not be read. `name` is its type as TYPE returns it, or `None` if that is
+    /// not known. A string may be a lock.
     pub fn of_type(name: Option<&str>, pttl: i64) -> Self {
         let not_a_lock = match name {
             Some("string") => None,
@@ -178,22 +179,22 @@ impl Holder {
 
     /// This holder, which stands for this number of sharers.
     pub fn shared_by(self, sharers: u32) -> Self {
-        // One more, so that it takes no room beside the flags.
+        // Plus one, so that `None` takes no room of its own.
         let read = sharers.checked_add(1).and_then(NonZeroU32::new);
         Self { sharers: read.filter(|_| self.is_of_all()), ..self }
     }
 
-    /// This holder, whose remaining time is that of the sharer who goes first.
+    /// This holder, whose remaining time is that of the share that expires first.
     pub fn until_the_first(self) -> Self {
         Self { is_until_first: true, ..self }
     }
 
-    /// This holder, whose key lives for another time.
+    /// This holder, with another remaining time.
     pub fn lasting(self, remaining: Option<Duration>) -> Self {
         Self { remaining, ..self }
     }
 
-    /// The whole token under the key, if that is one of this library's.
+    /// The whole token in the key's value, if it is one of this library's.
     pub fn whole_token(&self) -> Option<&Token> {
         self.token.as_ref()
     }
@@ -211,7 +212,7 @@ fn remaining(pttl: i64) -> Option<Duration> {
     u64::try_from(pttl).ok().map(Duration::from_millis)
 }
 
-/// A sentence's end: `worker-1:4711 (fence 1795…) for another 12.3 s`.
+/// The end of a sentence: `worker-1:4711 (fence 1795…), whose key lives 12.3 s more unless renewed`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(kind) = self.not_a_lock {
@@ -266,7 +267,7 @@ impl Holder {
         let Some(remaining) = self.remaining else { return Ok(()) };
         let who = match (self.sharers(), self.is_until_first) {
             (Some(0), _) => return write!(f, ", though its key lives {} more", Rounded(remaining)),
-            // It outlives them by a while.
+            // The key outlives the sharers by a while.
             (None, _) => return write!(f, ", whose key lives {} more unless renewed", Rounded(remaining)),
             (Some(1), _) => "",
             (_, true) => "the first of them ",
@@ -276,7 +277,8 @@ impl Holder {
     }
 }
 
-/// Another process wrote the label: it must neither begin a line of a log, nor move anything in a terminal.
+/// Escapes a character of a label. Another process wrote the label, which must not begin a line of a log, nor move
+/// anything in a terminal.
 fn write_visibly(f: &mut fmt::Formatter<'_>, char: char) -> fmt::Result {
     match char {
         '\'' | '"' | '\\' => fmt::Write::write_char(f, char),

@@ -2,9 +2,9 @@
 //!
 //! # Invariant
 //!
-//! No two nodes are one run of a server. The node that shows a run of another node has no identity.
+//! No two nodes are one run of a server. A node that reports the run of another node has no identity.
 
-/// The nodes of one quorum, each with the run of a server that it last showed.
+/// The nodes of one quorum, each with the run of a server that it last reported.
 #[derive(Debug)]
 pub struct Identities(Box<[Identity]>);
 
@@ -15,13 +15,13 @@ struct Identity {
 }
 
 impl Identities {
-    /// Nodes that have shown nothing yet.
+    /// Nodes that have reported no run yet.
     pub fn new(addresses: &[String]) -> Self {
         let unknown = |address: &String| Identity { address: address.as_str().into(), run_id: None };
         Self(addresses.iter().map(unknown).collect())
     }
 
-    /// A node shows which run of a server it is. The address of another node that is the same run.
+    /// Notes which run of a server a node reports. Returns the address of another node that is the same run.
     pub fn enter(&mut self, at: usize, run_id: &str) -> Option<&str> {
         if self.is_known(at, run_id) {
             return None;

@@ -1,4 +1,4 @@
-//! Randomness that nobody needs to guess, and that a test can repeat.
+//! Randomness that need not be unpredictable, and that a test can repeat.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Jitter(u64);
 
 impl Jitter {
-    /// One that is the same every time.
+    /// The stream of this seed, the same every time.
     pub fn from_seed(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// One of many of the same seed, by its number.
+    /// One of many streams of the same seed, by its number.
     pub fn stream(seed: u64, number: u64) -> Self {
-        // Mixed once, so that two streams in a row are not the same one a step apart.
+        // Mixed once, so that two consecutive streams are not the same stream one step apart.
         Self(mix(seed.wrapping_add(STEP.wrapping_mul(number))))
     }
 
@@ -29,13 +29,13 @@ impl Jitter {
         Self::stream(self.0, moment.as_nanos())
     }
 
-    /// A span from nothing to just below `bound`.
+    /// A span from zero to just below `bound`.
     pub fn below(&mut self, bound: Duration) -> Duration {
         let share = u128::from(self.next() >> 32);
         Duration::from_nanos(u64::try_from((bound.as_nanos() * share) >> 32).unwrap_or(u64::MAX))
     }
 
-    /// Whether it is the one in `many`.
+    /// Whether this draw is the one in `many`.
     pub fn is_one_of(&mut self, many: u64) -> bool {
         self.next() % many.max(1) == 0
     }

@@ -22,12 +22,12 @@ pub struct InvalidName(Box<str>);
 pub struct Key {
     full: Arc<str>,
     prefix: u32,
-    /// Noted, for each request asks for it, and most of them several times.
+    /// Stored, because each request reads it, and most requests several times.
     has_tag: bool,
 }
 
 impl Key {
-    /// Refuses what could not be a lock's name, before any I/O.
+    /// The keys of this name. Refuses an invalid name, before any I/O.
     pub fn new(prefix: &str, name: &str) -> Result<Self, InvalidName> {
         if name.is_empty() {
             return Err(InvalidName("the name is empty: name the resource that is to be protected".into()));
@@ -59,7 +59,7 @@ impl Key {
         Self::with_prefix(full.into(), 0)
     }
 
-    /// The name that the user gave it.
+    /// The name that the user gave the lock.
     pub fn name(&self) -> &str {
         self.full.get(self.prefix as usize..).unwrap_or(&self.full)
     }
@@ -99,7 +99,7 @@ impl Key {
         self.companion("wait")
     }
 
-    /// The key that holds who shares the lock.
+    /// The key that holds the lock's sharers.
     pub fn holders(&self) -> String {
         self.holders_parts().concat()
     }
@@ -114,8 +114,8 @@ impl Key {
         self.companion("forced").concat()
     }
 
-    /// Whether a cluster keeps all of these in one slot. A `}` without a hash tag before it would end that of the
-    /// companions too early.
+    /// Whether a cluster keeps all these keys in one slot. In a name without a hash tag, a `}` would end the
+    /// companions' tag too early.
     pub fn is_in_one_slot(&self) -> bool {
         self.has_tag || !self.full.contains('}')
     }
@@ -128,7 +128,7 @@ impl Key {
     }
 }
 
-/// A key behind this prefix that no lock has, and nobody writes.
+/// A key behind this prefix that no lock has, and that is never written.
 pub fn of_nobody(prefix: &str) -> Key {
     Key::of_lock(&Key::of_lock(prefix).companion("health").concat())
 }
@@ -142,7 +142,7 @@ impl PartialEq for Key {
 
 impl Eq for Key {}
 
-/// By its full text, so that a table of keys can be searched with a text from a server.
+/// A key is borrowed as its full text, so that a table of keys can be searched with a text from a server.
 impl Borrow<str> for Key {
     fn borrow(&self) -> &str {
         &self.full

@@ -5,19 +5,19 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`acquisition`] | the whole life of one token: attempted, held, released, over, undone; by way of the next four |
+//! | [`acquisition`] | the whole life of one token: attempted, held, released, over, undone; it uses the next four |
 //! | [`attempt`] | whether an acquire has won, and which floors of fences to raise before it has |
-//! | [`renewal`] | when a held lease is renewed, repaired or over |
-//! | [`release_tally`] | what a release came to on all nodes together |
+//! | [`renewal`] | when a held lease is renewed or repaired, and when it ends |
+//! | [`release_tally`] | the outcome of a release on all nodes together |
 //! | [`outliving`] | how much longer a lock's key lives than its lease |
-//! | [`ticket`] | what a lease that is handed over leaves for its heir, as a text |
-//! | [`undo`] | how often and how long a token is taken back from a node |
+//! | [`ticket`] | the text that a lease which is handed over leaves for its heir |
+//! | [`undo`] | how often, and for how long, a node is asked to undo a token |
 //! | [`tally`], [`plurality`] | what a majority has confirmed or denied, and who holds the most nodes |
 //! | [`fence_proposal`] | which fence is proposed, so that the nodes issue the same one |
 //! | [`wait_loop`] | when a waiting acquire checks the lock, on which route, and when it ends |
-//! | [`observer`] | who leads, as an observer knows it, and when it looks again |
+//! | [`observer`] | who leads, as far as an observer knows, and when it checks again |
 //! | [`multi_lock`] | which of several locks are tried, kept and waited for |
-//! | [`backoff`], [`queue_position`] | how long it leaves the server alone in between |
+//! | [`backoff`], [`queue_position`] | how long a waiter pauses between two requests |
 //! | [`node_health`], [`identities`] | whether a node may be asked, when it is probed, and whether it has its own vote |
 //! | [`link_health`] | when one link to a node is given up, though it has not ended |
 //! | [`addressees`] | which of a process's fair waiters a server's notification is for |
@@ -25,18 +25,18 @@
 //! | [`topology`] | which server of a cluster has which slot |
 //! | [`trip`] | where a request of a cluster goes, and whether its answer counts |
 //! | [`cross_check`] | when another server is asked whether a primary still is one |
-//! | [`address_check`] | whether an address still leads to the server that we are connected to |
+//! | [`address_check`] | whether an address still resolves to the server that we are connected to |
 //! | [`reconnect`] | how long to wait before a connection is made again |
-//! | [`replication`] | which writes count, for replicas have acknowledged them |
-//! | [`combiner`] | which requests travel together, and what each of their callers gets as its answer |
+//! | [`replication`] | which writes count because replicas have acknowledged them |
+//! | [`combiner`] | which requests are batched, and which answer each of their callers gets |
 //! | [`troubles`] | which troubles are reported, and how often |
-//! | [`store`] | what a node answers: the server's side of all of it |
+//! | [`store`] | what a node answers: the server's side of the protocol |
 //!
 //! The others are the vocabulary of these: [`time`], [`key`], [`mode`], [`token`], [`fence`], [`holder`], [`message`],
 //! [`failure`], [`votes`], [`node_status`], [`loss`], [`forced`], [`check`], [`place`], [`slot`], [`jitter`],
 //! [`doubling`], [`rounded`], [`hash`] and [`glob`].
 
-// A pure function whose result is not used does nothing: an attribute at each would say no more.
+// A pure function whose result is not used does nothing: an attribute on each would add nothing.
 #![allow(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 pub mod acquisition;

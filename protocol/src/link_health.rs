@@ -1,19 +1,21 @@
-//! The health of one link to a server, as its answers and its silences show it: pure.
+//! The health of one link to a server, judged by its answers and its silences: pure.
 //! [`node_health`](crate::node_health) judges the server.
 //!
 //! # Invariants
 //!
 //! 1. A link is given up once requests have gone unanswered for its patience since its last answer. Overlapping waits
 //!    count once.
-//! 2. Its patience is no shorter than its handshake was: every answer may take as long.
-//! 3. A link that is younger than its patience is beyond doubt: no silence on it could be told yet. So is one whose
-//!    server has just said that replicas are missing. It is late with the requests that wait for them, and answers.
+//! 2. Its patience is no shorter than its handshake was, because every answer may take as long.
+//! 3. A link that is younger than its patience is not doubted, because no silence on it can be noticed yet. Nor is one
+//!    whose server has just reported that replicas are missing: that server is late with the requests that wait for
+//!    them, but answers.
 
 use std::time::Duration;
 
 use crate::time::Time;
 
-/// A `WAIT` that finds too few replicas is followed by a rest as long, and by one that is four times as long at most.
+/// A `WAIT` that finds too few replicas is followed by a rest as long, and then by a `WAIT` that is at most four times
+/// as long.
 const TIMES_TO_THE_NEXT: u32 = 5;
 
 /// One link's health.
@@ -24,12 +26,12 @@ pub struct LinkHealth {
     /// The time without an answer since the last one, and the moment up to which it was counted.
     waited: Duration,
     counted: Time,
-    /// Until when the server's word on its replicas shows that it answers.
+    /// Until when the server's report on its replicas shows that it answers.
     alive_until: Time,
 }
 
 impl LinkHealth {
-    /// Of a link whose handshake began and ended at these moments. It is no less patient than `least`.
+    /// The health of a link whose handshake lasted from `began` to `made`. Its patience is at least `least`.
     pub fn new(began: Time, made: Time, least: Duration) -> Self {
         let patience = made.since(began).max(least);
         Self { made, patience, waited: Duration::ZERO, counted: Time::ZERO, alive_until: Time::ZERO }
@@ -40,24 +42,24 @@ impl LinkHealth {
         self.patience
     }
 
-    /// A request was answered.
+    /// Notes that a request was answered.
     pub fn answered(&mut self) {
         self.waited = Duration::ZERO;
     }
 
-    /// A request timed out after `waited`. Returns whether the link is to be given up.
+    /// Notes that a request timed out after `waited`. Returns whether the link is to be given up.
     pub fn timed_out(&mut self, waited: Duration, now: Time) -> bool {
         self.waited = self.waited.saturating_add(waited.min(now.since(self.counted)));
         self.counted = self.counted.max(now);
         self.waited >= self.patience
     }
 
-    /// Its server says that replicas are missing, after a `WAIT` of `waited`.
+    /// Notes that its server reports missing replicas, after a `WAIT` of `waited`.
     pub fn replicas_missing(&mut self, waited: Duration, now: Time) {
         self.alive_until = now + waited * TIMES_TO_THE_NEXT + self.patience;
     }
 
-    /// Whether no silence on it could be told yet (invariant 3).
+    /// Whether the link is not doubted yet (invariant 3).
     pub fn is_beyond_doubt(&self, now: Time) -> bool {
         now.since(self.made) < self.patience || now < self.alive_until
     }
@@ -75,7 +77,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// Made at 1000 ms, with a patience of 100 ms.
+    /// A link that was made at 1000 ms, with a patience of 100 ms.
     fn link() -> LinkHealth {
         LinkHealth::new(at(990), at(1_000), ms(100))
     }

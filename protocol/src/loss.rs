@@ -11,28 +11,28 @@ pub enum LossReason {
     /// No renewal was confirmed before the deadline: the server was unreachable, frozen or slow, or this process
     /// stood still.
     Expired,
-    /// Of a quorum too few nodes confirmed a renewal before the deadline: the others were unreachable, frozen or slow,
+    /// Too few nodes of a quorum confirmed a renewal before the deadline: the others were unreachable, frozen or slow,
     /// or had forgotten the lease.
     NoQuorum,
     /// The key holds somebody else's value.
     Taken,
     /// The key is gone: deleted by hand, evicted, or forgotten by a server that restarted.
     ///
-    /// Over a quorum, after this, [`Forced`](Self::Forced) and [`Taken`](Self::Taken), the keys on the other servers stay until the lease is
-    /// released or dropped, at most for its TTL. While the servers that forgot do not vote yet ([`restart_delay`]),
-    /// nobody else can acquire the lock: the job has time to stop.
+    /// Over a quorum, after this, [`Forced`](Self::Forced) or [`Taken`](Self::Taken), the keys on the other servers
+    /// stay until the lease is released or dropped, at most for its TTL. While the servers that forgot the key do not
+    /// vote yet ([`restart_delay`]), nobody else can acquire the lock, so the job has time to stop.
     ///
     /// [`restart_delay`]: https://docs.rs/leasehold/latest/leasehold/struct.Builder.html#method.restart_delay
     Deleted,
-    /// The key is gone, and since the last renewal a replica has taken over from the server that had it: the replica had
-    /// not got it yet. A write that a server has confirmed is lost in a failover if it was not replicated
+    /// The key is gone, and since the last renewal a replica has taken over from the server that had it: the replica
+    /// had not received the key yet. A write that a server has confirmed is lost in a failover if it was not replicated
     /// ([what a cluster and Sentinel promise]).
     ///
     /// [what a cluster and Sentinel promise]: https://docs.rs/leasehold/latest/leasehold/docs/deployments/#what-a-failover-costs
     FailedOver,
     /// An operator took the lock from its holder: [`force_release`], or `leasehold release --force`. The lease's
-    /// [`Lost`] says who it was, and why. A lock that was taken otherwise, by hand or by an older leasehold, is
-    /// [`Deleted`](Self::Deleted) or [`Taken`](Self::Taken).
+    /// [`Lost`] reports who it was, and why. A lock that was taken in another way, by hand or by an older leasehold, is
+    /// reported as [`Deleted`](Self::Deleted) or [`Taken`](Self::Taken).
     ///
     /// [`force_release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.force_release
     /// [`Lost`]: https://docs.rs/leasehold/latest/leasehold/struct.Lost.html#method.forced
@@ -47,17 +47,17 @@ pub enum LossReason {
     ///
     /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
     Released,
-    /// Not a loss: [`into_ticket`] was called. The one who [adopts] the ticket has the lock next.
+    /// Not a loss: [`into_ticket`] was called. The caller that [adopts] the ticket has the lock next.
     ///
     /// [`into_ticket`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.into_ticket
     /// [adopts]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.adopt
     HandedOver,
     /// Not a loss yet: [`Leases::shutdown`] asks the holder to stop. The lease is still held and renewed, until its
-    /// holder releases or drops it, or the time for that is over.
+    /// holder releases or drops it, or the time for that has passed.
     ///
     /// [`Leases::shutdown`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.shutdown
     Closing,
-    /// Not a loss yet: no renewal got through, and only the grace of [`Lock::grace`] is left of the lease.
+    /// Not a loss yet: no renewal was confirmed, and only the grace of [`Lock::grace`] is left of the lease.
     ///
     /// [`Lock::grace`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.grace
     Expiring,
@@ -65,14 +65,14 @@ pub enum LossReason {
     ///
     /// [`Leases::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
     Closed,
-    /// The keeper has failed, which is a bug of this library, or of a clock of the program's own. Nobody renews its key,
-    /// which expires.
+    /// The keeper has failed, because of a bug in this library or in the program's own clock. The key is not renewed
+    /// any more, and expires.
     KeeperEnded,
 }
 
 impl LossReason {
-    /// Whether the lease is over. Otherwise its holder is only asked to stop, and still has it: a job that wants to
-    /// finish may go on while [`check`] is `Ok`.
+    /// Whether the lease has ended. Otherwise its holder is only asked to stop, and still has it: a job that wants to
+    /// finish may continue while [`check`] is `Ok`.
     ///
     /// [`check`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.check
     #[must_use]
@@ -101,10 +101,10 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// Why a lease ended, and what is known of it besides.
+/// Why a lease ended, and what else is known about that.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Loss {
-    /// Why.
+    /// The reason.
     pub reason: LossReason,
     /// The forced release, after [`LossReason::Forced`].
     pub forced: Option<Arc<ForcedRelease>>,
@@ -127,19 +127,19 @@ impl From<&Denial> for Loss {
     }
 }
 
-/// Whether a majority has said that the lease is not its holder's any more.
+/// Whether a majority has answered that the holder no longer has the lease.
 pub fn was_denied(reason: LossReason) -> bool {
     matches!(reason, LossReason::Deleted | LossReason::FailedOver | LossReason::Taken | LossReason::Forced)
 }
 
-/// Whether the end came to a holder that may still be at work: not of its own will, nor by that of an operator. A job
-/// whose lease has reached its `max_hold` is told in time.
+/// Whether neither the holder nor an operator wanted the end, so that the holder may still be at work. A job whose
+/// lease has reached its `max_hold` is notified in time.
 pub fn is_unforeseen(reason: LossReason) -> bool {
     was_denied(reason) && reason != LossReason::Forced
         || matches!(reason, LossReason::Expired | LossReason::NoQuorum | LossReason::KeeperEnded)
 }
 
-/// The label in metrics; `None` if it is no loss.
+/// The label of a loss in metrics; `None` if the reason is not a loss.
 pub fn label(reason: LossReason) -> Option<&'static str> {
     match reason {
         LossReason::Released
@@ -151,7 +151,7 @@ pub fn label(reason: LossReason) -> Option<&'static str> {
     }
 }
 
-/// The word for programs.
+/// The reason as a word for programs.
 fn word(reason: LossReason) -> &'static str {
     match reason {
         LossReason::Expired => "expired",

@@ -20,11 +20,11 @@ use crate::{
 pub enum Ask {
     /// The node's vote.
     Acquire,
-    /// To raise the floor of fences.
+    /// To raise the node's floor of fences.
     Raise,
-    /// More time.
+    /// To extend the lease.
     Renew,
-    /// To bring a lost key back.
+    /// To restore a lost key.
     Repair,
     /// To release the key.
     Release {
@@ -49,16 +49,16 @@ pub struct Sent {
 /// A node's answer about our token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Said {
-    /// To [`Ask::Acquire`].
+    /// The answer to [`Ask::Acquire`].
     Vote {
         /// The node's vote.
         acquired: Acquired,
         /// Whether a later request on its route may have arrived before it.
         overtaken: bool,
     },
-    /// To a raise, a renewal or a release.
+    /// The answer to a raise, a renewal or a release.
     Owned(Owned),
-    /// To a repair.
+    /// The answer to a repair.
     Repaired(Repaired),
 }
 
@@ -70,7 +70,7 @@ pub struct Actions {
     pub raise: Option<(Fence, Nodes)>,
     /// Renew on every node.
     pub renew: bool,
-    /// Bring the key back on these nodes, but for those that give no vote yet.
+    /// Restore the key on these nodes, except those that do not vote yet.
     pub repair: Nodes,
     /// The connections to these nodes look dead: make new ones.
     pub reconnect: Nodes,
@@ -89,7 +89,7 @@ pub struct Actions {
 pub struct ReleaseAgain {
     /// The node.
     pub node: usize,
-    /// Whether the first request has certainly done nothing.
+    /// Whether the first request certainly had no effect.
     pub only_sending: bool,
     /// Whether it is worth waiting until a silent node answers again.
     pub waits: bool,
@@ -104,16 +104,16 @@ impl ReleaseAgain {
     }
 }
 
-/// Where the token is to be taken back, and how.
+/// Where and how to take a token back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undo {
-    /// From these nodes.
+    /// The nodes to take it back from.
     pub nodes: Nodes,
-    /// At first on this route.
+    /// The route of the first request.
     pub route: Route,
     /// How to leave the key.
     pub mode: ReleaseMode,
-    /// Whether it is an attempt that is undone, and not a lease.
+    /// Whether an attempt is undone, and not a lease.
     pub is_attempt: bool,
 }
 
@@ -122,11 +122,11 @@ pub struct Undo {
 pub enum News {
     /// The lease is ours, with this fence.
     Acquired(Fence),
-    /// It is not ours, and will not be.
+    /// The lease is not ours, and will not be.
     NotAcquired(Verdict),
-    /// The lease is at risk, is well again, or is lost: see [`phase`](super::Acquisition::phase).
+    /// The lease is at risk, is no longer at risk, or is lost: see [`phase`](super::Acquisition::phase).
     Phase,
-    /// The release is over.
+    /// The release has ended.
     Released(ReleaseEnd),
 }
 
@@ -135,10 +135,10 @@ pub enum News {
 pub enum Leaving {
     /// Nothing.
     Nothing,
-    /// A release: [`release`](super::Acquisition::release), or [`abandon`](super::Acquisition::abandon) if nobody waits
-    /// for it.
+    /// A release: [`release`](super::Acquisition::release), or [`abandon`](super::Acquisition::abandon) if no caller
+    /// waits for it.
     Release {
-        /// Whether it does not matter what the nodes find: the lease had reached its `max_hold`.
+        /// Whether the nodes' answers do not matter, because the lease had reached its `max_hold`.
         is_forgiven: bool,
     },
 }
@@ -148,15 +148,15 @@ pub enum Leaving {
 pub struct Config {
     /// The bounds of the lease's life.
     pub lease: LeaseConfig,
-    /// How much longer its key lives than the lease.
+    /// How much longer the key lives than the lease.
     pub outliving: Outliving,
     /// How many nodes there are.
     pub nodes: usize,
     /// The route of the attempt.
     pub route: Route,
     /// How long after the attempt the lease is first renewed, if sooner than at a third of its TTL. From then on nodes
-    /// notify of changes of the key.
+    /// report changes of the key.
     pub renew_first_after: Option<Duration>,
-    /// Spreads renewals. Leases of the same jitter can travel together.
+    /// Spreads renewals. Leases with the same jitter can be renewed in one batch.
     pub jitter: Jitter,
 }

@@ -1,7 +1,7 @@
-//! The requests that wait for a flight, in the order in which they came.
+//! The requests that wait for a flight, in the order in which they arrived.
 //!
-//! An acquire can be taken back from any place in it. Where many wait, that takes no search: when a server is away, all
-//! of them may be cancelled together.
+//! An acquire can be withdrawn from any place in the queue. In a long queue that takes no search, because all requests
+//! may be cancelled together when a server is away.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,7 +11,7 @@ use std::{
 use super::Want;
 use crate::{time::Time, token::Token};
 
-/// A queue of at most this many is searched. A longer one keeps the places of its acquires.
+/// A queue of at most this many entries is searched. A longer one keeps the places of its acquires.
 const FEW: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -24,13 +24,13 @@ pub(super) struct Waiting<T> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Queue<T> {
-    /// `None` where one was withdrawn; never in front, nor in most places of a long queue.
+    /// `None` where an entry was withdrawn; never at the front, nor in most places of a long queue.
     entries: VecDeque<Option<Waiting<T>>>,
     /// How many entries are `None`.
     holes: usize,
     /// The weight of all entries together, in bytes.
     weight: usize,
-    /// The number of the first entry; it counts on while places are kept.
+    /// The number of the first entry. It increases while places are kept.
     first: usize,
     /// The numbers of acquires. Acquires that have left may still be listed.
     places: BTreeMap<Token, usize>,
@@ -74,7 +74,7 @@ impl<T> Queue<T> {
         self.entries.iter_mut().flatten()
     }
 
-    /// Takes out those that go, in their order.
+    /// Removes the entries for which `goes` is true, and returns them in order.
     pub(super) fn remove(&mut self, goes: impl Fn(&Waiting<T>) -> bool) -> Vec<Waiting<T>> {
         self.forget_places();
         self.holes = 0;
@@ -85,7 +85,7 @@ impl<T> Queue<T> {
         gone
     }
 
-    /// Takes out the acquire of this token.
+    /// Removes the acquire of this token.
     pub(super) fn withdraw(&mut self, token: &Token) -> Option<Waiting<T>> {
         let at = if self.entries.len() <= FEW {
             self.forget_places();
@@ -99,7 +99,7 @@ impl<T> Queue<T> {
         waiting
     }
 
-    /// After one was taken out.
+    /// Updates the queue after an entry was taken out.
     fn left(&mut self, waiting: Option<&Waiting<T>>) {
         let Some(waiting) = waiting else { return };
         self.weight -= waiting.want.weight();
@@ -176,11 +176,11 @@ mod tests {
     }
 
     proptest! {
-        /// The others stay in their order, however many are taken out from wherever.
+        /// The others keep their order, however many are taken out, and from whatever places.
         #[test]
         fn it_is_a_queue_of_which_some_are_withdrawn(steps in prop::collection::vec((0..8_u8, any::<usize>()), 0..300)) {
             let (mut queue, mut gone) = (Queue::new(), vec![Token::random("")]);
-            // Enough for most steps to find places kept, and holes among them.
+            // Enough entries that most steps find places kept, with holes among them.
             let mut model: VecDeque<_> = (0..200).map(|_| Token::random("")).collect();
             for token in &model {
                 queue.push(waiting(token));
