@@ -60,11 +60,20 @@ async fn f74_the_answer_to_an_adoption_is_lost() {
         let ticket = giver.lock(NAME).acquire().await.unwrap().into_ticket().unwrap();
         let watch = Watch::of(&server);
         let lost = proxy.on(Match::script(SUCCEED), 1, action);
-        let lease = adopt(&heir, &ticket).await.unwrap();
+        let next = proxy.on(Match::script(SUCCEED), 2, Action::Hold);
+        let undone = || proxy.count(Match::containing(":lh:queue"));
+        let not_undone_before_the_next = async {
+            within(HANGS, "the next attempt", next.hit()).await;
+            // For as long as an undo that does not wait would take.
+            tokio::time::sleep(COMMAND / 4).await;
+            assert_eq!(undone(), 0, "{action:?}");
+            next.release();
+        };
+        let (lease, ()) = tokio::join!(adopt(&heir, &ticket), not_undone_before_the_next);
+        let lease = lease.unwrap();
         assert!(lost.hits() == 1 && lease.fence() > ticket.fence(), "{action:?}");
         is_ours(&lease).await;
         // The rest of the attempts before it is undone by now, or was this one's to adopt.
-        let undone = || proxy.count(Match::containing(":lh:queue"));
         eventually_async(HANGS, "the undo of the first", || undone() > 0 || action == Action::CutBefore).await;
         is_ours(&lease).await;
         let seen = watch.ends().await;
