@@ -34,7 +34,7 @@ enum Job {
     Waiting,
 }
 
-/// What a job reports: `None` when it begins, then how it ended. `Ok(true)`: under its lock from beginning to end.
+/// The report of a job: `None` when it begins, then its outcome. `Ok(true)` means that the lock was held to the end.
 type Told = (Job, Option<Result<bool, Error>>);
 
 /// Starts jobs as they come, until it is stopped.

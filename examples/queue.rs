@@ -75,7 +75,7 @@ async fn leases(url: &str, label: &str) -> Result<Leases> {
     Ok(Leases::builder().url(url).label(label).ttl(TTL).build().await?)
 }
 
-/// What the first process does: it has the line form, ends two of its members, and watches the others take their turns.
+/// The first process has the queue form, ends two of its members, and watches the others take their turns.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
     let name = format!("examples:queue:{}", process::id());

@@ -88,7 +88,7 @@ fn enough() -> Result<Arc<Notify>> {
     Ok(enough)
 }
 
-/// What the first process does: it has the others read, kills one of them, and writes.
+/// The first process has the others read, kills one of them, and writes.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
     let (leases, index) = index(&url, "the writer").await?;

@@ -174,11 +174,6 @@ impl Error {
         Self::Unsupported(Details::new(text))
     }
 
-    /// Whether the call or a setting is wrong, which no server mends.
-    pub(crate) fn is_mistake(&self) -> bool {
-        matches!(self, Self::Config(_) | Self::Misuse(_) | Self::Unsupported(_))
-    }
-
     pub(crate) fn unavailable(text: impl Into<Box<str>>) -> Self {
         Self::Unavailable(Details::new(text))
     }
@@ -222,6 +217,13 @@ impl Error {
             Self::TimedOut { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether a setting or the call itself is wrong, or the deployment cannot do it: the same call fails again, whatever
+    /// the servers do.
+    #[must_use]
+    pub fn is_mistake(&self) -> bool {
+        matches!(self, Self::Config(_) | Self::Misuse(_) | Self::Unsupported(_))
     }
 
     /// How long to wait before trying again, if that is known.

@@ -71,7 +71,7 @@ impl Ended {
     pub(crate) fn waiting(error: &Error, conflict: u8) -> Self {
         let exit = match error {
             Error::TimedOut { .. } => Exit::Conflict(conflict),
-            _ if is_usage(error) => Exit::Usage,
+            _ if error.is_mistake() => Exit::Usage,
             _ => Exit::Unreachable,
         };
         Self::new(exit, error.to_string())
@@ -80,12 +80,7 @@ impl Ended {
 
 impl From<Error> for Ended {
     fn from(error: Error) -> Self {
-        let exit = if is_usage(&error) { Exit::Usage } else { Exit::Unreachable };
+        let exit = if error.is_mistake() { Exit::Usage } else { Exit::Unreachable };
         Self::new(exit, error.to_string())
     }
-}
-
-/// Whether what was asked for is wrong, so that it fails the same way when it is asked for again.
-pub(crate) fn is_usage(error: &Error) -> bool {
-    matches!(error, Error::Config(_) | Error::Misuse(_) | Error::Unsupported(_))
 }

@@ -5,7 +5,7 @@ use std::{str::FromStr, time::Duration};
 
 use leasehold::doctor::{Info, ReplicaSaid, ServerSaid, Surveyed};
 
-/// What may continue a server's locks if it dies.
+/// The kind of deployment, which says what may continue a server's locks if it dies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Deployment {
     /// It knows of no other server: it is the only one, or one of a quorum.

@@ -17,7 +17,7 @@ use self::{
 use crate::{
     args::Doctor,
     connect::{block_on, build},
-    exit::{Ended, Exit, is_usage},
+    exit::{Ended, Exit},
     say::{print, shown},
     servers::Servers,
 };
@@ -155,7 +155,7 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         Err(error) => {
             are_all_there = false;
             let usual = match error {
-                _ if is_usage(&error) => "correct the URLs",
+                _ if error.is_mistake() => "correct the URLs",
                 _ if is_quorum => "a majority of the servers must be there",
                 _ => "ask again",
             };
@@ -243,7 +243,7 @@ async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Fin
             }
             return Ok(misplaced);
         }
-        Err(error) if is_usage(&error) => return Err(error.into()),
+        Err(error) if error.is_mistake() => return Err(error.into()),
         Err(error) => {
             let usual = if is_too_early(&error) { "wait for that long" } else { advice(error.is_transient()) };
             let advice = advice_for(&error.to_string()).unwrap_or(usual);

@@ -21,7 +21,7 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// Opens the terminal; `None` if there is none.
+    /// Opens the terminal; `None` if the process has no terminal.
     pub(super) fn open() -> Option<Self> {
         let file = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         let modes = tcgetattr(&file).ok();

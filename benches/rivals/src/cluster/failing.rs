@@ -1,4 +1,4 @@
-//! What a primary's failure costs: for the locks of the other primaries, and for its own.
+//! The cost of a primary's failure for its own locks, and for those of the other primaries.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! What holding costs on a cluster, and on one server for comparison.
+//! The cost of holding a lease on a cluster, and on one server for comparison.
 
 use std::time::Duration;
 

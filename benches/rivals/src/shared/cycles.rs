@@ -1,4 +1,4 @@
-//! What a cycle of a sharer costs, compared with a cycle in a fair queue.
+//! The cost of a sharer's cycle, compared with a cycle in a fair queue.
 
 use std::sync::Arc;
 

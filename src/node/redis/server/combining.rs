@@ -4,9 +4,8 @@
 //! connection, the flusher. The sweeper, on the keeper, answers requests that waited too long, so no answer depends on
 //! that runtime.
 //!
-//! Batches double the rate on two cores. In cycles a second, with batches and without them: over a quorum of five
-//! 12.2 k and 7.2 k at 16 tasks, 21 k and 8.5 k at 256 (`scripts/bench quorum`). On a cluster of three they are 45 k and
-//! 32 k, 81 k and 44 k (`scripts/bench cluster`).
+//! Cycles a second with batches and without, on two cores: over a quorum of five 12.5 k and 7.7 k at 16 tasks, 21 k and
+//! 8.5 k at 256 (`scripts/bench quorum`); on a cluster of three 44 k and 32 k, 81 k and 43 k (`scripts/bench cluster`).
 
 use std::{
     collections::BTreeMap,
