@@ -5,10 +5,12 @@
 //!
 //! # Invariants
 //!
-//! 1. No request waits only in order to be batched. Below [`BatchLimits::flights`], a request is sent at once and
-//!    alone. From there on, a request waits for the next flight to land. If no flight has begun or landed for
-//!    [`BatchLimits::pace`], the waiting requests get a flight of their own. So neither a caller that does not poll its
-//!    request nor a distant server delays the others.
+//! 1. No request waits only in order to be batched. While no flight is under way, a request is sent at once and alone.
+//!    Later requests wait for the next flight to land; from [`BatchLimits::crowd`] of them on, they get one more, up to
+//!    [`BatchLimits::flights`]. If no flight has begun or landed for [`BatchLimits::pace`], they get a flight of their
+//!    own. So neither a caller that does not poll its request nor a distant server delays the others for longer. A
+//!    flight that lands ends if too few requests wait for two, and another one has just begun: flights that follow each
+//!    other closely become one, which takes more.
 //! 2. A request is never sent after it was answered. It leaves the queue when it expires, its caller stops waiting, or
 //!    its token is taken back. A request that expires in flight is answered as unknown, and left out of a second
 //!    sending.
@@ -52,8 +54,10 @@ const EACH: usize = 256;
 /// The limits of a combiner's flights, batches and queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BatchLimits {
-    /// How many flights may be under way before requests wait.
+    /// How many flights may be under way when many requests wait.
     pub flights: usize,
+    /// The number of waiting requests for which a further flight begins.
+    pub crowd: usize,
     /// Waiting requests get a flight of their own when no flight has begun or landed for this long.
     pub pace: Duration,
     /// The most requests in a batch.
@@ -143,6 +147,9 @@ pub enum Entry {
     Alone,
     /// It waits. The next [sweep](Combiner::sweep) is due no later than this.
     Queued(Time),
+    /// It waits, and the waiting requests get a flight now, which has to [take](Combiner::take) a batch. The next sweep
+    /// is due no later than this.
+    Flies(Time),
     /// Not at all: the queue is full.
     Full,
 }
@@ -181,7 +188,14 @@ pub struct Combiner<T> {
     /// Whether a flight that was called for has not taken its batch yet.
     is_called_for: bool,
     /// The requests of each batch under way, by its number.
-    air: Vec<Option<Vec<InFlight<T>>>>,
+    air: Vec<Option<Sent<T>>>,
+}
+
+/// A batch under way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Sent<T> {
+    began: Time,
+    requests: Vec<InFlight<T>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -215,9 +229,14 @@ impl<T> Combiner<T> {
             && self.air.iter().all(Option::is_none)
     }
 
+    /// When the last flight began or landed.
+    pub fn moved(&self) -> Time {
+        self.moved
+    }
+
     /// Enters a request that must be answered within `limit` (invariant 1).
     pub fn enter(&mut self, now: Time, limit: Duration, request: impl FnOnce() -> (Want, T)) -> Entry {
-        if self.waiting.is_empty() && self.flights < self.limits.flights {
+        if self.waiting.is_empty() && self.flights == 0 {
             self.begin(now);
             return Entry::Alone;
         }
@@ -226,7 +245,17 @@ impl<T> Combiner<T> {
             return Entry::Full;
         }
         self.waiting.push(Waiting { want, caller, until: now + limit, limit });
+        if self.flights < self.limits.flights && self.is_crowded() && !self.is_called_for {
+            self.begin(now);
+            self.is_called_for = true;
+            return Entry::Flies(now + limit);
+        }
         Entry::Queued(self.stalls_at().min(now + limit))
+    }
+
+    /// Whether enough requests wait for a further flight.
+    fn is_crowded(&self) -> bool {
+        self.waiting.len() >= self.limits.crowd
     }
 
     fn begin(&mut self, now: Time) {
@@ -261,7 +290,9 @@ impl<T> Combiner<T> {
     /// ended (invariant 6).
     #[must_use = "what waits would wait on"]
     pub fn goes_on(&mut self, now: Time) -> bool {
-        let goes_on = !self.waiting.is_empty();
+        let has_just_begun = |other: &Sent<T>| now < other.began + self.limits.pace;
+        let joins = !self.is_called_for && !self.is_crowded() && self.air.iter().flatten().any(has_just_begun);
+        let goes_on = !self.waiting.is_empty() && !joins;
         self.moved = now;
         if !goes_on {
             self.is_called_for = false;
@@ -297,7 +328,7 @@ impl<T> Combiner<T> {
             self.air.len() - 1
         });
         if let Some(place) = self.air.get_mut(number) {
-            *place = Some(sent);
+            *place = Some(Sent { began: now, requests: sent });
         }
         (Some(Batch { number, wants }), late)
     }
@@ -305,7 +336,7 @@ impl<T> Combiner<T> {
     /// Removes answered requests from a batch, before it is sent a second time (invariant 2). Returns whether any
     /// request is left.
     pub fn keep_unanswered(&mut self, batch: &mut Batch) -> bool {
-        let Some(Some(sent)) = self.air.get_mut(batch.number) else { return false };
+        let Some(Some(Sent { requests: sent, .. })) = self.air.get_mut(batch.number) else { return false };
         let mut places = sent.iter();
         batch.wants.retain(|_| places.next().is_some_and(|sent| sent.caller.is_some()));
         sent.retain(|sent| sent.caller.is_some());
@@ -314,8 +345,8 @@ impl<T> Combiner<T> {
 
     /// Ends a batch that has landed. Returns the callers without an answer yet, in the order of its wants.
     pub fn landed(&mut self, batch: &Batch) -> Vec<Option<T>> {
-        let sent = self.air.get_mut(batch.number).and_then(Option::take).unwrap_or_default();
-        sent.into_iter().map(|sent| sent.caller).collect()
+        let sent = self.air.get_mut(batch.number).and_then(Option::take);
+        sent.into_iter().flat_map(|sent| sent.requests).map(|sent| sent.caller).collect()
     }
 
     /// Removes the requests that have waited since this time or longer, because the connection has taken none since
@@ -330,7 +361,8 @@ impl<T> Combiner<T> {
     pub fn stood_still(&mut self, now: Time) {
         let again = |until: &mut Time, limit: Duration| *until = if *until <= now { now + limit } else { *until };
         self.waiting.iter_mut().for_each(|waiting| again(&mut waiting.until, waiting.limit));
-        self.air.iter_mut().flatten().flatten().for_each(|sent| again(&mut sent.until, sent.limit));
+        let sent = self.air.iter_mut().flatten().flat_map(|sent| &mut sent.requests);
+        sent.for_each(|sent| again(&mut sent.until, sent.limit));
     }
 
     /// Ends a flight that broke off, if none can follow (invariant 6). Returns the waiting callers, and its batch's.
@@ -353,7 +385,7 @@ impl<T> Combiner<T> {
                 self.waiting.remove(|waiting| waiting.until <= now).into_iter().map(|late| (late.caller, late.limit)),
             );
         }
-        for sent in self.air.iter_mut().flatten().flatten() {
+        for sent in self.air.iter_mut().flatten().flat_map(|sent| &mut sent.requests) {
             if sent.until <= now {
                 unknown.extend(sent.caller.take().map(|caller| (caller, sent.limit)));
             } else if sent.caller.is_some() {

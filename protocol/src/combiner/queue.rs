@@ -47,6 +47,10 @@ impl<T> Queue<T> {
         self.entries.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - self.holes
+    }
+
     pub(super) fn weight(&self) -> usize {
         self.weight
     }

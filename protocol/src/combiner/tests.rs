@@ -5,7 +5,7 @@ use crate::{fence, key::Key, message::Voting, mode::Mode};
 
 const PACE: Duration = Duration::from_millis(1);
 const LIMIT: Duration = Duration::from_secs(1);
-const LIMITS: BatchLimits = BatchLimits { flights: 2, pace: PACE, batch: 3, weight: 4_000 };
+const LIMITS: BatchLimits = BatchLimits { flights: 2, crowd: 8, pace: PACE, batch: 3, weight: 4_000 };
 
 fn at(micros: u64) -> Time {
     Time::ZERO + Duration::from_micros(micros)
@@ -25,12 +25,10 @@ fn enter(combiner: &mut Combiner<u32>, now: Time, caller: u32) -> Entry {
     combiner.enter(now, LIMIT, || (acquire("job"), caller))
 }
 
-/// Two flights are under way, and these wait.
+/// A lone flight is under way, and these wait.
 fn busy(waiting: impl IntoIterator<Item = u32>) -> Combiner<u32> {
     let mut combiner = Combiner::new(LIMITS);
-    for caller in [100, 101] {
-        assert_eq!(enter(&mut combiner, at(0), caller), Entry::Alone);
-    }
+    assert_eq!(enter(&mut combiner, at(0), 100), Entry::Alone);
     for caller in waiting {
         assert!(matches!(enter(&mut combiner, at(1), caller), Entry::Queued(_)));
     }
@@ -44,11 +42,11 @@ fn taken(combiner: &mut Combiner<u32>, now: Time) -> Option<Batch> {
 }
 
 #[test]
-fn a_request_goes_alone_while_few_are_under_way() {
+fn a_request_goes_alone_while_none_is_under_way() {
     let mut combiner = busy([1]);
     assert!(!combiner.is_idle() && !busy([]).is_idle() && Combiner::<u32>::new(LIMITS).is_idle());
-    assert_eq!(combiner.sweep(at(2)).next, Some(at(0) + PACE), "two flights began at 0");
-    assert!(combiner.goes_on(at(3)), "one of them carries what waits");
+    assert_eq!(combiner.sweep(at(2)).next, Some(at(0) + PACE), "the flight began at 0");
+    assert!(combiner.goes_on(at(3)), "it carries what waits");
     assert_eq!(taken(&mut combiner, at(3)).map(|batch| combiner.landed(&batch)), Some(vec![Some(1)]));
     assert!(!combiner.goes_on(at(4)), "nothing is left: it ends");
     assert_eq!(enter(&mut combiner, at(5), 2), Entry::Alone);
@@ -314,20 +312,56 @@ fn votes_of_another_delay_wait_for_the_next_batch() {
 #[test]
 fn who_looks_for_no_answer_holds_up_nobody() {
     let mut combiner = Combiner::new(LIMITS);
-    let tokens = [(); 2].map(|()| Token::random("host:7"));
-    for (caller, token) in (0..).zip(&tokens) {
-        assert_eq!(enter(&mut combiner, at(0), caller), Entry::Alone);
-        combiner.may_set_aside(token.clone());
-    }
-    assert!(matches!(enter(&mut combiner, at(1), 2), Entry::Queued(_)));
+    let token = Token::random("host:7");
+    assert_eq!(enter(&mut combiner, at(0), 0), Entry::Alone);
+    combiner.may_set_aside(token.clone());
+    assert!(matches!(enter(&mut combiner, at(1), 1), Entry::Queued(_)));
     assert!(!combiner.set_aside(&Token::random("host:7")), "nothing goes alone for it");
-    assert!(combiner.set_aside(&tokens[0]) && combiner.goes_on(at(2)), "what waits goes in its place");
-    assert_eq!(taken(&mut combiner, at(2)).map(|batch| combiner.landed(&batch)), Some(vec![Some(2)]));
-    assert!(!combiner.set_aside(&tokens[0]), "when its answer comes, no flight ends");
+    assert!(combiner.set_aside(&token) && combiner.goes_on(at(2)), "what waits goes in its place");
+    assert_eq!(taken(&mut combiner, at(2)).map(|batch| combiner.landed(&batch)), Some(vec![Some(1)]));
+    assert!(!combiner.set_aside(&token), "when its answer comes, no flight ends");
     assert!(!combiner.goes_on(at(3)), "that of the batch has ended");
-    assert_eq!(enter(&mut combiner, at(4), 3), Entry::Alone);
-    assert!(matches!(enter(&mut combiner, at(4), 4), Entry::Queued(_)), "the other is still one");
-    assert!(combiner.set_aside(&tokens[1]) && combiner.goes_on(at(5)));
+    assert_eq!(enter(&mut combiner, at(4), 2), Entry::Alone);
+}
+
+/// Invariant 1: a further flight from so many on, up to the most.
+#[test]
+fn a_crowd_gets_one_more_flight() {
+    let mut combiner = busy(1..8);
+    assert_eq!(enter(&mut combiner, at(2), 8), Entry::Flies(at(2) + LIMIT), "the eighth that waits");
+    assert!(matches!(enter(&mut combiner, at(3), 9), Entry::Queued(_)), "one is called for");
+    let batch = taken(&mut combiner, at(4)).unwrap();
+    assert_eq!(batch.wants.len(), 3);
+    for caller in 10..16 {
+        assert!(matches!(enter(&mut combiner, at(5), caller), Entry::Queued(_)), "two are the most");
+    }
+    assert_eq!(combiner.landed(&batch), [Some(1), Some(2), Some(3)]);
+    assert!(combiner.goes_on(at(6)), "a crowd still waits");
+}
+
+/// Invariant 1: flights that follow each other closely become one.
+#[test]
+fn a_flight_that_lands_right_after_another_began_ends() {
+    let flies = |later: Time| {
+        let mut combiner = busy([1]);
+        assert!(combiner.sweep(at(1_000)).flies, "the lone flight is held up");
+        let first = taken(&mut combiner, at(1_000)).unwrap();
+        let _queued = enter(&mut combiner, at(1_001), 2);
+        assert!(combiner.goes_on(at(2_100)), "the lone flight has landed, and takes what waits");
+        let second = taken(&mut combiner, later).unwrap();
+        let _queued = enter(&mut combiner, later, 3);
+        assert_eq!(combiner.landed(&first), [Some(1)]);
+        let goes_on = combiner.goes_on(at(3_200));
+        (combiner, second, goes_on)
+    };
+    let (_, _, goes_on) = flies(at(2_100));
+    assert!(goes_on, "the other began a while ago, and may be held up");
+    let (mut combiner, second, goes_on) = flies(at(2_900));
+    assert!(!goes_on, "what waits goes with the other");
+    assert_eq!(combiner.landed(&second), [Some(2)]);
+    assert!(combiner.goes_on(at(3_300)), "no other is under way");
+    assert_eq!(taken(&mut combiner, at(3_300)).map(|batch| combiner.landed(&batch)), Some(vec![Some(3)]));
+    assert!(!combiner.goes_on(at(3_400)) && combiner.is_idle());
 }
 
 #[test]

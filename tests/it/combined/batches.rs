@@ -266,6 +266,17 @@ async fn what_waits_goes_while_flights_are_held_up() {
     assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));
 }
 
+/// Invariant 1: a lone request is under way, and its answer is awaited by nobody.
+#[tokio::test]
+async fn a_crowd_waits_for_no_flight() {
+    let rig = Rig::start().await;
+    let (fillers, crowd) = rig.queued(names(32).map(|name| rig.leases.lock(name).try_acquire())).await;
+    // The clock stands: nothing is due.
+    assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));
+    assert_eq!(rig.batches(), [32]);
+    rig.go_on(fillers).await;
+}
+
 /// Invariant 6: whoever is dropped, nobody is left behind.
 #[tokio::test]
 async fn lone_requests_that_are_dropped_are_followed_by_what_waits() {

@@ -50,12 +50,18 @@ use crate::{
     sync::catching_panics,
 };
 
-/// The most flights under way, of lone requests or batches; further requests wait. While the server works on one
-/// flight, the client packs the next. More flights were no faster, and slow a busy machine down.
+/// The most flights under way. While the server works on one flight, the client packs the next. More flights were no
+/// faster, and slow a busy machine down.
 const FLIGHTS: usize = 2;
+
+/// A second flight begins when this many requests wait: fewer are served sooner by one, which takes all of them.
+const CROWD: usize = 32;
 
 /// Waiting requests get a flight of their own if no flight has begun or ended for this long.
 const PACE: Duration = Duration::from_millis(1);
+
+/// The sweeper stays for this long after a flight has begun or ended.
+const TRAFFIC: Duration = Duration::from_millis(20);
 
 /// The most requests in a batch: the server needs less than a millisecond, and serves no other client meanwhile.
 const BATCH: usize = 128;
@@ -141,7 +147,8 @@ impl Combining {
         host: Host,
         command_timeout: Duration,
     ) -> Arc<Self> {
-        let combiner = Combiner::new(BatchLimits { flights: FLIGHTS, pace: PACE, batch: BATCH, weight: FULL });
+        let combiner =
+            Combiner::new(BatchLimits { flights: FLIGHTS, crowd: CROWD, pace: PACE, batch: BATCH, weight: FULL });
         let state = Mutex::new(Traffic { combiner, sweeps: None });
         let (rests_until, in_vain) = (AtomicU64::new(0), AtomicU32::new(0));
         let sweeps_earlier = Arc::default();
@@ -214,12 +221,18 @@ impl Combining {
         if let (Entry::Alone, Some(token)) = (entry, &token) {
             state.combiner.may_set_aside(token.clone());
         }
-        // If nothing has moved for long, the request is overdue already; that is no gap in our own sweeps.
-        let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at.max(now)) } else { Sweeper::InTime };
+        let sweeper = match entry {
+            // If nothing has moved for long, the request is overdue already; that is no gap in our own sweeps.
+            Entry::Queued(at) | Entry::Flies(at) => state.sweep_by(at.max(now)),
+            Entry::Alone | Entry::Full => Sweeper::InTime,
+        };
         drop(state);
         self.see_to(sweeper);
+        if let Entry::Flies(_) = entry {
+            self.fly();
+        }
         match (entry, told) {
-            (Entry::Queued(_), Some(told)) => Entered::Queued(told),
+            (Entry::Queued(_) | Entry::Flies(_), Some(told)) => Entered::Queued(told),
             (Entry::Full, _) => Entered::Full(self.connection.full()),
             _ => Entered::Alone(Flight { combining: self.clone(), token }),
         }
@@ -266,7 +279,10 @@ impl Combining {
         let Swept { unsent, unknown, flies, next } = {
             let mut state = self.state.lock();
             state.notice_gap(now);
-            let swept = state.combiner.sweep(now);
+            let mut swept = state.combiner.sweep(now);
+            // While flights come and go it ticks, so the next request that waits need not wake the keeper.
+            let ticks = now < state.combiner.moved() + TRAFFIC;
+            swept.next = swept.next.into_iter().chain(ticks.then(|| now + PACE)).min();
             state.sweeps = swept.next;
             swept
         };
@@ -341,7 +357,7 @@ impl Traffic {
 
     fn sweep_by(&mut self, at: Time) -> Sweeper {
         match self.sweeps.replace(self.sweeps.map_or(at, |planned| planned.min(at))) {
-            Some(planned) if planned <= at => Sweeper::InTime,
+            Some(planned) if planned <= at + PACE => Sweeper::InTime,
             Some(_) => Sweeper::TooLate,
             None => Sweeper::None,
         }

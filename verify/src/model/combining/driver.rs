@@ -46,7 +46,7 @@ impl Run<'_> {
         }
     }
 
-    fn fly(&mut self) {
+    pub(super) fn fly(&mut self) {
         if self.state.has_ended {
             return self.crash(None);
         }

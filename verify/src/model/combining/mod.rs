@@ -126,7 +126,7 @@ impl Setup {
 
     fn limits(&self) -> BatchLimits {
         let batch = self.batch + usize::from(self.has(SeededBug::BatchTooLarge));
-        BatchLimits { flights: self.flights, pace: PACE, batch, weight: 1_000_000 }
+        BatchLimits { flights: self.flights, crowd: 1, pace: PACE, batch, weight: 1_000_000 }
     }
 
     fn claim(&self, session: Number, fence: Option<Fence>) -> Claim {
