@@ -51,6 +51,7 @@ impl Lease {
     /// - [`Error::Lost`]: the lease had already ended, or its key is gone or taken.
     /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold, and only this lease is dropped.
     /// - [`Error::Unsupported`]: it is held over a quorum, which has no shares.
+    /// - [`Error::Closed`]: a [shutdown](crate::Leases::shutdown) or a close has begun.
     /// - [`Error::Unavailable`]: no answer in all that time.
     /// - [`Error::Refused`]: the server refused the request. A lack of memory does not cause that.
     ///

@@ -50,6 +50,7 @@ impl Lease {
     pub fn into_ticket(self) -> Result<Ticket, Error> {
         let view = self.as_handle();
         let LeaseHandle { client, hold, .. } = view;
+        client.check_process()?;
         let (handed_over, reaction) = hold.hand_over(client.now(), &view.signal(), Heir::Another);
         client.watchdog.execute(hold, reaction);
         handed_over?;

@@ -260,7 +260,8 @@ impl<'a> Acquiring<'a> {
         let (Some(first), Error::TimedOut { holder, .. }) = (self.multi.first(), busy) else { return false };
         // A fence is the time of its acquire, in microseconds.
         let [ours, theirs] = [Some(first.fence()), holder.fence()].map(|fence| fence.map(u64::from));
-        let is_new = theirs >= ours.map(|ours| ours.saturating_sub(JUST_NOW)) || theirs.is_none();
+        // The fence of those who share is the time of the first of them, and any of them may have come just now.
+        let is_new = theirs >= ours.map(|ours| ours.saturating_sub(JUST_NOW)) || theirs.is_none() || holder.is_shared();
         self.patience.is_one_try() && is_new && self.client.now() < self.most()
     }
 

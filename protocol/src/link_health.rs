@@ -5,7 +5,8 @@
 //!
 //! 1. A link is given up once requests have gone unanswered for its patience since its last answer. Overlapping waits
 //!    count once.
-//! 2. Its patience is no shorter than its handshake was, because every answer may take as long.
+//! 2. Until a request was answered in time, its patience is no shorter than its handshake was, because each answer may
+//!    take as long.
 //! 3. A link that is younger than its patience is not doubted, because no silence on it can be noticed yet. Nor is one
 //!    whose server has just reported that replicas are missing: that server is late with the requests that wait for
 //!    them, but answers.
@@ -23,6 +24,8 @@ const TIMES_TO_THE_NEXT: u32 = 5;
 pub struct LinkHealth {
     made: Time,
     patience: Duration,
+    /// The patience once a request was answered in time.
+    least: Duration,
     /// The time without an answer since the last one, and the moment up to which it was counted.
     waited: Duration,
     counted: Time,
@@ -34,7 +37,7 @@ impl LinkHealth {
     /// The health of a link whose handshake lasted from `began` to `made`. Its patience is at least `least`.
     pub fn new(began: Time, made: Time, least: Duration) -> Self {
         let patience = made.since(began).max(least);
-        Self { made, patience, waited: Duration::ZERO, counted: Time::ZERO, alive_until: Time::ZERO }
+        Self { made, patience, least, waited: Duration::ZERO, counted: Time::ZERO, alive_until: Time::ZERO }
     }
 
     /// How long an answer may take.
@@ -42,9 +45,9 @@ impl LinkHealth {
         self.patience
     }
 
-    /// Notes that a request was answered.
+    /// Notes that a request was answered in time.
     pub fn answered(&mut self) {
-        self.waited = Duration::ZERO;
+        (self.waited, self.patience) = (Duration::ZERO, self.least);
     }
 
     /// Notes that a request timed out after `waited`. Returns whether the link is to be given up.
@@ -88,6 +91,14 @@ mod tests {
         let mut slow = LinkHealth::new(at(500), at(1_000), ms(100));
         assert_eq!(slow.patience(), ms(500));
         assert!(!slow.timed_out(ms(499), at(2_000)) && slow.timed_out(ms(1), at(2_001)));
+    }
+
+    #[test]
+    fn an_answer_in_time_ends_the_patience_of_a_slow_handshake() {
+        let mut slow = LinkHealth::new(at(500), at(1_000), ms(100));
+        slow.answered();
+        assert_eq!(slow.patience(), ms(100));
+        assert!(slow.timed_out(ms(100), at(2_000)));
     }
 
     #[test]

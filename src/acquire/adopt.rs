@@ -42,9 +42,10 @@ impl Acquire {
             self.connect().await?;
         }
         if let Some(owner) = self.owner.filter(|_| self.wanted.reentrant) {
-            if let Reentry::Free(slot) = self.client.owners.enter(owner, &self.wanted.key, self.client.now()) {
-                self.owner_slot = Some(slot);
-            }
+            // The owner may adopt a ticket of a lease that it still has: its slot continues.
+            let entered = self.client.owners.enter(owner, &self.wanted.key, self.client.now());
+            let (Reentry::Free(slot) | Reentry::Held(_, slot)) = entered;
+            self.owner_slot = Some(slot);
         }
         let lease = if self.wanted.options.access.mode().is_shared() {
             self.share_in_place_of(ticket.token(), |loss| self.too_late(ticket, loss)).await?

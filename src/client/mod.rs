@@ -231,12 +231,18 @@ impl Client {
 
     /// Returns an error once no acquire continues.
     pub(crate) fn check_acquires(&self) -> Result<(), Error> {
-        if self.host.is_forked() {
-            let text =
-                "the process was forked after this Leases was made, and its keeper is not in it: make one in the child";
-            return Err(Error::misuse(text));
-        }
+        self.check_process()?;
         if self.ended.is_cancelled() { Err(self.end()) } else { Ok(()) }
+    }
+
+    /// Returns an error in a process that was forked from the keeper's: the leases are the parent's.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        if !self.host.is_forked() {
+            return Ok(());
+        }
+        let text =
+            "the process was forked after this Leases was made, and its keeper is not in it: make one in the child";
+        Err(Error::misuse(text))
     }
 
     /// Why no acquire continues, once `ended` is cancelled.

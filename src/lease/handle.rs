@@ -179,6 +179,7 @@ macro_rules! view {
             pub fn check(&self) -> Result<(), Error> {
                 let (view, now) = (self.view(), self.view().client.now());
                 let LeaseHandle { client, hold, .. } = view;
+                client.check_process()?;
                 if hold.remaining(now).is_zero() {
                     let _under_way = client.host.token();
                     let reaction = hold.expire_if_due(now);

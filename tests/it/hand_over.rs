@@ -212,6 +212,22 @@ async fn f74_the_givers_renewal_comes_late() {
 
 /// The holder that is cut off believes until its deadline and no longer; what it writes with its fence is refused from the
 /// heir's first write on.
+/// An owner adopts the ticket of a lease that it still has, and enters the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_adopts_its_own_ticket_re_enters() {
+    let server = Server::start();
+    let leases = built(&server.url(), "ours").await;
+    let lock = leases.lock("job").reentrant(true).owner(leasehold::Owner::unique());
+    let first = lock.acquire().await.unwrap();
+    let adopted = within(HANGS, "an adoption", lock.adopt(first.ticket())).await.unwrap();
+    let again = lock.try_acquire().await.unwrap().expect("it is ours");
+    assert_eq!(again.fence(), adopted.fence());
+    within(HANGS, "the giver is told", first.lost()).await;
+    drop((first, again));
+    let again = lock.try_acquire().await.unwrap().expect("it is ours still");
+    assert_eq!(again.fence(), adopted.fence());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f75_a_ticket_is_adopted_while_its_holder_is_cut_off() {
     let server = Server::start();

@@ -394,6 +394,35 @@ async fn work_of_the_same_owner_meanwhile_counts() {
     .await;
 }
 
+/// One permit of two is held by another program, for longer than a try looks back: its fence is that of all who share.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_tries_that_meet_beside_an_older_share_one_wins() {
+    const AGE: Duration = Duration::from_millis(1_100);
+    let server = Server::start();
+    let other = program_with(server.url(), LONG).await;
+    let held = other.semaphore("b", 2).acquire().await.unwrap();
+    tokio::time::sleep(AGE).await;
+    let mut programs = Vec::new();
+    for _ in 0..4 {
+        programs.push(program_with(server.url(), LONG).await);
+    }
+    for round in 0..40 {
+        let tries = programs.iter().map(|ours| {
+            let both = ours.multi_lock([ours.lock("a"), ours.semaphore("b", 2)]);
+            tokio::spawn(async move { both.try_acquire().await })
+        });
+        let mut won = Vec::new();
+        for tried in tries.collect::<Vec<_>>() {
+            won.extend(within(HANGS, "a try", tried).await.unwrap().unwrap());
+        }
+        assert_eq!(won.len(), 1, "round {round}");
+        for lease in won {
+            drop(lease.release().await);
+        }
+    }
+    held.check().unwrap();
+}
+
 #[tokio::test]
 async fn work_has_the_grace_of_the_lock_that_is_lost() {
     let leases = Leases::in_memory();

@@ -633,3 +633,38 @@ async fn a_kept_key_waits_for_replicas() {
     let released = within(HANGS, "the release", lease.release()).await;
     assert_ne!(released, Ok(leasehold::Released::Confirmed), "no replica has confirmed that it is kept");
 }
+
+/// The primary is a replica for a moment, between its answer and the `WAIT`: nobody has the write any more, though the
+/// replicas of the new history are counted.
+#[tokio::test]
+async fn f112_a_primary_that_was_a_replica_before_the_wait_confirms_nothing() {
+    let servers = Replicated::start(2);
+    let proxy = Proxy::to(servers.primary());
+    // Time for all that happens before the `WAIT`.
+    let (command, ttl) = (2 * HANGS, 8 * HANGS);
+    let building = Leases::builder().url(proxy.url()).min_replicas(1).command_timeout(command).ttl(ttl).build();
+    let leases = within(HANGS, "build", building).await.unwrap();
+    drop(within(HANGS, "a first lock", leases.lock("first").acquire()).await.unwrap());
+    nothing_is_left(servers.primary()).await;
+    let [other, third] = servers.replicas() else { panic!("two replicas") };
+    let port = |server: &Server| server.port().to_string();
+    let follow = |server: &Server, of: &Server| server.wire().must(&["REPLICAOF", "127.0.0.1", &port(of)]);
+    // The replicas leave first: they never have the write.
+    other.wire().must(&["REPLICAOF", "NO", "ONE"]);
+    follow(third, other);
+    let held = proxy.on(Match::command("WAIT"), 1, Action::Hold);
+    let acquiring = tokio::spawn(leases.lock("job").try_acquire());
+    within(HANGS, "the write is answered", held.hit()).await;
+    assert!(servers.primary().wire().get("job").is_some(), "the premise");
+    follow(servers.primary(), other);
+    eventually_async(HANGS, "the write is lost", || servers.primary().wire().get("job").is_none()).await;
+    servers.primary().wire().must(&["REPLICAOF", "NO", "ONE"]);
+    follow(other, servers.primary());
+    follow(third, servers.primary());
+    await_replicas(servers.primary(), 2);
+    held.release();
+    let acquired = within(HANGS, "an answer", acquiring).await.unwrap();
+    assert!(matches!(&acquired, Err(error) if error.to_string().contains("has been a replica")), "{acquired:?}");
+    let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
+    assert!(is_on(&mut other.wire(), &lease) || is_on(&mut third.wire(), &lease));
+}

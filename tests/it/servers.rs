@@ -280,6 +280,10 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
     wire.must(&["ACL", "SETUSER", "worker", "+set", "resetkeys", "~job", "~{job*"]);
     worker.health().await.unwrap();
     worker.lock(NAME).try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+    // The first script of a connection goes by its text; the renewals of a lease go by their hash.
+    wire.must(&["ACL", "SETUSER", "worker", "allkeys", "-evalsha"]);
+    let probe = connect(&url).await.unwrap();
+    assert!(matches!(probe.health().await.unwrap_err(), Error::Refused(_)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,6 +28,11 @@ pub(super) fn major_version(info: &str) -> Option<u32> {
     field(info, "redis_version")?.split('.').next()?.parse().ok()
 }
 
+/// The id of the server's replication history: another one once it has been a replica, or is one.
+pub(super) fn history(info: &str) -> Option<&str> {
+    field(info, "master_replid")
+}
+
 /// The number of keys that the server tracks for all its clients.
 pub(super) fn tracked_keys(stats: &str) -> Option<usize> {
     number(stats, "tracking_total_keys")

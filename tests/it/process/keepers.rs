@@ -111,6 +111,7 @@ fn in_a_process_that_was_forked_every_call_says_so_at_once() {
         let leases = wait(Leases::builder().url(server.url()).ttl(TTL).build()).unwrap();
         let held = wait(leases.lock("held").acquire()).unwrap();
         let before = wait(leases.lock("before").acquire()).unwrap();
+        let handed_over = wait(leases.lock("handed-over").acquire()).unwrap();
         let in_child = || {
             let began = Instant::now();
             let refused = wait(leases.lock("other").acquire_within(TTL)).unwrap_err();
@@ -123,6 +124,8 @@ fn in_a_process_that_was_forked_every_call_says_so_at_once() {
                 assert!(error.contains("forked"), "{error}");
             }
             wait(leases.close());
+            let ours = [held.check(), handed_over.into_ticket().map(drop)];
+            assert!(ours.iter().all(|outcome| matches!(outcome, Err(Error::Misuse(_)))), "{ours:?}");
             assert!(began.elapsed() < TTL / 2, "they waited: {:?}", began.elapsed());
             thread::sleep(TTL.saturating_sub(began.elapsed()));
             held.check().unwrap_err();

@@ -237,7 +237,11 @@ impl Connection {
         let until = self.now() + limit;
         let read = |count: Value| count.as_u64().and_then(|count| u32::try_from(count).ok());
         match count_replicas(&link, wanted, time, limit).await {
-            Ok(count) => {
+            (Ok(_), true) => {
+                self.give_up(&link);
+                Err(Failure::unknown(format!("redis at {} has been a replica since it wrote", self.server)))
+            }
+            (Ok(count), false) => {
                 link.answered();
                 let count = read(count);
                 if count.is_some_and(|count| count < u32::from(wanted)) {
@@ -247,11 +251,11 @@ impl Connection {
                 count.ok_or_else(|| Failure::unknown("the answer to WAIT is no number"))
             }
             // It was a primary when it wrote.
-            Err(error) if is_a_replica_by_now(error.details()) => {
+            (Err(error), _) if is_a_replica_by_now(error.details()) => {
                 self.find_primary();
                 Err(Failure::unknown(format!("redis at {} has become a replica", self.server)))
             }
-            Err(error) => Err(self.failed(&link, &error, (limit, until)).halfway()),
+            (Err(error), _) => Err(self.failed(&link, &error, (limit, until)).halfway()),
         }
     }
 
@@ -434,9 +438,12 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
 }
 
 /// The answer to a `WAIT` that takes up to `time`.
-async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> Answer {
+/// The answer to `WAIT`, and whether the server may have been a replica since the link was made.
+async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> (Answer, bool) {
     let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
-    let mut waiting = pin!(link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit));
+    let wait = link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit);
+    // In one flight, in this order.
+    let mut waiting = pin!(async { tokio::join!(biased; wait, link.has_another_history(limit)) });
     tokio::select! {
         biased;
         count = &mut waiting => count,

@@ -221,6 +221,7 @@ fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
             ": a key of the lock holds something else; give the lock another name or a prefix, or delete that key"
         }
         "NOREPLICAS" => ": too few of its replicas are there, see to them or to its min-replicas-to-write",
+        _ if full(details) => ": raise its maxclients, or open fewer connections to it",
         _ if details.starts_with("ERR unknown command") && details.to_lowercase().contains("eval") => {
             ": a Sentinel, or a proxy without scripts, is no server for locks; the url must name a primary"
         }

@@ -13,6 +13,10 @@
 //!    8.0 and Valkey 8.1 do not answer an AUTH that they refuse, if they read it together with a command before it. So
 //!    AUTH goes alone, followed by a question whose answer is known. Until that answer has arrived, nothing else is
 //!    sent, and no answer counts.
+//! 5. All writes of a link that replicas must confirm belong to one replication history. A server that was a replica for
+//!    a moment keeps its clients' connections, and may have lost what they wrote. A later `WAIT` counts the replicas of
+//!    its new history all the same. So a link asks for the history before its first request, and again behind each
+//!    `WAIT`.
 
 use std::{
     future::{Future, poll_fn},
@@ -41,6 +45,7 @@ use super::{
 use crate::{
     credentials::Credentials,
     node::redis::{
+        info,
         script::{OfRun, Script, Text},
         wire::{
             self, Answer, Command, Config, Error as WireError, ErrorKind as WireKind, Running, Value, Wire, is_answer,
@@ -59,6 +64,8 @@ const MOMENT: Duration = Duration::from_millis(20);
 const HELLO: &str = "HELLO";
 
 const PING: &str = "PING";
+
+const INFO: &str = "INFO";
 
 /// Why a request was never sent: there is no wire, or it is left in a queue that is not read any more.
 const LINK_IS_OVER: &str = "The link was over before it was sent";
@@ -81,6 +88,24 @@ pub(crate) struct NextLink {
 }
 
 impl NextLink {
+    /// Asks for the server's kind, and right behind that for its history (invariant 5).
+    async fn question(&self, wire: &Wire, history: &OnceLock<String>) -> Result<ServerKind, WireError> {
+        let (kind, ()) = tokio::join!(self.kind(wire), self.note_history(wire, history));
+        kind
+    }
+
+    async fn note_history(&self, wire: &Wire, history: &OnceLock<String>) {
+        let Endpoint { limits, .. } = &self.endpoint;
+        if limits.min_replicas == 0 || self.left_out.check(INFO, self.endpoint.now()).is_err() {
+            return;
+        }
+        let answer = wire.ask(INFO, vec!["replication".into()], limits.connect).await;
+        self.left_out.note(INFO, &answer, self.endpoint.now());
+        if let Some(known) = answer.ok().as_ref().and_then(history_in) {
+            let _first = history.set(known);
+        }
+    }
+
     async fn kind(&self, wire: &Wire) -> Result<ServerKind, WireError> {
         if self.left_out.check(HELLO, self.endpoint.now()).is_err() {
             return Ok(ServerKind::Unknown);
@@ -91,9 +116,14 @@ impl NextLink {
     }
 
     /// Sends the first commands, in one flight: the question for the kind, and the introduction.
-    async fn greet(&self, wire: &Wire, has_answered: &AtomicBool) -> Result<ServerKind, WireError> {
+    async fn greet(
+        &self,
+        wire: &Wire,
+        history: &OnceLock<String>,
+        has_answered: &AtomicBool,
+    ) -> Result<ServerKind, WireError> {
         let kind = async {
-            let kind = self.kind(wire).await;
+            let kind = self.question(wire, history).await;
             has_answered.store(true, Ordering::Relaxed);
             kind
         };
@@ -133,6 +163,8 @@ pub(crate) struct Link {
     of_run: Mutex<Option<Arc<OfRun>>>,
     /// The run of the link's server, once asked; `None` inside if not reported. A link never changes its server.
     leads_to: OnceLock<Option<Box<str>>>,
+    /// The server's replication history when the link was made, if it is asked for and reported (invariant 5).
+    history: Arc<OnceLock<String>>,
     given_up: Arc<Notify>,
     /// Cancelled once the task has ended (invariant 3).
     over: CancellationToken,
@@ -216,10 +248,10 @@ impl Link {
         let began = next.endpoint.now();
         let (wire, mut running) = wire::connect(config, limits.connect, limits.command, false).await?;
         let wire = Arc::new(wire);
-        let given_up = Arc::<Notify>::default();
+        let (given_up, history) = (Arc::<Notify>::default(), Arc::<OnceLock<String>>::default());
         let kind = if next.is_wary {
             let has_answered = AtomicBool::new(false);
-            let mut greeting = pin!(next.greet(&wire, &has_answered));
+            let mut greeting = pin!(next.greet(&wire, &history, &has_answered));
             let known = tokio::select! {
                 biased;
                 known = &mut greeting => known,
@@ -232,8 +264,8 @@ impl Link {
             known.check()?;
             Kind::known(known)
         } else {
-            let (its, asking, given_up) = (wire.clone(), next.clone(), given_up.clone());
-            let answer = async move { asking.kind(&its).await.unwrap_or(ServerKind::Unknown) };
+            let (its, asking, given_up, history) = (wire.clone(), next.clone(), given_up.clone(), history.clone());
+            let answer = async move { asking.question(&its, &history).await.unwrap_or(ServerKind::Unknown) };
             let kind = Kind::ask(answer, move || given_up.notify_one()).await;
             let (its, introduced) = (wire.clone(), next.clone());
             let introducing = async move { drop(introduced.introduce(&its).await) };
@@ -254,6 +286,7 @@ impl Link {
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
             leads_to: OnceLock::new(),
+            history,
             given_up: given_up.clone(),
             over: CancellationToken::new(),
             step: watch::Sender::new(Step::In),
@@ -303,6 +336,11 @@ impl Link {
     /// Whether a script is sent on this link for the first time. Later requests on this link reach the server after it.
     pub(crate) fn is_first(&self, script: &Script) -> bool {
         self.known.fetch_or(script.bit, Ordering::Relaxed) & script.bit == 0
+    }
+
+    /// Whether a script was sent on this link.
+    pub(crate) fn knows(&self, script: &Script) -> bool {
+        self.known.load(Ordering::Relaxed) & script.bit != 0
     }
 
     /// The call of a script, by its hash or its text, with its arguments; `None` if it is not wanted any more.
@@ -461,6 +499,15 @@ impl Link {
         self.unless_over(pin!(self.wire.ask(command, arguments, limit))).await
     }
 
+    /// Whether the server may have been a replica since the link was made (invariant 5).
+    pub(crate) async fn has_another_history(&self, limit: Duration) -> bool {
+        let Some(known) = self.history.get() else { return false };
+        match self.command(INFO, vec!["replication".into()], limit).await {
+            Ok(info) => history_in(&info).is_some_and(|now| now != *known),
+            Err(error) => !is_answer(&error),
+        }
+    }
+
     pub(crate) fn answered(&self) {
         self.has_answered.store(true, Ordering::Relaxed);
     }
@@ -500,6 +547,10 @@ async fn kind_of(wire: &Wire, limits: Limits, wanted: Wanted) -> Result<ServerKi
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
         Err(error) => Err(error),
     }
+}
+
+fn history_in(info: &Value) -> Option<String> {
+    info::history(&info.as_str()?).map(ToOwned::to_owned)
 }
 
 /// Whether it is the answer to a `PING` with this marker. The refusal of a user that may not send one names it.

@@ -163,7 +163,7 @@ impl Links {
         self.endpoint.now()
     }
 
-    pub(super) fn up(&self) -> Option<Arc<Link>> {
+    pub(crate) fn up(&self) -> Option<Arc<Link>> {
         self.state.borrow().up().cloned()
     }
 

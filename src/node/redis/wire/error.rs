@@ -81,6 +81,8 @@ pub(crate) fn words(error: &Error) -> &str {
     let message = inside("Os {", "message: \"").or_else(|| inside("Custom {", "error: \""));
     match message.map_or(details, |(message, _)| message).trim_end_matches('.') {
         words if words.starts_with("Decode Error") => "what it answers is not Redis' protocol (TLS is rediss://)",
+        words if words.starts_with("bytes remaining on stream") => "it ended in the middle of a reply",
+        "channel closed" | "Canceled" => "it ended",
         words => words,
     }
 }
