@@ -10,7 +10,7 @@ use std::{
 use leasehold::{Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
 use support::{
     Action, HANGS, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
-    scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
+    scripts::{ACQUIRE, COMBINED, RAISE, RELEASE, RENEW, REPAIR},
     seen, sha1_hex, urls, within,
 };
 use tokio::{
@@ -365,15 +365,19 @@ async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {
 /// The most attempts of one client that a node had seen when it saw the one that won.
 fn attempts(log: &Value, won: &str) -> Option<usize> {
     // By its text the first time, of which the log has the beginning and the length.
-    let (hash, text) = (sha1_hex(ACQUIRE), format!("({} more bytes)", ACQUIRE.len() - 128));
-    let token = |entry: &Value| {
+    let is = |script: &str, text: &str| {
+        script == sha1_hex(text) || script.ends_with(&format!("({} more bytes)", text.len() - 128))
+    };
+    // Alone, or in a batch. What is released has its fence behind its identity.
+    let tokens = |entry: &Value| {
         let args: Vec<String> = entry.array()[3].array().iter().map(Value::text).collect();
-        let script = args.get(1).filter(|_| args.get(2).is_some_and(|keys| keys == "2"))?;
-        args.get(5).filter(|_| *script == hash || script.ends_with(&text)).cloned()
+        let asks = args.get(1).is_some_and(|script| is(script, ACQUIRE) || is(script, COMBINED));
+        let is_token = |arg: &String| asks && arg.starts_with("lh1:") && arg.get(40..41) == Some("@");
+        args.into_iter().filter(is_token).collect::<Vec<_>>()
     };
     let label = |token: String| token.rsplit_once('@').map(|(_, label)| label.to_owned());
     // The newest comes first, and whoever has lost goes on asking.
-    let until = log.array().iter().filter_map(token).skip_while(|token| !token.starts_with(won));
+    let until = log.array().iter().flat_map(tokens).skip_while(|token| !token.starts_with(won));
     let clients: Vec<String> = until.filter_map(label).collect();
     let of = |client: &String| clients.iter().filter(|other| *other == client).count();
     clients.iter().map(of).max()
