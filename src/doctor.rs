@@ -17,8 +17,8 @@ pub type Surveyed = (NodeStatus, Result<ServerSaid, Error>);
 /// There is no connection yet and none can be made, or this `Leases` was closed. If one of several servers is
 /// unreachable, that is not an error.
 pub async fn survey(leases: &Leases) -> Result<Vec<Surveyed>, Error> {
-    let client = &leases.scope.client;
-    client.ready().await?;
-    let said = relayed!(client.quorum.survey(client.options.command_timeout));
+    let engine = &leases.scope.engine;
+    engine.ready().await?;
+    let said = relayed!(engine.quorum.survey(engine.options.command_timeout));
     Ok(said.into_iter().map(|(node, said)| (node, said.map_err(Error::of))).collect())
 }

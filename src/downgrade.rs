@@ -12,7 +12,7 @@ use tracing::Instrument as _;
 
 use crate::{
     acquire::{Acquire, Patience, Wanted},
-    client::Client,
+    engine::Engine,
     error::Error,
     foreign::relayed,
     held::{Heir, Hold},
@@ -63,16 +63,16 @@ impl Lease {
             return Ok(self);
         }
         let view = self.as_handle();
-        let (client, hold, now) = (view.client.clone(), view.hold.clone(), view.client.now());
-        let wanted = to_share(&client, &hold, self.grace(), now)?;
+        let (engine, hold, now) = (view.engine.clone(), view.hold.clone(), view.engine.now());
+        let wanted = to_share(&engine, &hold, self.grace(), now)?;
         let left = self.remaining();
         let (handed_over, reaction) = hold.hand_over(now, &view.signal(), Heir::Itself);
-        client.watchdog.execute(&hold, reaction);
+        engine.watchdog.execute(&hold, reaction);
         handed_over?;
         let span = hold.end_span();
         let name = tracing::debug_span!(target: "leasehold", "downgrade", lock = self.name());
-        let mut left_behind = LeftBehind { client: &client, hold: &hold, is_there: true };
-        let mut acquire = Acquire::new(client.clone(), wanted, Patience::Within(left));
+        let mut left_behind = LeftBehind { engine: &engine, hold: &hold, is_there: true };
+        let mut acquire = Acquire::new(engine.clone(), wanted, Patience::Within(left));
         let sharing = acquire.downgrade(&hold, self.owner_slot()).instrument(name);
         let lease = relayed!(sharing)?;
         left_behind.is_there = false;
@@ -84,10 +84,10 @@ impl Lease {
 }
 
 /// A share with all options of this hold.
-fn to_share(client: &Client, hold: &Hold, grace: Duration, now: Time) -> Result<Wanted, Error> {
+fn to_share(engine: &Engine, hold: &Hold, grace: Duration, now: Time) -> Result<Wanted, Error> {
     let options = hold.options(now, Access::Read);
-    options.check_access(!client.quorum.is_one())?;
-    let (prefix, label) = (client.options.prefix.clone(), hold.claim.token.label().into());
+    options.check_access(!engine.quorum.is_one())?;
+    let (prefix, label) = (engine.options.prefix.clone(), hold.claim.token.label().into());
     Ok(Wanted {
         key: hold.claim.key.clone(),
         names: Some(Arc::new(Names { prefix, label })),
@@ -105,19 +105,19 @@ fn to_share(client: &Client, hold: &Hold, grace: Duration, now: Time) -> Result<
 
 /// A hold that has ended, and that no share has replaced: it is taken off the nodes when this is dropped.
 struct LeftBehind<'a> {
-    client: &'a Arc<Client>,
+    engine: &'a Arc<Engine>,
     hold: &'a Arc<Hold>,
     is_there: bool,
 }
 
 impl Drop for LeftBehind<'_> {
     fn drop(&mut self) {
-        let Self { client, hold, is_there } = self;
+        let Self { engine, hold, is_there } = self;
         if !*is_there {
             return;
         }
-        let (nodes, mode) = (Nodes::all(client.quorum.len()), ReleaseMode::leave());
+        let (nodes, mode) = (Nodes::all(engine.quorum.len()), ReleaseMode::leave());
         let order = Undo { nodes, route: Route::Keeper, mode, is_attempt: false };
-        client.watchdog.undo(&order, &hold.claim_at(client.now()));
+        engine.watchdog.undo(&order, &hold.claim_at(engine.now()));
     }
 }

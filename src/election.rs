@@ -17,7 +17,7 @@ use leasehold_protocol::{
 use tokio::sync::watch;
 
 use crate::{
-    client::{Client, Told},
+    engine::{Engine, Told},
     error::Error,
     foreign::relayed,
     lease::{Lease, LeaseHandle},
@@ -180,11 +180,11 @@ impl Election {
     /// [`Error::Config`] for a bad name or label; [`Error::Closed`]. An outage or a refusal is not an error: the
     /// stream gives [`Unknown`](Leadership::Unknown), and the event `observe` reports the cause.
     pub fn observe(&self) -> Result<Leaders, Error> {
-        let client = &self.lock.scope.client;
-        client.check_open()?;
+        let engine = &self.lock.scope.engine;
+        engine.check_open()?;
         let key = self.lock.key()?;
-        let told = observe(client, &key);
-        Ok(Leaders { client: client.clone(), name: self.lock.name().into(), told, last: None, waiting: None })
+        let told = observe(engine, &key);
+        Ok(Leaders { engine: engine.clone(), name: self.lock.name().into(), told, last: None, waiting: None })
     }
 }
 
@@ -212,7 +212,7 @@ impl fmt::Debug for Election {
 /// It is a [`Stream`], which ends when the [`Leases`](crate::Leases) are closed.
 #[must_use = "call `next` to hear who leads"]
 pub struct Leaders {
-    pub(crate) client: Arc<Client>,
+    pub(crate) engine: Arc<Engine>,
     name: Arc<str>,
     told: watch::Receiver<Told>,
     /// The state that was returned last.
@@ -232,7 +232,7 @@ impl Leaders {
     /// The current state, as far as it is known. Sends nothing, and never returns a state that has expired.
     #[must_use]
     pub fn now(&self) -> Leadership {
-        self.told.borrow().as_ref().unwrap_or(&Known::NOTHING).at(self.client.now())
+        self.told.borrow().as_ref().unwrap_or(&Known::NOTHING).at(self.engine.now())
     }
 
     /// Waits for the next change; the first call waits for the first answer. `None` once the [`Leases`](crate::Leases)
@@ -277,9 +277,9 @@ impl Stream for Leaders {
 
 impl Clone for Leaders {
     fn clone(&self) -> Self {
-        let Self { client, name, told, last, .. } = self;
-        let (client, name, told, last) = (client.clone(), name.clone(), told.clone(), last.clone());
-        Self { client, name, told, last, waiting: None }
+        let Self { engine, name, told, last, .. } = self;
+        let (engine, name, told, last) = (engine.clone(), name.clone(), told.clone(), last.clone());
+        Self { engine, name, told, last, waiting: None }
     }
 }
 

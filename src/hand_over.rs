@@ -49,10 +49,10 @@ impl Lease {
     ///   [`keep_for`](Lock::keep_for), which belongs to its release; or the lock is held shared.
     pub fn into_ticket(self) -> Result<Ticket, Error> {
         let view = self.as_handle();
-        let LeaseHandle { client, hold, .. } = view;
-        client.check_process()?;
-        let (handed_over, reaction) = hold.hand_over(client.now(), &view.signal(), Heir::Another);
-        client.watchdog.execute(hold, reaction);
+        let LeaseHandle { engine, hold, .. } = view;
+        engine.check_process()?;
+        let (handed_over, reaction) = hold.hand_over(engine.now(), &view.signal(), Heir::Another);
+        engine.watchdog.execute(hold, reaction);
         handed_over?;
         let (lock, label, fence) = (self.name(), self.label(), u64::from(self.fence()));
         if let Some(span) = hold.end_span() {
@@ -71,8 +71,8 @@ impl Lease {
     /// dead, and use [`into_ticket`](Self::into_ticket) for everything else.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
-        let LeaseHandle { client, hold, .. } = self.as_handle();
-        let (claim, rest) = (&hold.claim, hold.interval_left(client.now()));
+        let LeaseHandle { engine, hold, .. } = self.as_handle();
+        let (claim, rest) = (&hold.claim, hold.interval_left(engine.now()));
         ticket::of(claim.key.lock(), &claim.token, hold.fence, rest)
     }
 }
@@ -114,7 +114,7 @@ impl Lock {
 
     async fn adopt_of(mut self, ticket: Ticket) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "adopt", lock = self.name());
-        let (client, began) = (self.scope.client.clone(), self.scope.client.now());
+        let (engine, began) = (self.scope.engine.clone(), self.scope.engine.now());
         let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
         self.once_per = Some(ticket.rest()).filter(|rest| !rest.is_zero());
         let ttl = self.scope.options.ttl;
@@ -125,12 +125,12 @@ impl Lock {
                 wanted.key.lock(),
             ))),
             Ok(wanted) => {
-                let mut acquire = Acquire::new(client.clone(), wanted, Patience::Within(ttl));
+                let mut acquire = Acquire::new(engine.clone(), wanted, Patience::Within(ttl));
                 relayed!(acquire.adopt(&ticket).instrument(span))
             }
             Err(refused) => Err(refused),
         };
-        acquiring.ended(&outcome, false, client.now().since(began));
+        acquiring.ended(&outcome, false, engine.now().since(began));
         outcome
     }
 }

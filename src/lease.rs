@@ -10,7 +10,7 @@ pub use self::handle::LeaseHandle;
 use self::handle::view;
 pub(crate) use self::on_lost::on_lost;
 use crate::{
-    client::Client,
+    engine::Engine,
     error::Error,
     foreign::{LeaseSpan, relayed},
     held::{AfterLast, Hold},
@@ -71,7 +71,7 @@ pub struct Lease {
 
 impl Lease {
     pub(crate) fn new(
-        client: Arc<Client>,
+        engine: Arc<Engine>,
         hold: Arc<Hold>,
         signal: Signal,
         owner_slot: Option<Arc<OwnerSlot>>,
@@ -79,7 +79,7 @@ impl Lease {
     ) -> Self {
         // Rounded up to milliseconds.
         let grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
-        Self { view: LeaseHandle::new(client, hold, signal), owner_slot, grace }
+        Self { view: LeaseHandle::new(engine, hold, signal), owner_slot, grace }
     }
 
     /// Assigns the lease's events to this span from now on.
@@ -167,21 +167,21 @@ impl Lease {
 
     /// Checks that its key may be kept for `keep`.
     pub(crate) fn may_keep(&self, keep: Duration) -> Result<(), Error> {
-        check_keep("release_keeping", keep, Duration::from_millis(1), self.view.client.quorum.longest_keep())
+        check_keep("release_keeping", keep, Duration::from_millis(1), self.view.engine.quorum.longest_keep())
     }
 
     /// Releases the lease; the key stays for at least `keep` from now on.
     pub(crate) async fn let_go(self, keep: Duration) -> Result<Released, Error> {
-        let LeaseHandle { client, hold, .. } = &self.view;
+        let LeaseHandle { engine, hold, .. } = &self.view;
         // `close` must not take the connection away before the release.
-        let _under_way = client.host.token();
-        let leaving = self.view.leave(client.now());
+        let _under_way = engine.host.token();
+        let leaving = self.view.leave(engine.now());
         // The clock is read again: leaving may have run foreign code, which takes its time.
-        let mode = hold.release_mode(client.now(), keep);
+        let mode = hold.release_mode(engine.now(), keep);
         match leaving {
             AfterLast::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
-            AfterLast::Release { valid_until } => client.release(hold, mode, valid_until).await,
-            AfterLast::Forgiven => match client.release(hold, mode, client.now()).await {
+            AfterLast::Release { valid_until } => engine.release(hold, mode, valid_until).await,
+            AfterLast::Forgiven => match engine.release(hold, mode, engine.now()).await {
                 Err(Error::Lost(_)) => Ok(Released::Confirmed),
                 outcome => outcome,
             },
@@ -190,9 +190,9 @@ impl Lease {
 
     /// Keeps the key for at least this long from now on, no matter when the lease is released.
     pub(crate) fn keep_for(&self, keep: Duration) {
-        let LeaseHandle { client, hold, .. } = &self.view;
+        let LeaseHandle { engine, hold, .. } = &self.view;
         if !keep.is_zero() {
-            hold.keep_for(client.now(), keep);
+            hold.keep_for(engine.now(), keep);
         }
     }
 
@@ -301,23 +301,23 @@ impl AsRef<LeaseHandle> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let LeaseHandle { client, hold, .. } = &self.view;
+        let LeaseHandle { engine, hold, .. } = &self.view;
         // `close` must not take the connection away before the release.
-        let _under_way = client.host.token();
+        let _under_way = engine.host.token();
         // Its loss may be noted, but not signalled yet.
         let has_span = hold.has_span();
         let ended = if has_span { self.view.board().ended() } else { None };
-        let leaving = self.view.leave(client.now());
+        let leaving = self.view.leave(engine.now());
         // In a `release` this runs after the answer: without the hold, a late notification of its grant would pass the
         // lock on.
         let is_last = hold.holds() == 0;
         if is_last {
-            client.watchdog.forget(hold);
+            engine.watchdog.forget(hold);
         }
         match leaving {
             AfterLast::Nothing(_) => {}
             AfterLast::Release { .. } | AfterLast::Forgiven => {
-                client.release_in_background(hold, hold.release_mode(client.now(), Duration::ZERO));
+                engine.release_in_background(hold, hold.release_mode(engine.now(), Duration::ZERO));
             }
         }
         // Last, because it runs foreign code.
@@ -366,9 +366,9 @@ impl LeaseHandle {
     /// The lease of this handle has ended.
     pub fn share(&self) -> Result<Lease, Error> {
         self.check()?;
-        let Self { client, hold, .. } = self;
-        let (signal, reaction) = hold.share(client.now());
-        client.watchdog.execute(hold, reaction);
-        Ok(Lease::new(client.clone(), hold.clone(), signal?, None, Duration::ZERO))
+        let Self { engine, hold, .. } = self;
+        let (signal, reaction) = hold.share(engine.now());
+        engine.watchdog.execute(hold, reaction);
+        Ok(Lease::new(engine.clone(), hold.clone(), signal?, None, Duration::ZERO))
     }
 }

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use leasehold_protocol::{glob, node_status::NodeStatus};
 
 use crate::{
-    client::{Client, Options},
     election::Election,
+    engine::{Engine, Options},
     error::Error,
     foreign::relayed,
     keeper::Host,
@@ -94,11 +94,11 @@ impl Leases {
         metrics::describe();
         let node = memory::node(Memory::private(&clock), &host);
         let quorum = Quorum::of_one("memory://", node, &clock, &host, options.command_timeout);
-        Self::of(Client::new(options, clock, host, stop, quorum, None))
+        Self::of(Engine::new(options, clock, host, stop, quorum, None))
     }
 
-    pub(crate) fn of(client: Arc<Client>) -> Self {
-        Self { scope: Scope::new(client) }
+    pub(crate) fn of(engine: Arc<Engine>) -> Self {
+        Self { scope: Scope::new(engine) }
     }
 
     /// Returns a [`Builder`], with everything that can be set.
@@ -154,7 +154,7 @@ impl Leases {
     ///
     /// They may have different [prefixes](Self::prefix), and each has its own options. See [`MultiLock`].
     pub fn multi_lock(&self, locks: impl IntoIterator<Item = Lock>) -> MultiLock {
-        MultiLock::new(&self.scope.client, locks)
+        MultiLock::new(&self.scope.engine, locks)
     }
 
     /// This `Leases` with another prefix, appended to those that it has: for a tenant, or a part of the program.
@@ -227,12 +227,12 @@ impl Leases {
     ///
     /// It only reads.
     pub async fn list_reachable(&self, pattern: impl AsRef<str>) -> Result<(Vec<Lock>, Option<Error>), Error> {
-        let Scope { client, .. } = &self.scope;
+        let Scope { engine, .. } = &self.scope;
         self.scope.check()?;
-        client.ready().await?;
+        engine.ready().await?;
         let prefix = self.scope.whole_prefix();
         let pattern = glob::literally(prefix) + pattern.as_ref();
-        let held = relayed!(client.quorum.held(&pattern, client.options.command_timeout)).map_err(Error::of)?;
+        let held = relayed!(engine.quorum.held(&pattern, engine.options.command_timeout)).map_err(Error::of)?;
         // A token of ours may have been copied to a key that cannot be a lock's.
         let is_lock = |name: &&str| self.scope.key(name).is_ok();
         let names = held.locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
@@ -268,10 +268,10 @@ impl Leases {
     ///
     /// It writes nothing.
     pub async fn health(&self) -> Result<(), Error> {
-        self.scope.client.check_acquires()?;
-        self.scope.client.ready().await?;
-        let Options { prefix, command_timeout, .. } = &self.scope.client.options;
-        let rehearsal = self.scope.client.quorum.health(prefix, *command_timeout);
+        self.scope.engine.check_acquires()?;
+        self.scope.engine.ready().await?;
+        let Options { prefix, command_timeout, .. } = &self.scope.engine.options;
+        let rehearsal = self.scope.engine.quorum.health(prefix, *command_timeout);
         relayed!(rehearsal).map_err(Error::of)
     }
 
@@ -288,7 +288,7 @@ impl Leases {
     /// ```
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeStatus> {
-        self.scope.client.quorum.status()
+        self.scope.engine.quorum.status()
     }
 
     /// Waits until all leases are released or dropped, for at most `limit`, and then closes this and its clones. For a
@@ -322,7 +322,7 @@ impl Leases {
     /// From the first poll on, acquires end and holders are asked to stop. If it is dropped after that, it closes
     /// nothing: call it, or [`close`](Self::close), again.
     pub async fn shutdown(&self, limit: Duration) -> usize {
-        relayed!(self.scope.client.shut_down(limit))
+        relayed!(self.scope.engine.shut_down(limit))
     }
 
     /// Ends everything that came from this and its clones **now**. A job that still runs is no longer protected:
@@ -340,16 +340,16 @@ impl Leases {
     ///
     /// From the first poll on, new work is refused and leases are signalled; the releases continue in the background.
     pub async fn close(&self) {
-        let _cut_short = relayed!(self.scope.client.close());
+        let _cut_short = relayed!(self.scope.engine.close());
     }
 }
 
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leases")
-            .field("nodes", &self.scope.client.quorum.members().map(|(_, member)| member.address()).collect::<Vec<_>>())
+            .field("nodes", &self.scope.engine.quorum.members().map(|(_, member)| member.address()).collect::<Vec<_>>())
             .field("prefix", &self.scope.whole_prefix())
-            .field("closed", &self.scope.client.closed.is_cancelled())
+            .field("closed", &self.scope.engine.closed.is_cancelled())
             .finish_non_exhaustive()
     }
 }

@@ -23,7 +23,6 @@
 
 mod acquire;
 mod block_on;
-mod client;
 mod clock;
 mod credentials;
 pub mod docs;
@@ -31,6 +30,7 @@ pub mod docs;
 pub mod doctor;
 mod downgrade;
 mod election;
+mod engine;
 mod error;
 mod foreign;
 mod hand_over;

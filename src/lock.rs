@@ -190,15 +190,15 @@ impl Lock {
     /// [`begin`](Self::begin) it is given back without a trace.
     pub(crate) async fn acquire_here(self, patience: Patience, is_on_trial: bool) -> Result<Lease, Error> {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
-        let (client, began) = (self.scope.client.clone(), self.scope.client.now());
+        let (engine, began) = (self.scope.engine.clone(), self.scope.engine.now());
         let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
-        let acquire = |wanted| Acquire::new(client.clone(), Wanted { is_on_trial, ..wanted }, patience);
+        let acquire = |wanted| Acquire::new(engine.clone(), Wanted { is_on_trial, ..wanted }, patience);
         // Borrowed, because a value that is moved on takes its memory twice.
         let outcome = match &mut self.wanted().map(acquire) {
             Ok(acquire) => acquire.run().instrument(span).await,
             Err(refused) => Err(refused.clone()),
         };
-        acquiring.ended(&outcome, patience.is_one_try(), client.now().since(began));
+        acquiring.ended(&outcome, patience.is_one_try(), engine.now().since(began));
         outcome
     }
 
@@ -214,11 +214,11 @@ impl Lock {
 
     /// Checks everything that can be refused without a request.
     pub(crate) fn wanted(self) -> Result<Wanted, Error> {
-        let Scope { client, options, .. } = &self.scope;
-        client.check_acquires()?;
-        options.check(!client.quorum.is_one(), client.quorum.restart_delay())?;
-        check_keep("keep_for", self.keep_for, Duration::ZERO, client.quorum.longest_keep())?;
-        check_once_per(self.once_per, client.quorum.restart_delay())?;
+        let Scope { engine, options, .. } = &self.scope;
+        engine.check_acquires()?;
+        options.check(!engine.quorum.is_one(), engine.quorum.restart_delay())?;
+        check_keep("keep_for", self.keep_for, Duration::ZERO, engine.quorum.longest_keep())?;
+        check_once_per(self.once_per, engine.quorum.restart_delay())?;
         check_grace(self.grace, options.ttl)?;
         let key = self.key()?;
         let Self { scope, owner, reentrant, keep_for, once_per, grace, on_wait, .. } = self;

@@ -12,7 +12,7 @@ use leasehold_protocol::{
 pub use self::lease::{MultiLease, MultiLeaseHandle};
 use crate::{
     acquire::Patience,
-    client::Client,
+    engine::Engine,
     error::Error,
     foreign::relayed,
     lease::Lease,
@@ -59,15 +59,15 @@ const JUST_NOW: u64 = 1_000_000;
 #[derive(Clone)]
 #[must_use = "a multi-lock holds nothing until it is acquired"]
 pub struct MultiLock {
-    client: Arc<Client>,
+    engine: Arc<Engine>,
     /// The locks in the order in which they are waited for, or why they do not fit together.
     locks: Result<Arc<[Lock]>, Error>,
 }
 
 impl MultiLock {
-    pub(crate) fn new(client: &Arc<Client>, locks: impl IntoIterator<Item = Lock>) -> Self {
+    pub(crate) fn new(engine: &Arc<Engine>, locks: impl IntoIterator<Item = Lock>) -> Self {
         let with_key = |lock: Lock| {
-            if Arc::ptr_eq(&lock.scope.client, client) {
+            if Arc::ptr_eq(&lock.scope.engine, engine) {
                 return Ok((lock.key()?, lock));
             }
             let name = lock.name();
@@ -76,7 +76,7 @@ impl MultiLock {
         // The iterator may be endless.
         let keyed: Result<Vec<_>, Error> = locks.into_iter().take(MOST + 1).map(with_key).collect();
         let ordered = keyed.and_then(|keyed| in_order(keyed).map_err(|unfit| Error::config(unfit.to_string())));
-        Self { client: client.clone(), locks: ordered.map(Arc::from) }
+        Self { engine: engine.clone(), locks: ordered.map(Arc::from) }
     }
 
     /// Acquires all locks, waiting for as long as it takes.
@@ -145,7 +145,7 @@ impl MultiLock {
         for lock in &*locks {
             lock.clone().wanted()?;
         }
-        let acquiring = Acquiring::new(&self.client, &locks, patience);
+        let acquiring = Acquiring::new(&self.engine, &locks, patience);
         let leases = relayed!(Box::pin(acquiring.run()))?;
         for (lock, lease) in locks.iter().zip(&leases) {
             lock.begin(lease);
@@ -198,7 +198,7 @@ impl fmt::Debug for MultiLock {
 
 /// One acquire of all locks: does what [`multi_lock::MultiLock`] orders.
 struct Acquiring<'a> {
-    client: &'a Client,
+    engine: &'a Engine,
     locks: &'a [Lock],
     patience: Patience,
     started: Time,
@@ -207,9 +207,9 @@ struct Acquiring<'a> {
 }
 
 impl<'a> Acquiring<'a> {
-    fn new(client: &'a Client, locks: &'a [Lock], patience: Patience) -> Self {
-        let (started, multi) = (client.now(), multi_lock::MultiLock::new(locks.len()));
-        Self { client, locks, patience, started, until: patience.until(started), multi }
+    fn new(engine: &'a Engine, locks: &'a [Lock], patience: Patience) -> Self {
+        let (started, multi) = (engine.now(), multi_lock::MultiLock::new(locks.len()));
+        Self { engine, locks, patience, started, until: patience.until(started), multi }
     }
 
     async fn run(mut self) -> Result<Vec<Lease>, Error> {
@@ -218,7 +218,7 @@ impl<'a> Acquiring<'a> {
             match self.multi.next(Lease::is_held) {
                 Next::Done => return Ok(self.multi.into_held()),
                 Next::Try(missing) => busy = self.try_all(missing).await?,
-                Next::Wait(at) if self.client.now() < self.until => self.wait(at, None).await?,
+                Next::Wait(at) if self.engine.now() < self.until => self.wait(at, None).await?,
                 Next::Wait(at) => match busy.take().unwrap_or_else(Error::unanswered) {
                     busy if self.may_have_met_a_try(&busy) => self.wait(at, Some(busy)).await?,
                     busy => return Err(busy),
@@ -236,11 +236,11 @@ impl<'a> Acquiring<'a> {
         };
         let tries = missing.iter().filter_map(|at| self.locks.get(*at)).map(one_try);
         // A try may take a command time-out, which may be more than the time left.
-        let left = self.until.since(self.client.now()).max(SHORTEST_CHECK);
+        let left = self.until.since(self.engine.now()).max(SHORTEST_CHECK);
         let outcomes = tokio::select! {
             biased;
             outcomes = join_all(tries) => outcomes,
-            () = self.client.host.sleep(left), if waits && self.until != Time::NEVER => return Err(Error::unanswered()),
+            () = self.engine.host.sleep(left), if waits && self.until != Time::NEVER => return Err(Error::unanswered()),
         };
         let mut busy = None;
         for (at, outcome) in missing.into_iter().zip(outcomes) {
@@ -262,11 +262,11 @@ impl<'a> Acquiring<'a> {
         let [ours, theirs] = [Some(first.fence()), holder.fence()].map(|fence| fence.map(u64::from));
         // The fence of those who share is the time of the first of them, and any of them may have come just now.
         let is_new = theirs >= ours.map(|ours| ours.saturating_sub(JUST_NOW)) || theirs.is_none() || holder.is_shared();
-        self.patience.is_one_try() && is_new && self.client.now() < self.most()
+        self.patience.is_one_try() && is_new && self.engine.now() < self.most()
     }
 
     fn most(&self) -> Time {
-        self.started + self.client.options.command_timeout / 2
+        self.started + self.engine.options.command_timeout / 2
     }
 
     /// Waits for one lock, for as long as there is time for all. `met` is why a try that has met another was refused:
@@ -274,13 +274,13 @@ impl<'a> Acquiring<'a> {
     async fn wait(&mut self, at: usize, met: Option<Error>) -> Result<(), Error> {
         let Some(lock) = self.locks.get(at) else { return Ok(()) };
         let (lock, until) = if met.is_some() { (lock.quiet(), self.most()) } else { (lock.clone(), self.until) };
-        let left = until.since(self.client.now());
+        let left = until.since(self.engine.now());
         let patience = if until == Time::NEVER { Patience::Unlimited } else { Patience::Within(left) };
         let outcome = lock.acquire_here(patience, true).await;
         outcome.map(|lease| self.multi.got(at, lease)).map_err(|error| match (error, met) {
             (Error::TimedOut { .. }, Some(busy)) => busy,
             (Error::TimedOut { name, holder, .. }, None) => {
-                Error::TimedOut { name, waited: self.client.now().since(self.started), holder }
+                Error::TimedOut { name, waited: self.engine.now().since(self.started), holder }
             }
             (error, _) => error,
         })

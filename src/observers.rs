@@ -16,7 +16,7 @@ use leasehold_protocol::{
 use tokio::sync::watch;
 
 use crate::{
-    client::{Client, Told},
+    engine::{Engine, Told},
     error::Error,
     foreign::{Event, tell},
     quorum::Seen,
@@ -28,19 +28,19 @@ use crate::{
 const READ: usize = 100;
 
 /// Observes this lock through its observer, or through a new one, which lives as long as it has a subscriber.
-pub(crate) fn observe(client: &Arc<Client>, key: &Key) -> watch::Receiver<Told> {
-    let (told, is_first) = client.observers.join(key);
+pub(crate) fn observe(engine: &Arc<Engine>, key: &Key) -> watch::Receiver<Told> {
+    let (told, is_first) = engine.observers.join(key);
     if let Some(telling) = is_first {
-        let observer = Observer::new(client.options.command_timeout, random::jitter());
-        let run = Run { client: client.clone(), key: key.clone(), telling, observer };
-        client.host.spawn_until_stopped(run.run());
+        let observer = Observer::new(engine.options.command_timeout, random::jitter());
+        let run = Run { engine: engine.clone(), key: key.clone(), telling, observer };
+        engine.host.spawn_until_stopped(run.run());
     }
     told
 }
 
 /// The task of one observer.
 struct Run {
-    client: Arc<Client>,
+    engine: Arc<Engine>,
     key: Key,
     telling: Arc<watch::Sender<Told>>,
     observer: Observer,
@@ -49,15 +49,15 @@ struct Run {
 impl Run {
     /// Looks and reports, until the lock has no subscriber left, or the client is closed.
     async fn run(mut self) {
-        let client = self.client.clone();
-        let line = client.observed.join(&self.key);
+        let engine = self.engine.clone();
+        let line = engine.observed.join(&self.key);
         let telling = self.telling.clone();
         loop {
             tokio::select! {
                 biased;
-                () = client.closed.cancelled() => return,
+                () = engine.closed.cancelled() => return,
                 () = telling.closed() => {
-                    if client.observers.ends(&self.key, &telling) {
+                    if engine.observers.ends(&self.key, &telling) {
                         return;
                     }
                     // A look that was cut off may have been about to find something.
@@ -70,7 +70,7 @@ impl Run {
 
     /// Waits for the next thing to do, and does it. If it is dropped half way, it is done once more.
     async fn step(&mut self, line: &InLine<'_>) {
-        let now = self.client.now();
+        let now = self.engine.now();
         if self.observer.expires(now) {
             self.tell(true);
         }
@@ -80,32 +80,32 @@ impl Run {
         tokio::select! {
             biased;
             () = line.notified() => self.observer.notified(),
-            () = self.client.host.sleep_until(now, self.observer.due()) => {}
+            () = self.engine.host.sleep_until(now, self.observer.due()) => {}
         }
     }
 
     async fn look(&mut self, line: &InLine<'_>) {
-        let client = self.client.clone();
+        let engine = self.engine.clone();
         self.observer.begins();
-        let mut asked = pin!(ask(&client, &self.key, line));
+        let mut asked = pin!(ask(&engine, &self.key, line));
         let (sent, seen) = loop {
             // The last result may expire before the answer arrives.
-            let (now, until) = (client.now(), self.observer.known().until());
+            let (now, until) = (engine.now(), self.observer.known().until());
             tokio::select! {
                 biased;
                 asked = &mut asked => break asked,
-                () = client.host.sleep_until(now, until) => {
-                    if self.observer.expires(client.now()) {
+                () = engine.host.sleep_until(now, until) => {
+                    if self.observer.expires(engine.now()) {
                         self.tell(true);
                     }
                 }
             }
         };
-        let now = client.now();
+        let now = engine.now();
         self.tell_trouble(now, seen.as_ref().err());
         let is_news = match seen {
             Ok(Seen { holder, is_certain: true, is_tracked }) => {
-                let holder = holder.map(|holder| client.watchdog.recognize(&self.key, holder));
+                let holder = holder.map(|holder| engine.watchdog.recognize(&self.key, holder));
                 self.observer.found(sent, now, is_tracked, holder)
             }
             _ => self.observer.found_nothing(now),
@@ -116,7 +116,7 @@ impl Run {
 
     /// Reports why looks fail, or that they succeed again, once for all observers.
     fn tell_trouble(&self, now: Time, unseen: Option<&Error>) {
-        let (troubles, lock) = (&self.client.observers.troubles, || self.key.name().to_owned());
+        let (troubles, lock) = (&self.engine.observers.troubles, || self.key.name().to_owned());
         match unseen {
             None => {
                 if let Some(count) = troubles.end() {
@@ -141,30 +141,30 @@ impl Run {
 /// However the task ends, its subscribers are notified.
 impl Drop for Run {
     fn drop(&mut self) {
-        self.client.observers.forget(&self.key, &self.telling);
+        self.engine.observers.forget(&self.key, &self.telling);
     }
 }
 
 /// Looks once. Returns when the look was sent, and the holder found, unless too few nodes have answered.
-async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Result<Seen, Error>) {
-    let limit = client.options.command_timeout;
+async fn ask(engine: &Engine, key: &Key, line: &InLine<'_>) -> (Time, Result<Seen, Error>) {
+    let limit = engine.options.command_timeout;
     let connected = tokio::select! {
         biased;
-        connected = client.connect() => connected,
-        () = client.host.sleep(limit) => Err(Error::unavailable("there is no connection yet")),
+        connected = engine.connect() => connected,
+        () = engine.host.sleep(limit) => Err(Error::unavailable("there is no connection yet")),
     };
     // The slots are shared with the waiters: a silent shard has slots of its own.
-    let slots = client.check_slots(key);
-    let _slot = client.check_slot(&slots, client.now() + limit, |_| limit).await;
-    let (sent, route) = (client.now(), client.watchdog.route());
+    let slots = engine.check_slots(key);
+    let _slot = engine.check_slot(&slots, engine.now() + limit, |_| limit).await;
+    let (sent, route) = (engine.now(), engine.watchdog.route());
     line.checks_by(sent + limit);
     let seen = match connected {
-        Ok(()) => client.quorum.look(key, route, limit).await.map_err(Error::of),
+        Ok(()) => engine.quorum.look(key, route, limit).await.map_err(Error::of),
         Err(error) => Err(error),
     };
     match seen {
         Ok(Seen { holder: Some(all), is_certain: true, is_tracked }) if all.is_of_all() => {
-            let holder = sharers(client, key, route, limit).await.unwrap_or(Some(all));
+            let holder = sharers(engine, key, route, limit).await.unwrap_or(Some(all));
             (sent, Ok(Seen { holder, is_certain: true, is_tracked }))
         }
         seen => (sent, seen),
@@ -173,9 +173,9 @@ async fn ask(client: &Client, key: &Key, line: &InLine<'_>) -> (Time, Result<See
 
 /// The sharers of a lock as one holder, without those that are released and only keep their places. An error if they
 /// may not be read.
-async fn sharers(client: &Client, key: &Key, route: Route, limit: Duration) -> Result<Option<Holder>, Failure> {
+async fn sharers(engine: &Engine, key: &Key, route: Route, limit: Duration) -> Result<Option<Holder>, Failure> {
     let request = Request::Sharers { key: key.clone(), most: READ };
-    let read: Option<Sharers> = client.quorum.sole()?.ask(route, request, limit).await?;
+    let read: Option<Sharers> = engine.quorum.sole()?.ask(route, request, limit).await?;
     Ok(read.map(|Sharers { holder, first }| {
         let count = holder.sharers().map_or(usize::MAX, |sharers| usize::try_from(sharers).unwrap_or(usize::MAX));
         if !holder.is_of_all() || first.len() < count {

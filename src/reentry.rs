@@ -32,7 +32,7 @@ pub(crate) struct OwnerSlot {
     won: CancellationToken,
 }
 
-// For the same reason as `Client`.
+// For the same reason as `Engine`.
 impl RefUnwindSafe for OwnerSlot {}
 
 /// The state of a lock for an owner that wants it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leasehold_protocol::key::Key;
 
 use crate::{
-    client::{Client, Options},
+    engine::{Engine, Options},
     error::Error,
     options::{LockOptions, Names, check_label, check_prefix},
 };
@@ -13,7 +13,7 @@ use crate::{
 /// The locks of a program, or of a tenant of it, on the connections of one client.
 #[derive(Clone)]
 pub(crate) struct Scope {
-    pub(crate) client: Arc<Client>,
+    pub(crate) engine: Arc<Engine>,
     /// Its own names; `None` for those of the builder.
     names: Option<Arc<Names>>,
     /// The options of a lock that sets none of its own.
@@ -22,9 +22,9 @@ pub(crate) struct Scope {
 
 impl Scope {
     /// The scope of a whole client.
-    pub(crate) fn new(client: Arc<Client>) -> Self {
-        let options = client.options.lock;
-        Self { client, names: None, options }
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        let options = engine.options.lock;
+        Self { engine, names: None, options }
     }
 
     /// Adds a prefix behind the existing ones.
@@ -44,21 +44,21 @@ impl Scope {
     pub(crate) fn key(&self, name: &str) -> Result<Key, Error> {
         self.check()?;
         let key = Key::new(self.whole_prefix(), name).map_err(Error::of_name);
-        if self.client.options.in_slots { key.and_then(in_one_slot) } else { key }
+        if self.engine.options.in_slots { key.and_then(in_one_slot) } else { key }
     }
 
     /// All prefixes of its names.
     pub(crate) fn whole_prefix(&self) -> &str {
-        self.names.as_ref().map_or(&self.client.options.prefix, |names| &names.prefix)
+        self.names.as_ref().map_or(&self.engine.options.prefix, |names| &names.prefix)
     }
 
     /// The label of its holders.
     pub(crate) fn label_in_use(&self) -> &str {
-        self.names.as_ref().map_or(&self.client.options.label, |names| &names.label)
+        self.names.as_ref().map_or(&self.engine.options.label, |names| &names.label)
     }
 
     fn own_names(&mut self) -> &mut Names {
-        let Options { prefix, label, .. } = &self.client.options;
+        let Options { prefix, label, .. } = &self.engine.options;
         let of_builder = || Arc::new(Names { prefix: prefix.clone(), label: label.clone() });
         Arc::make_mut(self.names.get_or_insert_with(of_builder))
     }

@@ -25,8 +25,8 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use crate::{
-    client::{Client, Options},
     clock::{Clock, SystemClock},
+    engine::{Engine, Options},
     keeper::{Host, Stop},
     lease::Lease,
     lock::Lock,
@@ -162,7 +162,7 @@ impl Links for Halves {
 }
 
 struct Scene {
-    client: Arc<Client>,
+    engine: Arc<Engine>,
     halves: Arc<Halves>,
 }
 
@@ -186,7 +186,7 @@ impl Scene {
     /// Another program on the same node.
     fn other(&self) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let options = &self.client.options;
+        let options = &self.engine.options;
         let host = Host::start(&clock).unwrap();
         Self::of(self.halves.clone(), options.lock.ttl, options.command_timeout, host)
     }
@@ -202,11 +202,11 @@ impl Scene {
             in_slots: false,
         };
         let quorum = Quorum::of_one("halves", halves.clone(), &clock, &host, command_timeout);
-        Self { client: Client::new(options, clock, host, stop, quorum, None), halves }
+        Self { engine: Engine::new(options, clock, host, stop, quorum, None), halves }
     }
 
     fn lock(&self, name: &str) -> Lock {
-        Lock::new(Scope::new(self.client.clone()), name).owner(crate::Owner::anonymous())
+        Lock::new(Scope::new(self.engine.clone()), name).owner(crate::Owner::anonymous())
     }
 
     async fn acquire(&self, name: &str) -> Lease {
@@ -215,7 +215,7 @@ impl Scene {
 
     /// Completes when this number of names is waited for.
     async fn waits(&self, names: usize) {
-        while self.client.lines.len() < names {
+        while self.engine.lines.len() < names {
             tokio::task::yield_now().await;
         }
     }
@@ -278,7 +278,7 @@ async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
     // A first request, before the wait, takes no slot.
     timeout(SOON, scene.halves.rest()).await.expect("they have asked");
     scene.halves.freeze(true);
-    scene.client.lines.notify_all(&Keys::All, scene.client.now());
+    scene.engine.lines.notify_all(&Keys::All, scene.engine.now());
     let asked = scene.halves.cold_requests();
     let all_slots = async {
         while scene.halves.cold_requests() < asked + 128 {
@@ -349,10 +349,10 @@ async fn an_answer_of_one_shard_wakes_no_undo_of_another() {
 async fn what_is_asked_of_a_node_is_asked_of_every_shard() {
     let scene = Scene::new(Duration::from_secs(60), SOON);
     let (_warm, _cold) = (scene.acquire("warm").await, scene.acquire("cold").await);
-    let held = scene.client.quorum.held("*", SOON).await.unwrap();
+    let held = scene.engine.quorum.held("*", SOON).await.unwrap();
     assert_eq!(held.locks.into_iter().collect::<Vec<_>>(), ["cold", "warm"]);
-    assert_eq!(scene.client.quorum.status().len(), 2);
-    let said = scene.client.quorum.survey(SOON).await;
+    assert_eq!(scene.engine.quorum.status().len(), 2);
+    let said = scene.engine.quorum.survey(SOON).await;
     assert!(said.len() == 2 && said.iter().all(|(_, said)| said.is_ok()), "{said:?}");
-    scene.client.quorum.health("", SOON).await.unwrap();
+    scene.engine.quorum.health("", SOON).await.unwrap();
 }

@@ -76,7 +76,7 @@ struct BoardState {
     version: u64,
 }
 
-// As for `Client`.
+// As for `Engine`.
 impl RefUnwindSafe for Board {}
 
 impl BoardState {

@@ -9,8 +9,8 @@ use std::{
 use leasehold_protocol::{fence::Fence, holder::Holder, loss::LossReason};
 
 use crate::{
-    client::Client,
     clock::{self, SystemClock, wall},
+    engine::Engine,
     error::Error,
     foreign::relayed,
     leases::Leases,
@@ -65,15 +65,15 @@ impl ManualClock {
     }
 
     async fn step_through(&self, span: Duration, leases: &Leases) {
-        let (client, end) = (&leases.scope.client, clock::now(self) + span);
+        let (engine, end) = (&leases.scope.engine, clock::now(self) + span);
         loop {
-            let is_silent = gates(client).into_iter().flatten().any(Gate::is_closed);
-            client.watchdog.settled(is_silent).await;
+            let is_silent = gates(engine).into_iter().flatten().any(Gate::is_closed);
+            engine.watchdog.settled(is_silent).await;
             let now = clock::now(self);
             if now >= end {
                 return;
             }
-            let next = client.watchdog.next_tick().max(now + SHORTEST_STEP);
+            let next = engine.watchdog.next_tick().max(now + SHORTEST_STEP);
             self.advance(next.min(end).since(now));
         }
     }
@@ -105,7 +105,7 @@ fn nanos(span: Duration) -> u64 {
 /// A guard of [`silence`]: it keeps the in-memory nodes of a [`Leases`] from answering it, until it is dropped.
 #[derive(Debug)]
 #[must_use = "the nodes answer again when it is dropped"]
-pub struct Silence(Arc<Client>);
+pub struct Silence(Arc<Engine>);
 
 /// Starts an outage: from now on the nodes of this [`Leases`] do not answer it. Others with the same `memory://name`
 /// are still answered.
@@ -118,8 +118,8 @@ pub struct Silence(Arc<Client>);
 ///
 /// A node is not in memory.
 pub fn silence(leases: &Leases) -> Result<Silence, Error> {
-    gates(&leases.scope.client)?.into_iter().for_each(Gate::close);
-    Ok(Silence(leases.scope.client.clone()))
+    gates(&leases.scope.engine)?.into_iter().for_each(Gate::close);
+    Ok(Silence(leases.scope.engine.clone()))
 }
 
 impl Drop for Silence {
@@ -135,9 +135,9 @@ impl Drop for Silence {
 ///
 /// A node is not in memory, or the name is not valid.
 pub fn take_over(lock: &Lock) -> Result<(), Error> {
-    lock.scope.client.check_open()?;
+    lock.scope.engine.check_open()?;
     let key = lock.key()?;
-    for gate in gates(&lock.scope.client)? {
+    for gate in gates(&lock.scope.engine)? {
         gate.take_over(&key, lock.scope.options.ttl);
     }
     Ok(())
@@ -150,16 +150,16 @@ pub fn take_over(lock: &Lock) -> Result<(), Error> {
 ///
 /// A node is not in memory, or the name is not valid.
 pub fn delete(lock: &Lock) -> Result<(), Error> {
-    lock.scope.client.check_open()?;
+    lock.scope.engine.check_open()?;
     let key = lock.key()?;
-    for gate in gates(&lock.scope.client)? {
+    for gate in gates(&lock.scope.engine)? {
         gate.delete(&key);
     }
     Ok(())
 }
 
-fn gates(client: &Client) -> Result<Vec<&Gate>, Error> {
-    let gates = client.quorum.members().map(|(_, member)| member.gate());
+fn gates(engine: &Engine) -> Result<Vec<&Gate>, Error> {
+    let gates = engine.quorum.members().map(|(_, member)| member.gate());
     let elsewhere = || Error::misuse("this is for locks in memory: use a url such as memory://, or Leases::in_memory");
     gates.collect::<Option<_>>().ok_or_else(elsewhere)
 }

@@ -38,12 +38,12 @@ impl Acquire {
     /// Adopts the lock of this ticket. The owner is whoever polls this first.
     pub(crate) async fn adopt(&mut self, ticket: &Ticket) -> Result<Lease, Error> {
         self.owner = self.wanted.owner.resolve();
-        if !self.client.is_connected() {
+        if !self.engine.is_connected() {
             self.connect().await?;
         }
         if let Some(owner) = self.owner.filter(|_| self.wanted.reentrant) {
             // The owner may adopt a ticket of a lease that it still has: its slot continues.
-            let entered = self.client.owners.enter(owner, &self.wanted.key, self.client.now());
+            let entered = self.engine.owners.enter(owner, &self.wanted.key, self.engine.now());
             let (Reentry::Free(slot) | Reentry::Held(_, slot)) = entered;
             self.owner_slot = Some(slot);
         }
@@ -64,16 +64,16 @@ impl Acquire {
     }
 
     async fn succeed(&self, ticket: &Ticket) -> Result<Lease, Error> {
-        let client = &self.client;
+        let engine = &self.engine;
         let over = CancellationToken::new();
         let _ends = over.clone().drop_guard();
         let mut tokens = vec![ticket.token().clone()];
         let (mut backoff, mut splits) = (Backoff::new(random::jitter()), 0);
         loop {
-            let route = client.quorum.route();
+            let route = engine.quorum.route();
             let predecessors = Predecessors { tokens: tokens.clone().into(), over: over.clone() };
             // `close` waits for what is under way.
-            let under_way = client.host.token();
+            let under_way = engine.host.token();
             self.may_begin()?;
             let outcome = self.unless_ended(pin!(self.succeed_once(route, &predecessors))).await?;
             let failure = match outcome {
@@ -90,7 +90,7 @@ impl Acquire {
                 }
                 Err((Verdict::Failed(said), token)) => {
                     tokens.push(token);
-                    why(&client.quorum, &said)
+                    why(&engine.quorum, &said)
                 }
             };
             drop(under_way);
@@ -107,7 +107,7 @@ impl Acquire {
         route: Route,
         predecessors: &Predecessors,
     ) -> Result<(Arc<Hold>, Signal), (Verdict, Token)> {
-        let mut round = self.round(route, self.limit(self.client.now()), Some(predecessors));
+        let mut round = self.round(route, self.limit(self.engine.now()), Some(predecessors));
         match round.run().await {
             Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
             Err(verdict) => Err((verdict, round.request.claim.token.clone())),

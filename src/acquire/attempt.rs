@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Acquire;
 use crate::{
-    client::Client,
+    engine::Engine,
     error::Error,
     held::Hold,
     lease::Lease,
@@ -55,24 +55,24 @@ impl Acquire {
     /// Makes one attempt and concludes it: one token, sent once to each node (rule 1). It is undone if it is dropped,
     /// or if its outcome is unknown (rule 6).
     pub(super) async fn try_once(&self, route: Route) -> Checked {
-        let client = &self.client;
+        let engine = &self.engine;
         // `close` waits for what is under way, and for its undoing.
-        let _under_way = client.host.token();
+        let _under_way = engine.host.token();
         self.may_begin()?;
-        let limit = self.limit(client.now());
+        let limit = self.limit(engine.now());
         let mut round = self.round(route, limit, None);
         let verdict = self.unless_ended(pin!(round.run())).await?;
         self.conclude(match verdict {
             Ok((fence, acquisition)) => Ok(round.won(fence, acquisition)),
             Err(Verdict::Busy { holder, needs, tracked }) => Err(Check::Held { holder, tracked, needs }),
             Err(Verdict::Split { holder }) => {
-                let (answered, took) = (round.answered.since(round.sent), client.now().since(round.sent));
+                let (answered, took) = (round.answered.since(round.sent), engine.now().since(round.sent));
                 Err(Check::Split { holder, answered, took })
             }
             // This is not an adoption.
             Err(Verdict::Gone) => Err(Check::NotYet),
             Err(Verdict::Failed(said)) => {
-                let failure = why(&client.quorum, &said);
+                let failure = why(&engine.quorum, &said);
                 let before = self.last_failure();
                 self.note_failed(round.request.claim.token.clone(), failure.clone());
                 Err(Check::Failed(self.telling(limit, failure, before)))
@@ -83,7 +83,7 @@ impl Acquire {
     /// Returns an error once the acquire must end. `close` waits only for what was under way before it was called, and
     /// may have finished waiting. The caller must count as under way.
     pub(super) fn may_begin(&self) -> Result<(), Error> {
-        if self.client.ended.is_cancelled() { Err(self.client.end()) } else { Ok(()) }
+        if self.engine.ended.is_cancelled() { Err(self.engine.end()) } else { Ok(()) }
     }
 
     /// The outcome of a step that [may begin](Self::may_begin); an error if the acquire must end before it has one.
@@ -93,7 +93,7 @@ impl Acquire {
         tokio::select! {
             biased;
             outcome = step => Ok(outcome),
-            () = self.client.ended.cancelled() => Err(self.client.end()),
+            () = self.engine.ended.cancelled() => Err(self.engine.end()),
         }
     }
 
@@ -116,7 +116,7 @@ impl Acquire {
 
     /// The lease of a hold that was won, unless the acquire must end.
     pub(super) fn own(&self, (hold, signal): (Arc<Hold>, Signal)) -> Result<Lease, Error> {
-        let lease = Lease::new(self.client.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace);
+        let lease = Lease::new(self.engine.clone(), hold, signal, self.owner_slot.clone(), self.wanted.grace);
         // Either `close` has seen this hold, or this call sees that `close` was called. The same is true of the end of
         // the keeper's runtime.
         self.may_begin()?;
@@ -125,15 +125,15 @@ impl Acquire {
 
     /// Sends an attempt to every node; in an adoption, to take the place of one of `heir_of`.
     pub(super) fn round(&self, route: Route, time: Duration, heir_of: Option<&Predecessors>) -> Round<'_> {
-        let client = &self.client;
-        let (claim, sent) = (self.claim(self.token()), client.now());
+        let engine = &self.engine;
+        let (claim, sent) = (self.claim(self.token()), engine.now());
         let (tokens, undo_after) = heir_of.map(|of| (of.tokens.clone(), of.over.clone())).unzip();
-        let request = AcquireRequest { claim, voting: client.quorum.voting(sent), heir_of: tokens };
-        let limit = client.quorum.limit(time, self.wanted.options.ttl);
+        let request = AcquireRequest { claim, voting: engine.quorum.voting(sent), heir_of: tokens };
+        let limit = engine.quorum.limit(time, self.wanted.options.ttl);
         Round {
             acquire: self,
             acquisition: Some(Acquisition::new(self.config(route), sent)),
-            votes: client.quorum.vote(sent, route, &request, limit),
+            votes: engine.quorum.vote(sent, route, &request, limit),
             raises: FanOut::none(),
             route,
             request,
@@ -146,13 +146,13 @@ impl Acquire {
 
     /// The settings of an acquisition on this route.
     pub(super) fn config(&self, route: Route) -> Config {
-        let (client, LockOptions { ttl, max_hold, .. }) = (&self.client, self.wanted.options);
+        let (engine, LockOptions { ttl, max_hold, .. }) = (&self.engine, self.wanted.options);
         Config {
-            lease: LeaseConfig { ttl, max_hold, patience: client.options.command_timeout },
+            lease: LeaseConfig { ttl, max_hold, patience: engine.options.command_timeout },
             outliving: self.outliving(),
-            nodes: client.quorum.len(),
+            nodes: engine.quorum.len(),
             route,
-            renew_first_after: (client.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
+            renew_first_after: (engine.quorum.tracking_capacity() > 0).then_some(TRACK_AFTER),
             jitter: random::common_jitter(),
         }
     }
@@ -165,7 +165,7 @@ impl Acquire {
         sent: Time,
         fence: Fence,
     ) -> Result<(Arc<Hold>, Signal), Failure> {
-        let acquisition = Acquisition::granted(self.config(route), sent, self.client.now(), fence);
+        let acquisition = Acquisition::granted(self.config(route), sent, self.engine.now(), fence);
         let too_late = || Failure::unavailable("the grant was confirmed after its lease had run out");
         Ok(self.hold(self.claim(token.clone()), fence, acquisition.ok_or_else(too_late)?))
     }
@@ -174,7 +174,7 @@ impl Acquire {
     pub(super) fn leave_after<T: Send + 'static>(&self, token: &Token, route: Route, answer: Option<Asked<T>>) {
         let claim = self.claim(token.clone());
         let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
-        self.client.watchdog.leave_line(claim, route, answer);
+        self.engine.watchdog.leave_line(claim, route, answer);
     }
 
     /// Holds an acquisition that was won. From now on the watchdog guards it.
@@ -183,7 +183,7 @@ impl Acquire {
         if self.wanted.is_on_trial {
             hold.try_out();
         }
-        self.client.watchdog.guard(&hold);
+        self.engine.watchdog.guard(&hold);
         (hold, signal)
     }
 }
@@ -207,7 +207,7 @@ pub(super) fn why(quorum: &Quorum, said: &[Result<Acquired, Failure>]) -> Failur
 
 /// Handles a node's vote that arrives after a majority has granted.
 async fn late_vote(
-    client: Arc<Client>,
+    engine: Arc<Engine>,
     hold: Arc<Hold>,
     node: usize,
     route: Route,
@@ -215,16 +215,16 @@ async fn late_vote(
     vote: Untold<ComingVote>,
 ) {
     let said = vote.await;
-    let Some(member) = client.quorum.member(node) else { return };
+    let Some(member) = engine.quorum.member(node) else { return };
     let sent = Sent { node, ask: Ask::Acquire, at: sent };
-    let Left { raise, undo } = client.watchdog.on_reply(&hold, sent, said);
+    let Left { raise, undo } = engine.watchdog.on_reply(&hold, sent, said);
     if let Some(order) = undo {
         // Boxed, because it is large and rare.
-        Box::pin(client.watchdog.undoing(node, UndoTask::new(order, hold.claim_at(client.now())))).await;
+        Box::pin(engine.watchdog.undoing(node, UndoTask::new(order, hold.claim_at(engine.now())))).await;
     }
     if let Some((fence, _)) = raise {
         let raise = Request::Raise { claim: hold.claim.clone(), fence };
-        let _raised = member.ask::<Owned>(route, raise, client.options.command_timeout).await;
+        let _raised = member.ask::<Owned>(route, raise, engine.options.command_timeout).await;
     }
 }
 
@@ -250,14 +250,14 @@ pub(super) struct Round<'a> {
 impl Round<'_> {
     /// Runs it to its end.
     pub(super) async fn run(&mut self) -> Result<(Fence, Acquisition), Verdict> {
-        let client = &self.acquire.client;
+        let engine = &self.acquire.engine;
         let verdict = loop {
             let (node, ask, said) = tokio::select! {
                 biased;
                 (node, raised) = self.raises.next() => (node, Ask::Raise, raised.map(Said::Owned)),
                 (node, vote) = self.votes.next() => (node, Ask::Acquire, vote),
             };
-            let (now, at) = (client.now(), self.sent);
+            let (now, at) = (engine.now(), self.sent);
             if matches!(said, Ok(Said::Vote { .. })) {
                 self.answered = now;
             }
@@ -279,19 +279,19 @@ impl Round<'_> {
                 (Some(News::Phase | News::Released(_)) | None, _) => {}
             }
         };
-        client.quorum.compare_clocks(self.answered, client.options.lock.ttl);
+        engine.quorum.compare_clocks(self.answered, engine.options.lock.ttl);
         verdict
     }
 
     fn undo(&self, undo: Undo) {
-        let client = &self.acquire.client;
+        let engine = &self.acquire.engine;
         match &self.undo_after {
-            None => client.watchdog.undo(&undo, &self.request.claim),
+            None => engine.watchdog.undo(&undo, &self.request.claim),
             Some(over) => {
-                let (client, over, claim) = (client.clone(), over.clone(), self.request.claim.clone());
-                client.clone().host.spawn(async move {
+                let (engine, over, claim) = (engine.clone(), over.clone(), self.request.claim.clone());
+                engine.clone().host.spawn(async move {
                     over.cancelled().await;
-                    client.watchdog.undo(&undo, &claim);
+                    engine.watchdog.undo(&undo, &claim);
                 });
             }
         }
@@ -299,10 +299,10 @@ impl Round<'_> {
 
     /// Begins the second phase (rule 10).
     fn raise(&mut self, fence: Fence, on: Nodes) {
-        let Self { acquire: Acquire { client, .. }, route, until, request: AcquireRequest { claim, .. }, .. } = self;
-        let limit = until.since(client.now()).max(Duration::from_millis(1));
+        let Self { acquire: Acquire { engine, .. }, route, until, request: AcquireRequest { claim, .. }, .. } = self;
+        let limit = until.since(engine.now()).max(Duration::from_millis(1));
         for at in on.iter() {
-            if let Some(member) = client.quorum.member(at) {
+            if let Some(member) = engine.quorum.member(at) {
                 let answer = member.ask(*route, Request::Raise { claim: claim.clone(), fence }, limit);
                 self.raises.push(at, answer);
             }
@@ -312,20 +312,20 @@ impl Round<'_> {
     /// Makes the hold, which the watchdog guards from now on.
     pub(super) fn won(mut self, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
         let Self { acquire, route, sent, .. } = self;
-        let client = &acquire.client;
+        let engine = &acquire.engine;
         let (hold, signal) = acquire.hold(self.request.claim.clone(), fence, acquisition);
         for (node, vote) in self.votes.take() {
-            client.quorum.set_aside(node, &hold.claim.token);
-            let to_come = client.watchdog.own_releases.vote_to_come(&hold.claim.key, &hold.claim.token, node);
-            let heard = late_vote(client.clone(), hold.clone(), node, route, sent, vote);
-            client.late_replies.hear(async move {
+            engine.quorum.set_aside(node, &hold.claim.token);
+            let to_come = engine.watchdog.own_releases.vote_to_come(&hold.claim.key, &hold.claim.token, node);
+            let heard = late_vote(engine.clone(), hold.clone(), node, route, sent, vote);
+            engine.late_replies.hear(async move {
                 heard.await;
                 drop(to_come);
             });
         }
         for (_, raise) in self.raises.take() {
             // One more node that keeps the floor, as in `late_vote`. The request may not have been sent yet.
-            client.late_replies.hear(raise.map(drop));
+            engine.late_replies.hear(raise.map(drop));
         }
         (hold, signal)
     }
@@ -334,13 +334,13 @@ impl Round<'_> {
 impl Drop for Round<'_> {
     fn drop(&mut self) {
         let Some(mut acquisition) = self.acquisition.take() else { return };
-        let (client, sent) = (&self.acquire.client, self.sent);
+        let (engine, sent) = (&self.acquire.engine, self.sent);
         let claim = &self.request.claim;
         let mut coming = Vec::new();
         for (node, vote) in self.votes.take() {
             // A vote that was not requested needs no undo, and must not wait for one: there may be no memory left for
             // it.
-            if client.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
+            if engine.quorum.member(node).is_some_and(|member| member.withdraw(&claim.token)) {
                 let vote = Sent { node, ask: Ask::Acquire, at: sent };
                 let failed = Err(Failure::unsent("nobody waits for it any more"));
                 // If this was the last vote that could have made a majority, the others are undone here.
@@ -357,9 +357,9 @@ impl Drop for Round<'_> {
         for (node, vote) in coming {
             let undo = UndoTask::new(acquisition.undo_of_vote(node), claim.clone());
             // Created before it is known to be needed, because it takes its share of the memory for undos now.
-            let undoing = client.watchdog.undoing(node, undo);
+            let undoing = engine.watchdog.undoing(node, undo);
             let (mut acquisition, after) = (acquisition.clone(), self.undo_after.clone());
-            client.host.spawn(async move {
+            engine.host.spawn(async move {
                 let said = vote.await;
                 let vote = Sent { node, ask: Ask::Acquire, at: sent };
                 if acquisition.on_reply(sent, vote, said).undo.is_some() {

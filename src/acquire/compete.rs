@@ -15,13 +15,13 @@ impl Acquire {
     /// share, has its place in the server's queue from then on. Any other does not ask first if others of this process
     /// already wait, or if it was just tried as one of several.
     pub(super) async fn compete(&self) -> Result<Lease, Error> {
-        let (client, key, is_queued) = (&self.client, &self.wanted.key, self.wanted.options.is_queued());
-        let lines = if is_queued { &client.queues } else { &client.lines };
+        let (engine, key, is_queued) = (&self.engine, &self.wanted.key, self.wanted.options.is_queued());
+        let lines = if is_queued { &engine.queues } else { &engine.lines };
         let mut standing = if is_queued { Some(Box::new(Standing::new(self)?)) } else { None };
         let asks = is_queued || self.is_one_try() || !self.wanted.is_on_trial && !lines.has(key);
         let seen = match &mut standing {
-            Some(standing) => standing.check(client.quorum.route(), !self.is_one_try()).await?,
-            None if asks => self.try_once(client.quorum.route()).await?,
+            Some(standing) => standing.check(engine.quorum.route(), !self.is_one_try()).await?,
+            None if asks => self.try_once(engine.quorum.route()).await?,
             None => Err(Check::NotYet),
         };
         let lease = match seen {
@@ -41,7 +41,7 @@ impl Acquire {
     /// continue until one holds it, for a command time-out in all. A token that is always in the way is not a rival
     /// try.
     async fn settle(&self, mut seen: Check) -> Result<Lease, Error> {
-        let client = &self.client;
+        let engine = &self.engine;
         let (mut backoff, mut again) = (Backoff::new(random::jitter()), 0);
         loop {
             let pause = backoff.after(&seen);
@@ -50,12 +50,12 @@ impl Acquire {
                 Check::Split { holder, .. } if holder.token().is_some() && again < SAME_SPLITS => holder.clone(),
                 _ => return Err(self.gives_up(seen)),
             };
-            if pause >= self.limit(client.now()) {
+            if pause >= self.limit(engine.now()) {
                 return Err(self.gives_up(seen));
             }
-            self.unless_ended(pin!(client.host.sleep(pause))).await?;
+            self.unless_ended(pin!(engine.host.sleep(pause))).await?;
             self.follow_own_releases().await;
-            match self.try_once(client.quorum.route()).await? {
+            match self.try_once(engine.quorum.route()).await? {
                 Ok(lease) => return Ok(lease),
                 Err(look) => {
                     let is_same = matches!(&look, Check::Split { holder, .. } if holder.is_same(&other));
@@ -90,8 +90,8 @@ impl Acquire {
             Check::NotYet => Error::unanswered(),
             Check::Held { holder, .. } | Check::Split { holder, .. } => Error::TimedOut {
                 name: self.wanted.key.name().into(),
-                waited: self.client.now().since(self.started),
-                holder: Box::new(self.client.watchdog.recognize(&self.wanted.key, holder)),
+                waited: self.engine.now().since(self.started),
+                holder: Box::new(self.engine.watchdog.recognize(&self.wanted.key, holder)),
             },
         }
     }

@@ -27,13 +27,13 @@ impl<'a> Standing<'a> {
     pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
         let place = Taken::new(acquire)?;
         // Registered before the first poll, because a notification may arrive before its answer.
-        let waiter = acquire.client.fair_waiters.listen(&acquire.wanted.key, &place.token);
+        let waiter = acquire.engine.fair_waiters.listen(&acquire.wanted.key, &place.token);
         Ok(Self { place, position: QueuePosition::default(), waiter, had_been_lost: false })
     }
 
     fn grant(&self) -> Duration {
-        let Acquire { client, wanted, .. } = self.place.acquire;
-        client.options.grant_timeout.min(wanted.options.ttl)
+        let Acquire { engine, wanted, .. } = self.place.acquire;
+        engine.options.grant_timeout.min(wanted.options.ttl)
     }
 
     /// The facts for the wait loop.
@@ -42,7 +42,7 @@ impl<'a> Standing<'a> {
             position: &self.position,
             due: self.waiter.due(),
             is_granted: self.waiter.is_granted(),
-            usual: self.place.acquire.client.quorum.route(),
+            usual: self.place.acquire.engine.quorum.route(),
             polled_on: self.place.route,
             grant: self.grant(),
         }
@@ -62,8 +62,8 @@ impl<'a> Standing<'a> {
         // notification have to take their places again.
         let is_stranger = if outcome.is_ok() { !was_granted } else { self.had_been_lost };
         if is_stranger {
-            let Acquire { client, wanted, .. } = self.place.acquire;
-            client.fair_waiters.notify_line(&wanted.key, client.now());
+            let Acquire { engine, wanted, .. } = self.place.acquire;
+            engine.fair_waiters.notify_line(&wanted.key, engine.now());
         }
         Ok(outcome)
     }
@@ -79,17 +79,17 @@ impl<'a> Standing<'a> {
     /// Polls once. A lease counts from the time that its confirming poll was sent (rule 1). If a grant is too late for
     /// that, the next poll confirms it.
     async fn poll(&mut self, route: Route, enter: bool) -> Result<(Arc<Hold>, Signal), Check> {
-        let Acquire { client, wanted, .. } = self.place.acquire;
+        let Acquire { engine, wanted, .. } = self.place.acquire;
         let poll = Poll {
             claim: self.place.claim(),
             ticket: self.position.ticket,
             grant: self.grant(),
             window: WINDOW,
             enter,
-            restart_delay: client.quorum.restart_delay(),
+            restart_delay: engine.quorum.restart_delay(),
         };
         self.waiter.polls();
-        let (was_there, sent) = (self.place.may_be_there, client.now());
+        let (was_there, sent) = (self.place.may_be_there, engine.now());
         match self.place.ask(sent, route, Request::Poll(poll)).await {
             Ok(Polled::Granted(fence)) => self.place.granted(sent, fence).map_err(Check::Failed),
             Ok(Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked, notified }) => {

@@ -25,7 +25,7 @@ impl Acquire {
     pub(crate) async fn downgrade(&mut self, hold: &Hold, slot: Option<Arc<OwnerSlot>>) -> Result<Lease, Error> {
         (self.owner, self.owner_slot) = (hold.owner, slot);
         let lost = |loss| {
-            let now = self.client.now();
+            let now = self.engine.now();
             Error::Lost(hold.lost(now, now, loss))
         };
         Ok(self.goes_on(self.share_in_place_of(&hold.claim.token, lost).await?))
@@ -57,7 +57,7 @@ impl Acquire {
 
 impl Taken<'_, Downgraded> {
     async fn ask_in_place_of(&mut self, from: &Token) -> Result<Result<(Arc<Hold>, Signal), Denial>, Failure> {
-        let (route, sent) = (self.acquire.client.quorum.route(), self.acquire.client.now());
+        let (route, sent) = (self.acquire.engine.quorum.route(), self.acquire.engine.now());
         let request = Request::Downgrade { claim: self.claim(), from: from.clone() };
         match self.ask(sent, route, request).await? {
             Ok(fence) => Ok(Ok(self.granted(sent, fence)?)),

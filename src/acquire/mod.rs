@@ -8,8 +8,8 @@ use leasehold_protocol::{
 };
 
 use crate::{
-    client::Client,
     clock::stood_still,
+    engine::Engine,
     error::Error,
     held::{Hold, SharedEntry},
     lease::Lease,
@@ -83,7 +83,7 @@ pub(crate) struct Wanted {
 
 /// One acquire under way.
 pub(crate) struct Acquire {
-    client: Arc<Client>,
+    engine: Arc<Engine>,
     wanted: Wanted,
     /// The owner, once it is known.
     owner: Option<OwnerId>,
@@ -97,11 +97,11 @@ pub(crate) struct Acquire {
 }
 
 impl Acquire {
-    pub(crate) fn new(client: Arc<Client>, wanted: Wanted, patience: Patience) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, wanted: Wanted, patience: Patience) -> Self {
         // A try begins with its first poll.
-        let started = if matches!(patience, Patience::None) { Time::ZERO } else { client.now() };
+        let started = if matches!(patience, Patience::None) { Time::ZERO } else { engine.now() };
         let until = patience.until(started);
-        Self { client, wanted, owner: None, owner_slot: None, started, until, failed: Mutex::default() }
+        Self { engine, wanted, owner: None, owner_slot: None, started, until, failed: Mutex::default() }
     }
 
     /// Runs it to its end. The owner is whoever polls this first.
@@ -109,7 +109,7 @@ impl Acquire {
         self.owner = self.wanted.owner.resolve();
         self.begin();
         // Boxed, so that no other acquire pays for these.
-        if !self.client.is_connected() {
+        if !self.engine.is_connected() {
             Box::pin(self.connect()).await?;
             self.begin();
         }
@@ -127,7 +127,7 @@ impl Acquire {
     /// Acquires it for an owner that may have it already.
     async fn compete_or_share(&mut self, owner: OwnerId) -> Result<Lease, Error> {
         loop {
-            match self.client.owners.enter(owner, &self.wanted.key, self.client.now()) {
+            match self.engine.owners.enter(owner, &self.wanted.key, self.engine.now()) {
                 Reentry::Free(owner_slot) => {
                     self.owner_slot = Some(owner_slot.clone());
                     tokio::select! {
@@ -157,7 +157,7 @@ impl Acquire {
 
     /// A token of its own, which carries the holder's label.
     fn token(&self) -> Token {
-        random::token(self.wanted.names.as_ref().map_or(&self.client.options.label, |names| &names.label))
+        random::token(self.wanted.names.as_ref().map_or(&self.engine.options.label, |names| &names.label))
     }
 
     fn is_one_try(&self) -> bool {
@@ -167,22 +167,22 @@ impl Acquire {
     /// Starts the time of a try: all of it is for the lock, however long ago the call was made.
     fn begin(&mut self) {
         if self.is_one_try() {
-            self.started = self.client.now();
+            self.started = self.engine.now();
             self.until = self.started;
         }
     }
 
     /// Makes the first connection, for as long as this waits.
     async fn connect(&self) -> Result<(), Error> {
-        let client = &self.client;
+        let engine = &self.engine;
         let (mut backoff, mut last) = (Backoff::new(random::jitter()), None);
         loop {
-            let left = self.until.since(client.now());
+            let left = self.until.since(engine.now());
             let outcome = tokio::select! {
                 biased;
-                () = client.ended.cancelled() => return Err(client.end()),
-                outcome = client.connect() => outcome,
-                () = client.host.sleep(left), if !self.is_one_try() && self.until != Time::NEVER => {
+                () = engine.ended.cancelled() => return Err(engine.end()),
+                outcome = engine.connect() => outcome,
+                () = engine.host.sleep(left), if !self.is_one_try() && self.until != Time::NEVER => {
                     let unknown = || Error::unavailable("the wait ended before the server could be reached");
                     return Err(last.map_or_else(unknown, Error::Unavailable));
                 }
@@ -202,16 +202,16 @@ impl Acquire {
     /// outcome. So its next attempt is not refused because of its own tokens. If they get no answer, the lock may be
     /// free all the same, so half of the time is left to check.
     async fn follow_own_releases(&self) {
-        let client = &self.client;
-        let few = client.quorum.len() - client.quorum.majority();
-        if client.watchdog.own_releases.are_on_more_than(few, &self.wanted.key) {
-            let over = client.watchdog.own_releases.over(&self.wanted.key, few);
+        let engine = &self.engine;
+        let few = engine.quorum.len() - engine.quorum.majority();
+        if engine.watchdog.own_releases.are_on_more_than(few, &self.wanted.key) {
+            let over = engine.watchdog.own_releases.over(&self.wanted.key, few);
             let wait = async {
                 tokio::select! {
                     biased;
                     () = over => {}
-                    () = client.ended.cancelled() => {}
-                    () = client.host.sleep(self.limit(client.now()) / 2) => {}
+                    () = engine.ended.cancelled() => {}
+                    () = engine.host.sleep(self.limit(engine.now()) / 2) => {}
                 }
             };
             // Boxed, so that no other acquire pays for this.
@@ -221,16 +221,16 @@ impl Acquire {
 
     /// Shares an acquisition of this owner. `None` if it has ended: start over.
     async fn share(&self, hold: &Arc<Hold>) -> Result<Option<Lease>, Error> {
-        let client = &self.client;
+        let engine = &self.engine;
         let (mut backoff, mut last) = (Backoff::new(random::jitter()), None);
         loop {
-            let now = client.now();
+            let now = engine.now();
             let (entry, reaction) = hold.enter(now);
-            client.watchdog.execute(hold, reaction);
+            engine.watchdog.execute(hold, reaction);
             match entry {
                 SharedEntry::Shared(signal) => {
                     let (owner_slot, grace) = (self.owner_slot.clone(), self.wanted.grace);
-                    let lease = Lease::new(client.clone(), hold.clone(), signal, owner_slot, grace);
+                    let lease = Lease::new(engine.clone(), hold.clone(), signal, owner_slot, grace);
                     // Its TTL is that of the acquire that won it.
                     check_grace(grace, hold.claim.ttl)?;
                     return Ok(Some(lease));
@@ -240,7 +240,7 @@ impl Acquire {
             }
             // At risk: it is shared only after a renewal has succeeded.
             let limit = self.limit(now);
-            let renewed = client.watchdog.renew_now(hold, client.quorum.route(), limit).await;
+            let renewed = engine.watchdog.renew_now(hold, engine.quorum.route(), limit).await;
             if hold.is_over() {
                 return Ok(None);
             }
@@ -270,9 +270,9 @@ impl Acquire {
 
     /// Pauses between requests, at most until our time has passed; an error if the acquire ends meanwhile.
     async fn pause(&self, pause: Duration) -> Result<(), Error> {
-        let pause = pause.min(self.until.since(self.client.now()));
+        let pause = pause.min(self.until.since(self.engine.now()));
         // Even a timer of zero takes a millisecond, which is ten times what a call takes to get here.
-        if pause.is_zero() { self.may_begin() } else { self.unless_ended(pin!(self.client.host.sleep(pause))).await }
+        if pause.is_zero() { self.may_begin() } else { self.unless_ended(pin!(self.engine.host.sleep(pause))).await }
     }
 
     /// Notes a failed attempt, which may have won without an answer.
@@ -290,18 +290,18 @@ impl Acquire {
 
     /// The more telling one of a failure and the one before it: the end of the wait may have cut the later one short.
     fn telling(&self, limit: Duration, failure: Failure, before: Option<Failure>) -> Failure {
-        let is_cut_short = limit < self.client.options.command_timeout / 2 && failure.is_silence();
+        let is_cut_short = limit < self.engine.options.command_timeout / 2 && failure.is_silence();
         before.filter(|_| is_cut_short).unwrap_or(failure)
     }
 
     fn is_over(&self) -> bool {
-        self.client.now() >= self.until
+        self.engine.now() >= self.until
     }
 
     /// How long one check may take: a command time-out, or less if the wait ends sooner. A try has one for all its
     /// checks.
     fn limit(&self, now: Time) -> Duration {
-        let (most, is_one_try) = (self.client.options.command_timeout, self.is_one_try());
+        let (most, is_one_try) = (self.engine.options.command_timeout, self.is_one_try());
         let until = if is_one_try { self.started + most } else { self.until };
         // A process that stood still between two steps has used no time for the lock.
         if is_one_try && stood_still(now, until) {

@@ -38,8 +38,8 @@ where
     T: TryFrom<Reply, Error = Failure> + Send + 'static,
 {
     pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
-        let (client, token) = (&acquire.client, acquire.token());
-        let (member, under_way) = (client.sole()?, client.host.token());
+        let (engine, token) = (&acquire.engine, acquire.token());
+        let (member, under_way) = (engine.sole()?, engine.host.token());
         let route = Route::Keeper;
         Ok(Self { acquire, member, token, route, answer: None, may_be_there: false, _under_way: under_way })
     }

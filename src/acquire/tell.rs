@@ -36,14 +36,14 @@ pub(super) fn tell_acquired(lease: &Lease) {
 impl Acquire {
     /// Reports to the log and the program which holder we wait for, if that is news.
     pub(super) fn tell(&self, look: &Check, told: &mut ToldHolder) {
-        let (client, lock) = (&self.client, self.wanted.key.name());
+        let (engine, lock) = (&self.engine, self.wanted.key.name());
         match look {
             // The holder is not known yet.
             Check::NotYet | Check::Split { .. } => {}
             Check::Failed(failure) => self.tell_outage(causes(failure), failure),
             Check::Held { holder, .. } if told.is(holder) => {}
             Check::Held { holder, .. } => {
-                let holder = client.watchdog.recognize(&self.wanted.key, holder.clone());
+                let holder = engine.watchdog.recognize(&self.wanted.key, holder.clone());
                 let remaining = holder.remaining().map(|remaining| tracing::field::display(Rounded(remaining)));
                 let label = holder.label();
                 if self.waits_for_itself(&holder) {
@@ -70,7 +70,7 @@ impl Acquire {
                 tracing::debug!(name: "busy", target: "leasehold", lock, holder = holder.label(), "not acquired: several try at once, and none has a majority of the nodes");
             }
             Check::Held { holder, .. } => {
-                let holder = self.client.watchdog.recognize(&self.wanted.key, holder.clone());
+                let holder = self.engine.watchdog.recognize(&self.wanted.key, holder.clone());
                 let remaining = holder.remaining().map(|remaining| tracing::field::display(Rounded(remaining)));
                 tracing::debug!(name: "busy", target: "leasehold", lock, holder = holder.label(), remaining, "not acquired: it is held by {holder}");
                 self.tell_program(&holder);
@@ -83,7 +83,7 @@ impl Acquire {
         if let Some(kind) = holder.not_a_lock() {
             let (lock, key) = (self.wanted.key.name(), self.wanted.key.lock());
             let cause = [format!("{kind} {key}")];
-            if let Some(count) = self.client.misplaced.meet_causes(self.client.now(), cause) {
+            if let Some(count) = self.engine.misplaced.meet_causes(self.engine.now(), cause) {
                 tracing::warn!(name: "misplaced", target: "leasehold", lock, key, kind, count, "the key {key:?} holds a {kind}, which is no lock and is not released: give the lock another name or a prefix, or delete the key");
             }
         }
@@ -94,15 +94,15 @@ impl Acquire {
 
     /// Warns of an outage, once for all acquires that meet it.
     pub(super) fn tell_outage(&self, causes: Vec<String>, failure: &dyn fmt::Display) {
-        let (client, lock) = (&self.client, self.wanted.key.name());
-        if let Some(count) = client.outages.meet_causes(client.now(), causes) {
+        let (engine, lock) = (&self.engine, self.wanted.key.name());
+        if let Some(count) = engine.outages.meet_causes(engine.now(), causes) {
             tracing::warn!(name: "wait", target: "leasehold", lock, %failure, count, "waiting for the server");
         }
     }
 
     /// Logs the end of an outage.
     pub(super) fn tell_answer(&self) {
-        if let Some(count) = self.client.outages.end() {
+        if let Some(count) = self.engine.outages.end() {
             let lock = self.wanted.key.name();
             tracing::info!(name: "wait", target: "leasehold", lock, count, "the server answers again");
         }
@@ -111,6 +111,6 @@ impl Acquire {
     /// Whether the owner that waits here has acquired the lock itself.
     fn waits_for_itself(&self, holder: &Holder) -> bool {
         let is_its_own = |hold: &Hold| hold.owner == self.owner;
-        holder.is_ours() && self.owner.is_some() && self.client.watchdog.has_hold(self.wanted.key.lock(), is_its_own)
+        holder.is_ours() && self.owner.is_some() && self.engine.watchdog.has_hold(self.wanted.key.lock(), is_its_own)
     }
 }

@@ -32,8 +32,8 @@ pub(super) async fn wait(
     standing: Option<Box<Standing<'_>>>,
     seen: Check,
 ) -> Result<Lease, Error> {
-    let (client, line) = (&acquire.client, lines.join(&acquire.wanted.key));
-    let (nodes, command_timeout, is_fair) = (client.quorum.len(), client.options.command_timeout, standing.is_some());
+    let (engine, line) = (&acquire.engine, lines.join(&acquire.wanted.key));
+    let (nodes, command_timeout, is_fair) = (engine.quorum.len(), engine.options.command_timeout, standing.is_some());
     let mut wait = WaitLoop::new(is_fair, nodes, command_timeout, acquire.until, random::jitter());
     let mut waiting = Waiting { acquire, line: &line, standing, told: ToldHolder::default() };
     let mut seen_by_leader = line.seen();
@@ -57,14 +57,14 @@ pub(super) async fn wait(
             },
             Action::Sleep(until) => until,
         };
-        let now = client.now();
+        let now = engine.now();
         if wait.leads() {
             line.saw(wait.seen().clone(), now, until);
         }
         let own = waiting.standing.as_ref().map(|standing| &standing.waiter);
         tokio::select! {
             biased;
-            () = client.ended.cancelled() => return Err(client.end()),
+            () = engine.ended.cancelled() => return Err(engine.end()),
             () = notification(&line, own), if wait.heeds_notifications() => wait.notified(),
             got = &mut next_turn, if turn.is_none() => {
                 turn = Some(got);
@@ -73,7 +73,7 @@ pub(super) async fn wait(
             Ok(()) = seen_by_leader.changed(), if !wait.leads() => {
                 wait.heard(seen_by_leader.borrow_and_update().clone());
             }
-            () = client.host.sleep_until(now, until) => wait.slept(),
+            () = engine.host.sleep_until(now, until) => wait.slept(),
         }
     }
 }
@@ -82,9 +82,9 @@ impl Waiting<'_> {
     /// Makes one check that the wait loop has asked for.
     async fn check(&mut self, wait: &mut WaitLoop, route: Route) -> Result<Option<Lease>, Error> {
         let (acquire, line, leads) = (self.acquire, self.line, wait.leads());
-        let slots = acquire.client.check_slots(line.key());
+        let slots = acquire.engine.check_slots(line.key());
         let _slot = slot(acquire, &slots, leads.then_some(line)).await;
-        let began = acquire.client.now();
+        let began = acquire.engine.now();
         let limit = acquire.limit(began);
         if leads {
             line.checks_by(began + limit);
@@ -104,28 +104,28 @@ impl Waiting<'_> {
 
     fn facts(&self) -> Facts<'_> {
         let queue = self.standing.as_deref().map(Standing::queued);
-        Facts { now: self.acquire.client.now(), leader_due: self.line.due(), queue, around: self }
+        Facts { now: self.acquire.engine.now(), leader_due: self.line.due(), queue, around: self }
     }
 }
 
 impl Surroundings for Waiting<'_> {
     fn held_here(&self) -> Option<Holder> {
-        self.acquire.client.watchdog.held(&self.acquire.wanted.key)
+        self.acquire.engine.watchdog.held(&self.acquire.wanted.key)
     }
 
     fn tracks(&self) -> bool {
-        self.acquire.client.quorum.tracking_capacity() > 0
+        self.acquire.engine.quorum.tracking_capacity() > 0
     }
 
     fn tracked(&self) -> Route {
-        self.acquire.client.watchdog.route()
+        self.acquire.engine.watchdog.route()
     }
 }
 
 /// Takes one of the few slots for checks, if one is free within the time for a check. The leader of a line announces to
 /// its followers how long that takes.
 async fn slot<'a>(acquire: &Acquire, slots: &'a CheckSlots, leads: Option<&InLine<'_>>) -> Option<CheckSlot<'a>> {
-    let now = acquire.client.now();
+    let now = acquire.engine.now();
     let until = now + acquire.limit(now);
     if let Some(slot) = slots.take(now, until) {
         return Some(slot);
@@ -133,7 +133,7 @@ async fn slot<'a>(acquire: &Acquire, slots: &'a CheckSlots, leads: Option<&InLin
     if let Some(line) = leads {
         line.waits_until(until);
     }
-    acquire.client.check_slot(slots, until, |now| acquire.limit(now)).await
+    acquire.engine.check_slot(slots, until, |now| acquire.limit(now)).await
 }
 
 /// Completes when something may have happened to the lock.

@@ -101,7 +101,7 @@ pub(crate) struct Reaction {
     pub(crate) news: Option<Box<PhaseChange>>,
 }
 
-// For the same reason as `Client`.
+// For the same reason as `Engine`.
 impl RefUnwindSafe for Hold {}
 
 impl HasBoard for Hold {

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::on_lost;
 use crate::{
-    client::Client,
+    engine::Engine,
     error::Error,
     foreign::relayed,
     held::{AfterLast, Hold},
@@ -20,16 +20,16 @@ use crate::{
 /// It does not keep the lock held: when the lease has ended, it reports that.
 #[derive(Clone)]
 pub struct LeaseHandle {
-    pub(crate) client: Arc<Client>,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) hold: Arc<Hold>,
     /// The lease's own signals, unless it uses the hold's.
     board: Option<Arc<Board>>,
 }
 
 impl LeaseHandle {
-    pub(super) fn new(client: Arc<Client>, hold: Arc<Hold>, signal: Signal) -> Self {
+    pub(super) fn new(engine: Arc<Engine>, hold: Arc<Hold>, signal: Signal) -> Self {
         let board = if let Signal::More(board) = signal { Some(board) } else { None };
-        Self { client, hold, board }
+        Self { engine, hold, board }
     }
 
     pub(super) fn board(&self) -> &Board {
@@ -48,7 +48,7 @@ impl LeaseHandle {
 
     /// Runs this beside the keeper's own tasks.
     pub(crate) fn spawn_beside(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.client.host.spawn_beside(task);
+        self.engine.host.spawn_beside(task);
     }
 
     fn view(&self) -> &Self {
@@ -58,14 +58,14 @@ impl LeaseHandle {
     /// Gives up one lease; only the first call counts.
     pub(super) fn leave(&self, now: Time) -> AfterLast {
         let (leaving, reaction) = self.hold.leave(now, &self.signal());
-        self.client.watchdog.execute(&self.hold, reaction);
+        self.engine.watchdog.execute(&self.hold, reaction);
         leaving
     }
 
     /// Asks the holder to stop when only the grace is left of the lease. Completes when the grace is over and the lease
     /// has ended.
     pub(super) async fn out_of_grace(self, grace: Duration) -> Lost {
-        let (Self { client, hold, .. }, signal) = (&self, self.signal());
+        let (Self { engine, hold, .. }, signal) = (&self, self.signal());
         if grace.is_zero() {
             return signal.over().await;
         }
@@ -77,12 +77,12 @@ impl LeaseHandle {
             tokio::select! {
                 biased;
                 _lost = signal.clone().over() => break,
-                () = client.host.sleep(left) => {}
+                () = engine.host.sleep(left) => {}
             }
         }
-        let now = client.now();
+        let now = engine.now();
         signal.ask_to_stop(&hold.lost(now, now, LossReason::Expiring));
-        client.host.sleep(grace).await;
+        engine.host.sleep(grace).await;
         signal.clone().over().await
     }
 
@@ -177,13 +177,13 @@ macro_rules! view {
             ///
             /// How the lease ended.
             pub fn check(&self) -> Result<(), Error> {
-                let (view, now) = (self.view(), self.view().client.now());
-                let LeaseHandle { client, hold, .. } = view;
-                client.check_process()?;
+                let (view, now) = (self.view(), self.view().engine.now());
+                let LeaseHandle { engine, hold, .. } = view;
+                engine.check_process()?;
                 if hold.remaining(now).is_zero() {
-                    let _under_way = client.host.token();
+                    let _under_way = engine.host.token();
                     let reaction = hold.expire_if_due(now);
-                    client.watchdog.execute(hold, reaction);
+                    engine.watchdog.execute(hold, reaction);
                     // The thread that ended it may not have reached our signal yet.
                     if let Some(lost) = hold.end() {
                         view.signal().end(&lost);
@@ -205,8 +205,8 @@ macro_rules! view {
             /// healthy lease it stays above two thirds of the TTL, less the drift.
             #[must_use]
             pub fn remaining(&self) -> Duration {
-                let (LeaseHandle { client, hold, .. }, board) = (self.view(), self.view().board());
-                if board.ended().is_some() { Duration::ZERO } else { hold.remaining(client.now()) }
+                let (LeaseHandle { engine, hold, .. }, board) = (self.view(), self.view().board());
+                if board.ended().is_some() { Duration::ZERO } else { hold.remaining(engine.now()) }
             }
 
             /// The status of the lease.
@@ -268,10 +268,10 @@ macro_rules! view {
             #[doc(alias = "extend")]
             pub async fn renew(&self) -> Result<(), Error> {
                 self.check()?;
-                let LeaseHandle { client, hold, .. } = self.view();
-                let sent = client.now();
-                let limit = hold.remaining(sent).min(client.options.command_timeout);
-                let renewing = client.watchdog.renew_now(hold, Route::Tracked, limit);
+                let LeaseHandle { engine, hold, .. } = self.view();
+                let sent = engine.now();
+                let limit = hold.remaining(sent).min(engine.options.command_timeout);
+                let renewing = engine.watchdog.renew_now(hold, Route::Tracked, limit);
                 let renewed = relayed!(renewing);
                 self.check()?;
                 renewed.map_err(|failure| Error::unconfirmed_renewal(&failure))

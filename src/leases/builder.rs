@@ -11,8 +11,8 @@ use leasehold_protocol::rounded::Rounded;
 
 use super::Leases;
 use crate::{
-    client::{Client, Options},
     clock::{Clock, SystemClock},
+    engine::{Engine, Options},
     error::Error,
     foreign::relayed,
     keeper::Host,
@@ -325,7 +325,7 @@ impl Builder {
     /// Dropping it closes what was opened.
     pub async fn build(self) -> Result<Leases, Error> {
         let leases = self.build_lazy()?;
-        relayed!(leases.scope.client.connect())?;
+        relayed!(leases.scope.engine.connect())?;
         Ok(leases)
     }
 
@@ -356,7 +356,7 @@ impl Builder {
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));
-        Ok(Leases::of(Client::new(options, clock, host, stop, quorum, to_connect)))
+        Ok(Leases::of(Engine::new(options, clock, host, stop, quorum, to_connect)))
     }
 
     fn restarts_after(&self) -> Duration {

@@ -41,10 +41,10 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holder(&self) -> Result<Option<Holder>, Error> {
-        let client = &self.scope.client;
-        client.ready().await?;
+        let engine = &self.scope.engine;
+        engine.ready().await?;
         let key = self.key()?;
-        let asking = client.quorum.look(&key, client.quorum.route(), client.options.command_timeout);
+        let asking = engine.quorum.look(&key, engine.quorum.route(), engine.options.command_timeout);
         let seen = relayed!(asking).map_err(Error::of)?;
         let holder = match seen.holder {
             // If the number of sharers cannot be read, such as without a right to their key, the first answer counts.
@@ -54,13 +54,13 @@ impl Lock {
             },
             holder => holder,
         };
-        Ok(holder.map(|holder| client.watchdog.recognize(&key, holder)))
+        Ok(holder.map(|holder| engine.watchdog.recognize(&key, holder)))
     }
 
     async fn ask_for_sharers(&self, key: &Key, most: usize) -> Result<Option<Sharers>, Failure> {
-        let client = &self.scope.client;
-        let (member, limit) = (client.quorum.sole()?, client.options.command_timeout);
-        relayed!(member.ask(client.quorum.route(), Request::Sharers { key: key.clone(), most }, limit))
+        let engine = &self.scope.engine;
+        let (member, limit) = (engine.quorum.sole()?, engine.options.command_timeout);
+        relayed!(member.ask(engine.quorum.route(), Request::Sharers { key: key.clone(), most }, limit))
     }
 
     /// All holders of the lock at one moment: all its sharers, or its one holder; empty if it is free. The share that
@@ -91,9 +91,9 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn holders(&self) -> Result<Vec<Holder>, Error> {
-        let client = &self.scope.client;
-        client.ready().await?;
-        if !client.quorum.is_one() {
+        let engine = &self.scope.engine;
+        engine.ready().await?;
+        if !engine.quorum.is_one() {
             return Ok(self.holder().await?.into_iter().collect());
         }
         let key = self.key()?;
@@ -102,7 +102,7 @@ impl Lock {
             Some(Sharers { holder, first }) if holder.is_shared() => first,
             Some(Sharers { holder, .. }) => vec![holder],
         };
-        Ok(client.watchdog.recognize_each(&key, holders))
+        Ok(engine.watchdog.recognize_each(&key, holders))
     }
 
     /// The waiters in the [fair](Self::fair) queue of the lock, first in line first; at most ten thousand. Waiters that
@@ -116,11 +116,11 @@ impl Lock {
     ///
     /// It only reads.
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
-        let client = &self.scope.client;
-        client.ready().await?;
+        let engine = &self.scope.engine;
+        engine.ready().await?;
         let key = self.key()?;
-        let (member, limit) = (client.sole()?, client.options.command_timeout);
-        let asking = member.ask(client.quorum.route(), Request::Waiters { key, most: MOST }, limit);
+        let (member, limit) = (engine.sole()?, engine.options.command_timeout);
+        let asking = member.ask(engine.quorum.route(), Request::Waiters { key, most: MOST }, limit);
         let waiters: Waiters = relayed!(asking).map_err(Error::of)?;
         Ok(waiters.into_iter().map(|(token, waited, mode)| Waiter { token, waited, mode }).collect())
     }
@@ -163,16 +163,16 @@ impl Lock {
     }
 
     async fn take_by_force(&self, reason: Option<&str>) -> Result<bool, Error> {
-        let client = &self.scope.client;
-        client.ready().await?;
+        let engine = &self.scope.engine;
+        engine.ready().await?;
         let key = self.key()?;
         let by = Arc::new(forced::by(self.scope.label_in_use(), reason));
         // Read before the request: an acquire from now on may be granted after it.
-        let (sent, held) = (client.now(), client.watchdog.holds_of(key.lock()));
-        let releasing = client.quorum.force_release(key.clone(), by.clone(), client.options.command_timeout);
+        let (sent, held) = (engine.now(), engine.watchdog.holds_of(key.lock()));
+        let releasing = engine.quorum.force_release(key.clone(), by.clone(), engine.options.command_timeout);
         let nodes = relayed!(releasing).map_err(Error::of)?;
-        client.watchdog.taken(&held, nodes, sent, &by);
-        client.freed(&key);
+        engine.watchdog.taken(&held, nodes, sent, &by);
+        engine.freed(&key);
         Ok(!nodes.is_empty())
     }
 }

@@ -53,7 +53,7 @@ struct Handles {
     cancel: OnceLock<CancellationToken>,
 }
 
-// As for `Client`.
+// As for `Engine`.
 impl RefUnwindSafe for Handles {}
 
 impl MultiLease {

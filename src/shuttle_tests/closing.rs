@@ -15,7 +15,7 @@ fn who_wins_while_close_is_called_is_told() {
             Err(error) => assert!(matches!(error, Error::Closed), "{error}"),
         });
         linger(60);
-        block_on(scene.client.close());
+        block_on(scene.engine.close());
         acquiring.join().unwrap();
         scene.settle();
     });
@@ -33,7 +33,7 @@ fn close_ends_every_lease_and_every_acquire() {
         let letting_go = thread::spawn(move || drop(held));
         let passing = thread::spawn(|| (0..2).for_each(|_| time::pass()));
         linger(60);
-        block_on(scene.client.close());
+        block_on(scene.engine.close());
         match waiting.join().unwrap() {
             Ok(reason) => assert_eq!(reason, LossReason::Closed),
             Err(error) => assert!(matches!(error, Error::Closed), "{error}"),

@@ -163,7 +163,7 @@ fn who_enters_again_while_the_last_lease_is_released_has_the_key() {
         assert!(block_on(third.release()).is_ok());
         assert!(block_on(second.release()).is_ok());
         scene.settle();
-        assert!(scene.client.owners.is_empty());
+        assert!(scene.engine.owners.is_empty());
         let released = |token: &Token| count(&scene.wire.asked(token), Asked::Release);
         let tokens = scene.wire.tokens();
         assert!(tokens.iter().all(|token| released(token) <= 1) && tokens.last().map(released) == Some(1));
@@ -186,6 +186,6 @@ fn of_two_leases_on_one_acquisition_the_last_to_go_takes_the_key() {
         scene.settle();
         let token = scene.wire.tokens().pop().unwrap();
         assert_eq!(count(&scene.wire.asked(&token), Asked::Release), 1);
-        assert!(Arc::strong_count(&scene.wire) > 0 && scene.client.owners.is_empty());
+        assert!(Arc::strong_count(&scene.wire) > 0 && scene.engine.owners.is_empty());
     });
 }

@@ -26,8 +26,8 @@ use tokio::sync::oneshot;
 
 use super::time;
 use crate::{
-    client::{Client, Options},
     clock::{Clock, SystemClock},
+    engine::{Engine, Options},
     keeper::Host,
     lock::Lock,
     node::{Answer, Links, Node, NodeListener, memory::Memory},
@@ -233,7 +233,7 @@ impl NodeListener for Courier {
 /// One process and its server.
 #[derive(Clone)]
 pub(super) struct Scene {
-    pub(super) client: Arc<Client>,
+    pub(super) engine: Arc<Engine>,
     pub(super) wire: Arc<Wire>,
 }
 
@@ -253,11 +253,11 @@ impl Scene {
         };
         let wire = Wire::new(&clock);
         let quorum = Quorum::of_one("wire", wire.clone(), &clock, &host, options.command_timeout);
-        Self { client: Client::new(options, clock, host, stop, quorum, None), wire }
+        Self { engine: Engine::new(options, clock, host, stop, quorum, None), wire }
     }
 
     pub(super) fn lock(&self) -> Lock {
-        Lock::new(Scope::new(self.client.clone()), "job").owner(crate::Owner::anonymous())
+        Lock::new(Scope::new(self.engine.clone()), "job").owner(crate::Owner::anonymous())
     }
 
     /// Lets time pass until nothing is under way any more; then nobody holds anything, and nobody waits.
@@ -268,9 +268,9 @@ impl Scene {
                 yield_now().await;
             }
         }));
-        block_on(self.client.host.finished());
+        block_on(self.engine.host.finished());
         assert_eq!(self.wire.holder("job"), None, "the key is left");
-        assert!(self.client.watchdog.is_empty(), "a hold that nobody owns is looked after");
-        assert!(self.client.lines.is_empty() && self.client.queues.is_empty() && self.client.fair_waiters.is_empty());
+        assert!(self.engine.watchdog.is_empty(), "a hold that nobody owns is looked after");
+        assert!(self.engine.lines.is_empty() && self.engine.queues.is_empty() && self.engine.fair_waiters.is_empty());
     }
 }

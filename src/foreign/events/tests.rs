@@ -96,7 +96,7 @@ fn all() -> Vec<Event> {
 }
 
 /// The files whose events belong to a caller's own task.
-const CALLERS: [&str; 3] = ["acquire/tell.rs", "client/release.rs", "hand_over.rs"];
+const CALLERS: [&str; 3] = ["acquire/tell.rs", "engine/release.rs", "hand_over.rs"];
 
 fn files_with_events(directory: &Path, found: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {

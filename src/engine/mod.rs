@@ -54,7 +54,7 @@ pub(crate) struct Options {
 
 /// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct Engine {
     pub(crate) options: Options,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) host: Host,
@@ -93,9 +93,9 @@ pub(crate) struct Client {
 const CHECKS_AT_ONCE: usize = 128;
 
 // Shared state is changed in whole steps, behind mutexes without poisoning, so no panic leaves it half changed.
-impl RefUnwindSafe for Client {}
+impl RefUnwindSafe for Engine {}
 
-impl Client {
+impl Engine {
     pub(crate) fn new(
         options: Options,
         clock: Arc<dyn Clock>,

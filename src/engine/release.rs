@@ -19,7 +19,7 @@ use leasehold_protocol::{
     votes::NodeAnswer,
 };
 
-use super::Client;
+use super::Engine;
 use crate::{
     error::Error,
     held::Hold,
@@ -55,7 +55,7 @@ impl MayFail for (Ask, Result<Owned, Failure>) {
 /// The first request.
 const FIRST: Ask = Ask::Release { only_sending: true, is_last: false };
 
-impl Client {
+impl Engine {
     /// Releases a hold whose last lease has let go. If it is dropped half way, it continues in the background.
     pub(crate) async fn release(
         self: &Arc<Self>,
@@ -65,7 +65,7 @@ impl Client {
     ) -> Result<Released, Error> {
         // `close` must not take the connection away from under it.
         let _under_way = self.host.token();
-        let mut background = ReleaseGuard { client: self, hold, mode: Some(mode.clone()) };
+        let mut background = ReleaseGuard { engine: self, hold, mode: Some(mode.clone()) };
         let end = self.release_everywhere(hold, &mode).await;
         background.mode = None;
         let (lock, label) = (hold.claim.key.name(), hold.claim.token.label());
@@ -222,11 +222,11 @@ impl Client {
         // All of them are under way before the first has ended.
         for (node, undoing) in undo.nodes.iter().map(undoing).collect::<Vec<_>>() {
             // The client keeps the connections until this is done.
-            let (client, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
+            let (engine, hold, mode) = (self.clone(), hold.clone(), undo.mode.clone());
             let mut releasing = Box::pin(async move {
                 undoing.await;
-                client.observed.notify(hold.claim.key.lock(), client.now());
-                client.notify_of_retained(&hold.claim.key, &mode);
+                engine.observed.notify(hold.claim.key.lock(), engine.now());
+                engine.notify_of_retained(&hold.claim.key, &mode);
             });
             // A node in memory answers at once, so the lock is free before the next line of the program runs.
             let at_once = self.quorum.member(node).is_some_and(|member| member.answers_at_once());
@@ -242,7 +242,7 @@ impl Client {
 
 /// A release under way; if it is dropped, it continues in the background.
 struct ReleaseGuard<'a> {
-    client: &'a Arc<Client>,
+    engine: &'a Arc<Engine>,
     hold: &'a Arc<Hold>,
     /// `None` once it is done.
     mode: Option<ReleaseMode>,
@@ -251,7 +251,7 @@ struct ReleaseGuard<'a> {
 impl Drop for ReleaseGuard<'_> {
     fn drop(&mut self) {
         if let Some(mode) = self.mode.take() {
-            self.client.release_in_background(self.hold, mode);
+            self.engine.release_in_background(self.hold, mode);
         }
     }
 }
