@@ -104,7 +104,7 @@ const RUN: &[Section] = &[
             ),
             ("LEASEHOLD_FENCES", "A line `FENCE NAME` for each lock."),
             ("LEASEHOLD_LABEL", "The holder name."),
-            ("LEASEHOLD_JOB", "A mark by which the job is found if this program is killed."),
+            ("LEASEHOLD_JOB", "Marks by which the job is found if this program is killed, or a run around it."),
         ]),
     ),
     section(

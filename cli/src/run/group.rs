@@ -1,6 +1,7 @@
 //! The command and what it has started: a process group of its own.
 
 use std::{
+    env,
     fs::File,
     io::{self, Write},
     os::{fd::AsRawFd, unix::process::CommandExt},
@@ -18,7 +19,8 @@ use rustix::{
 };
 
 use super::{
-    guard::{Guard, MARK},
+    guard::Guard,
+    mark::{self, MARKS},
     now, system,
 };
 use crate::{
@@ -91,7 +93,7 @@ impl Ready {
         // No other process has our ID at this moment.
         let mark = format!("{}-{}", exec.parent, now().as_nanos());
         let mut command = Command::new(own_program()?);
-        command.args(exec.words()).process_group(0).env(MARK, &mark);
+        command.args(exec.words()).process_group(0).env(MARKS, mark::appended(env::var_os(MARKS), &mark));
         // Several locks have no single name, and the name of a run around this one would be wrong too.
         match options.wanted.names() {
             [name] => command.env("LEASEHOLD_NAME", name),

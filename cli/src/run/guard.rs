@@ -32,14 +32,12 @@ use rustix::{
 
 use super::{
     group::own_program,
+    mark::{self, MARKS},
     now,
     plan::{Due, MARGIN, Plan},
     system,
 };
 use crate::own::Guarding;
-
-/// The variable by which the guard finds processes that have left the job's group. Its value differs for each job.
-pub(super) const MARK: &str = "LEASEHOLD_JOB";
 
 /// How often the guard checks what is left of a job that was asked to stop.
 const OFTEN: Duration = Duration::from_millis(50);
@@ -99,7 +97,7 @@ impl Guard {
 pub(crate) fn guard(job: &Guarding) -> ExitCode {
     if let (Some(leader), Some(signal)) = (Pid::from_raw(job.leader), Signal::from_named_raw(job.signal)) {
         let deadline = last_deadline(io::stdin().lock());
-        let orphans = Orphans { leader, mark: format!("{MARK}={}", job.mark), asked: HashSet::new() };
+        let orphans = Orphans { leader, mark: &job.mark, asked: HashSet::new() };
         orphans.end(signal, Duration::from_millis(job.grace), deadline);
     }
     ExitCode::SUCCESS
@@ -115,14 +113,14 @@ fn last_deadline(told: impl BufRead) -> Duration {
 }
 
 /// The job of a tool that has died.
-struct Orphans {
+struct Orphans<'a> {
     leader: Pid,
-    mark: String,
+    mark: &'a str,
     /// The processes outside of the group that were asked to stop.
     asked: HashSet<Pid>,
 }
 
-impl Orphans {
+impl Orphans<'_> {
     fn end(mut self, signal: Signal, grace: Duration, deadline: Duration) {
         // This fails if the group has no process any more.
         let has_group = setpgid(None, Some(self.leader)).is_ok();
@@ -166,9 +164,10 @@ impl Orphans {
         }
     }
 
-    /// The job's processes outside of its group. There are none where the system has no `/proc`.
+    /// The job's processes outside of its group, and those of runs inside the job. There are none where the system has
+    /// no `/proc`.
     fn outsiders(&self) -> Vec<Pid> {
-        let mut marked = system::with_variable(self.mark.as_bytes());
+        let mut marked = system::with_variable(MARKS, |marks| mark::is_among(marks, self.mark));
         marked.retain(|process| getpgid(Some(*process)).is_ok_and(|group| group != self.leader));
         marked
     }

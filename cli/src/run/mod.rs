@@ -35,6 +35,7 @@ mod group;
 mod guard;
 mod hold;
 mod job;
+mod mark;
 mod metrics;
 mod plan;
 mod system;

@@ -46,11 +46,13 @@ pub(super) fn is_alive(group: Pid) -> bool {
     stats.any(|stat| state(&stat).is_some_and(|(state, of)| of == group && !matches!(state, 'Z' | 'X')))
 }
 
-/// The processes that were started with this variable, `NAME=VALUE`, as far as we may read that.
-pub(super) fn with_variable(variable: &[u8]) -> Vec<Pid> {
+/// The processes that were started with this variable, and a value that `accepts` allows, as far as we may read that.
+pub(super) fn with_variable(name: &str, accepts: impl Fn(&[u8]) -> bool) -> Vec<Pid> {
+    let is_it =
+        |one: &[u8]| one.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")).is_some_and(&accepts);
     let has_it = |process: &DirEntry| {
         let variables = fs::read(process.path().join("environ"));
-        variables.is_ok_and(|variables| variables.split(|&byte| byte == 0).any(|one| one == variable))
+        variables.is_ok_and(|variables| variables.split(|&byte| byte == 0).any(is_it))
     };
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes.filter_map(|process| numbered(&process).filter(|_| has_it(&process))).collect()

@@ -524,7 +524,7 @@ fn a_killed_runner_takes_the_command_along() {
 }
 
 /// How a script starts its worker, which ignores what would ask it to stop.
-const STARTS: [&str; 6] = [
+const STARTS: [&str; 9] = [
     "exec sh WORKER",
     "sh WORKER; :",
     "sh WORKER & wait",
@@ -532,6 +532,10 @@ const STARTS: [&str; 6] = [
     "sh WORKER & until [ -s SIGN ]; do sleep 0.01; done",
     "setsid sh WORKER & wait",
     "(setsid sh WORKER &); sleep 60; :",
+    // A run inside the job: as its first process, as a child in its group, and outside of its group.
+    "exec LEASEHOLD run inner-NUMBER sh -c 'sh WORKER & wait'",
+    "LEASEHOLD run inner-NUMBER sh -c 'sh WORKER & wait'; :",
+    "setsid LEASEHOLD run inner-NUMBER sh -c 'setsid sh WORKER & wait' & wait",
 ];
 
 #[test]
@@ -544,6 +548,7 @@ fn nothing_of_a_killed_runners_job_is_there_when_the_next_one_begins() {
                 let (directory, sign) = directory();
                 let (worker, name) = (directory.path().join("worker"), format!("job-{number}"));
                 let with_paths = |script: &str| {
+                    let script = script.replace("LEASEHOLD", LEASEHOLD).replace("NUMBER", &number.to_string());
                     script.replace("WORKER", worker.to_str().unwrap()).replace("SIGN", sign.to_str().unwrap())
                 };
                 let ignores = with_paths("trap '' TERM\necho $$ > SIGN\nwhile :; do sleep 0.05; done");
