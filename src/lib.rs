@@ -88,6 +88,8 @@ pub use leasehold_protocol::{
     votes::{NodeAnswer, Vote, Votes},
 };
 
+#[doc(hidden)]
+pub use crate::options::check_reason;
 pub use crate::{
     block_on::block_on,
     clock::SystemClock,

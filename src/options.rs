@@ -129,7 +129,13 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
 /// The longest reason for taking a lock by force, in bytes.
 const LONGEST_REASON: usize = 256;
 
-pub(crate) fn check_reason(reason: &str) -> Result<(), Error> {
+/// Checks the reason of a forced release. For the tool, which refuses a reason before it asks a server: this function is
+/// not part of the API, and any version may change it.
+///
+/// # Errors
+///
+/// [`Error::Config`] for a reason that is empty, has control characters, or more than 256 bytes.
+pub fn check_reason(reason: &str) -> Result<(), Error> {
     check_shown("reason", reason, LONGEST_REASON)
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use humantime::format_rfc3339_millis;
-use leasehold::{Holder, Lock, Mode, Waiter};
+use leasehold::{Holder, Lock, Mode, Waiter, check_reason};
 use serde_json::{Value, json};
 
 use crate::{
@@ -182,6 +182,10 @@ fn list(rows: &[Row], json: bool) -> Result<(), Ended> {
 }
 
 pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
+    // A mistake is one whether or not the lock is held.
+    if let Some(reason) = &options.reason {
+        check_reason(reason)?;
+    }
     let holder = with(&options.servers, |leases| async move {
         let lock = leases.lock(&options.name);
         let Some(mut holder) = lock.holder().await? else { return Ok(None) };

@@ -136,6 +136,21 @@ fn force_release_ends_the_holder_that_was_shown_and_no_other() {
     ends_with(&second.wait_with_output().unwrap(), 75, &["it was taken away by force, by "]);
 }
 
+/// Also if the lock is free, where nobody would hear the reason.
+#[test]
+fn an_invalid_reason_is_refused_before_a_server_is_asked() {
+    let server = Server::start();
+    let long = "x".repeat(257);
+    for reason in ["x\ny", "", &long] {
+        let release = ["release", "--force", "--yes", "--reason", reason, NAME];
+        ends_with(&tool(&server, &release).output().unwrap(), 64, &["reason is ", "1 to 256 bytes"]);
+        let away = tool(&server, &release).env("LEASEHOLD_URL", "redis://127.0.0.1:1").output().unwrap();
+        ends_with(&away, 64, &["reason is ", "1 to 256 bytes"]);
+    }
+    let release = ["release", "--force", "--yes", "--reason", &long[1..], NAME];
+    ends_with(&tool(&server, &release).output().unwrap(), 0, &[]);
+}
+
 #[test]
 fn held_locks_are_listed() {
     let server = Server::start();
