@@ -15,7 +15,7 @@ pub(crate) enum Exit {
     Usage,
     /// The server cannot be reached, or refuses us.
     Unreachable,
-    /// Output could not be written, or a process could not be started.
+    /// Output could not be written, input ended too early, or a process could not be started.
     Io,
     /// The lease was lost, and the command killed.
     Lost,

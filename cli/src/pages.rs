@@ -136,12 +136,10 @@ const HOLD: &[Section] = &[
         "Exit status",
         Terms(&[
             ("0", "Standard input was closed, and the lock was released."),
-            (
-                "1",
-                "The lock is held (-n), was held for all of --wait, or standard input was closed before it was acquired. See -E.",
-            ),
+            ("1", "The lock is held (-n), or was held for all of --wait. See -E."),
             ("64", "The command line or the configuration is wrong."),
             ("69", "The server is away, or refuses us."),
+            ("74", "Standard input was closed before the lock was acquired, or output could not be written."),
             ("75", "The lock was lost, or --max-hold was over."),
             ("128+N", "Signal N ended it, and the lock was released."),
         ]),

@@ -29,11 +29,10 @@ pub(crate) fn hold(options: &Hold) -> Result<ExitCode, Ended> {
     let exit = block_on(async {
         let mut signals = catch()?;
         let input = Input::read();
-        let conflict = options.waiting.conflict_exit_code;
         let gives_up = async {
             input.closed().await;
             let why = format!("standard input was closed before {:?} was acquired", options.name);
-            Ended::new(Exit::Conflict(conflict), why)
+            Ended::new(Exit::Io, why)
         };
         let work = async |lease, signals: &mut Signals| until_closed(options, lease, &input, signals).await;
         let held = under_a_lease(options, &mut signals, gives_up, || Ok(()), || {}, work).await?;

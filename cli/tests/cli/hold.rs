@@ -22,6 +22,13 @@ fn hold(server: &Server, options: &[&str]) -> (Child, String) {
     (holder, line)
 }
 
+/// The output of a holder that ends by itself, while its input is open.
+fn refused(mut command: Command) -> Output {
+    let mut holder = command.stdin(Stdio::piped()).spawn().unwrap();
+    let _open = holder.stdin.take();
+    holder.wait_with_output().unwrap()
+}
+
 /// Closes the holder's input, and returns its output.
 fn closed(mut holder: Child) -> Output {
     drop(holder.stdin.take());
@@ -35,7 +42,8 @@ fn a_lock_is_held_until_the_input_is_closed_or_a_signal_comes() {
     let fence = server.wire().get(&format!("{{{NAME}}}:lh:fence")).unwrap();
     assert_eq!(line, format!("held {fence}\n"));
     assert!(is_held(&server));
-    ends_with(&tool(&server, &["hold", "-n", NAME]).stdin(Stdio::piped()).output().unwrap(), 1, &[]);
+    ends_with(&refused(tool(&server, &["hold", "-n", NAME])), 1, &[]);
+    ends_with(&refused(tool(&server, &["hold", "-n", "-E", "0", NAME])), 0, &[]);
     let output = closed(holder);
     ends_with(&output, 0, &[]);
     assert_eq!(said(&output), "");
@@ -56,14 +64,13 @@ fn a_lock_is_held_until_the_input_is_closed_or_a_signal_comes() {
 fn several_locks_are_held_all_or_none() {
     let server = Server::start();
     let both = ["hold", "-n", "-l", "orders", "--lock", "users"];
-    let start = || tool(&server, &both).stdin(Stdio::piped()).spawn().unwrap();
-    let mut holder = start();
+    let mut holder = tool(&server, &both).stdin(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(holder.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
     let told = [lines.next().unwrap(), lines.next().unwrap()];
     let fence = |name: &str| server.wire().get(&format!("{{{name}}}:lh:fence")).unwrap();
     assert_eq!(told, ["orders", "users"].map(|name| format!("held {} {name}", fence(name))));
-    ends_with(&closed(start()), 1, &[]);
-    ends_with(&tool(&server, &["hold", "-n", "users"]).stdin(Stdio::piped()).output().unwrap(), 1, &[]);
+    ends_with(&refused(tool(&server, &both)), 1, &[]);
+    ends_with(&refused(tool(&server, &["hold", "-n", "users"])), 1, &[]);
     ends_with(&closed(holder), 0, &[]);
     let (one, line) = {
         let mut one = tool(&server, &["hold", "-l", "users"]).stdin(Stdio::piped()).spawn().unwrap();
@@ -73,7 +80,7 @@ fn several_locks_are_held_all_or_none() {
     };
     assert_eq!(line, format!("held {}\n", fence("users")));
     // A holder of one of them keeps both away.
-    ends_with(&closed(start()), 1, &[]);
+    ends_with(&refused(tool(&server, &both)), 1, &[]);
     assert!(!server.wire().exists("orders"));
     ends_with(&closed(one), 0, &[]);
     for (wrong, why) in
@@ -102,24 +109,28 @@ fn an_output_that_nobody_reads_stops_no_renewal() {
     assert!(!is_held(&server));
 }
 
+/// Not with the code of a conflict: `-E 0` must not say that all is well.
 #[test]
 fn a_wait_ends_when_the_input_is_closed() {
     let server = Server::start();
     let (holder, _) = hold(&server, &[]);
-    let mut waiter = tool(&server, &["hold", "-v", NAME]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut waiter = tool(&server, &["hold", "-v", "-E", "0", NAME]).stdin(Stdio::piped()).spawn().unwrap();
     let mut told = String::new();
     BufReader::new(waiter.stderr.as_mut().unwrap()).read_line(&mut told).unwrap();
     assert!(told.contains("is held by"), "{told}");
     let output = closed(waiter);
-    ends_with(&output, 1, &["standard input was closed before \"job\" was acquired"]);
+    ends_with(&output, 74, &["standard input was closed before \"job\" was acquired"]);
     assert!(output.stdout.is_empty(), "{output:?}");
     ends_with(&closed(holder), 0, &[]);
     // Also while a server does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut waiter = tool(&server, &["hold", "--connect-timeout", "20s", NAME]);
-    waiter.env("LEASEHOLD_URL", format!("redis://{}", silent.local_addr().unwrap()));
-    let waiter = waiter.stdin(Stdio::piped()).spawn().unwrap();
-    ends_with(&closed(waiter), 1, &["standard input was closed"]);
+    for input in [Stdio::piped(), Stdio::null()] {
+        let mut waiter = tool(&server, &["hold", "--connect-timeout", "20s", "-E", "0", NAME]);
+        waiter.env("LEASEHOLD_URL", format!("redis://{}", silent.local_addr().unwrap()));
+        let output = closed(waiter.stdin(input).spawn().unwrap());
+        ends_with(&output, 74, &["standard input was closed before \"job\" was acquired"]);
+        assert!(output.stdout.is_empty(), "{output:?}");
+    }
 }
 
 #[test]
