@@ -3,6 +3,7 @@
 use std::{
     future::pending,
     io,
+    pin::pin,
     process::{ExitCode, ExitStatus, Stdio},
 };
 
@@ -17,7 +18,7 @@ use crate::{
     exit::{Ended, Exit},
     look::{millis, moment},
     run::troubles_are_told,
-    say::{print, print_for_a_reader, shown, tell},
+    say::{print, print_for_a_reader, reader_is_gone, shown, tell},
 };
 
 /// The exit codes of `--once` if the lock has no leader, and if the leader is not known.
@@ -48,11 +49,13 @@ async fn once(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Resul
     })
 }
 
-/// Prints each change, until the program is ended from outside.
+/// Prints each change, until the program is ended from outside. Without a command it ends once its reader has gone.
 async fn follow(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Result<ExitCode, Ended> {
     let mut running: Option<Child> = None;
     // The latest change, while no command was started for it yet.
     let mut news: Option<Leadership> = None;
+    let unread = async { if options.exec.is_none() { reader_is_gone().await } else { pending().await } };
+    let mut unread = pin!(unread);
     loop {
         tokio::select! {
             biased;
@@ -68,6 +71,7 @@ async fn follow(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Res
                 running = None;
                 ended?;
             }
+            () = &mut unread => return Ok(ExitCode::SUCCESS),
         }
         if let (Some(command), None, Some(now)) = (&options.exec, &running, &news) {
             running = start(command, now)

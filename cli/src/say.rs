@@ -3,6 +3,7 @@
 use std::{
     env,
     fmt::Display,
+    future::pending,
     io::{self, ErrorKind, IsTerminal, Write},
     sync::{
         OnceLock,
@@ -12,6 +13,12 @@ use std::{
     thread,
     time::Duration,
 };
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
+use tokio::sync::oneshot;
 
 use crate::{
     exit::{Ended, Exit},
@@ -121,6 +128,34 @@ pub(crate) fn print_for_a_reader(line: &str) -> Result<bool, Ended> {
     match output.write_all(format!("{line}\n").as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         outcome => written(outcome).map(|()| true),
+    }
+}
+
+/// Completes once the reader of standard output has gone, without a line to write. A file has no reader that goes.
+#[allow(clippy::disallowed_methods, reason = "it ends with the program, and nothing else can wait for any output")]
+pub(crate) async fn reader_is_gone() {
+    let (tell, told) = oneshot::channel();
+    // Without the thread, the next line notices it.
+    let watching = thread::Builder::new().spawn(move || {
+        if waits_for_the_reader_to_go() {
+            let _nobody_waits = tell.send(());
+        }
+    });
+    if watching.is_err() || told.await.is_err() {
+        pending().await;
+    }
+}
+
+/// Waits until the reader of standard output has gone. Returns false if the system cannot tell.
+fn waits_for_the_reader_to_go() -> bool {
+    let output = io::stdout();
+    let mut watched = [PollFd::new(&output, PollFlags::empty())];
+    loop {
+        match poll(&mut watched, None) {
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+            Ok(_) => return watched.iter().any(|one| one.revents().intersects(PollFlags::ERR | PollFlags::HUP)),
+        }
     }
 }
 

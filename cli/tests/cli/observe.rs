@@ -3,8 +3,6 @@
 use std::{
     io::{BufRead as _, BufReader, Lines},
     process::{Child, ChildStdout, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
@@ -161,7 +159,7 @@ fn a_refusal_is_told_once_and_ends_a_single_look() {
     assert!(more.is_empty(), "{more:?}");
 }
 
-/// Its reader has gone: it does not run for nobody.
+/// Its reader has gone: it does not run for nobody, and waits for no change to notice.
 #[test]
 fn it_ends_with_its_reader() {
     let server = Server::start();
@@ -169,14 +167,41 @@ fn it_ends_with_its_reader() {
     assert_eq!(observing.line(), "vacant");
     let Observing { tool, lines } = &mut observing;
     // The other end of the pipe.
-    let (_, gone) = (tool.id(), std::mem::replace(lines, BufReader::new(null()).lines()));
-    drop(gone);
+    drop(std::mem::replace(lines, BufReader::new(null()).lines()));
+    eventually(HANGS, "it ends", || tool.try_wait().unwrap().is_some());
+    assert_eq!(tool.wait().unwrap().code(), Some(0));
+}
+
+/// Its command is worth more than its lines.
+#[test]
+fn with_a_command_it_outlives_its_reader() {
+    let server = Server::start();
+    let directory = TempDir::new("observe");
+    let said = directory.path().join("said");
+    let command = format!("echo \"$LEASEHOLD_STATE\" >> {}", said.display());
+    let mut observing = Observing::start(&server, &["--exec", &command]);
+    assert_eq!(observing.line(), "vacant");
+    drop(std::mem::replace(&mut observing.lines, BufReader::new(null()).lines()));
     let leader = leader(&server, "one");
-    let until = Instant::now() + HANGS;
-    while tool.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < until, "it runs on");
-        thread::sleep(Duration::from_millis(10));
-    }
+    eventually(HANGS, "the command", || std::fs::read_to_string(&said).is_ok_and(|said| said == "vacant\nled\n"));
+    resigns(leader);
+}
+
+/// A file has no reader that could go.
+#[test]
+fn it_goes_on_without_a_pipe() {
+    let server = Server::start();
+    let directory = TempDir::new("observe");
+    let file = directory.path().join("lines");
+    let output = std::fs::File::create(&file).unwrap();
+    let mut tool = tool(&server, &["observe", NAME]).stdout(output).spawn().unwrap();
+    let lines = || std::fs::read_to_string(&file).unwrap();
+    eventually(HANGS, "the first line", || lines() == "vacant\n");
+    let leader = leader(&server, "one");
+    eventually(HANGS, "the next line", || lines().lines().count() == 2);
+    assert_eq!(tool.try_wait().unwrap(), None);
+    tool.kill().unwrap();
+    tool.wait().unwrap();
     resigns(leader);
 }
 
