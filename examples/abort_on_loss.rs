@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases};
+use leasehold::{Client, Error, Lease};
 
 const LOCK: &str = "examples:abort_on_loss";
 
@@ -20,11 +20,11 @@ async fn main() -> Result<(), Error> {
     // A name after `memory://`, so that the operator below sees the same locks.
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://abort_on_loss".into());
     // The TTL also bounds how long a deletion goes unnoticed, because a renewal comes every third of it.
-    let leases = Leases::builder().url(&url).ttl(Duration::from_secs(3)).build().await?;
+    let client = Client::builder().url(&url).ttl(Duration::from_secs(3)).build().await?;
     // The operator has connections of their own.
-    let operator = Leases::connect(&url).await?;
+    let operator = Client::connect(&url).await?;
 
-    let lease = leases.lock(LOCK).acquire().await?;
+    let lease = client.lock(LOCK).acquire().await?;
     println!("job: acquired {:?} with fence {}", lease.name(), lease.fence());
 
     let mut others = tokio::task::JoinSet::new();
@@ -48,7 +48,7 @@ async fn main() -> Result<(), Error> {
         Ok(_) => println!("job: released, finished: {finished}"),
         Err(error) => println!("job: nothing left to release: {error}"),
     }
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
@@ -61,7 +61,7 @@ async fn work(lease: &Lease) {
 }
 
 /// Does what an operator does about a holder that they believe to be dead.
-async fn delete_key(operator: Leases) -> Result<Instant, Error> {
+async fn delete_key(operator: Client) -> Result<Instant, Error> {
     tokio::time::sleep(Duration::from_millis(2_200)).await;
     let lock = operator.lock(LOCK);
     if let Some(holder) = lock.holder().await? {

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases, Lost, NodeState};
+use leasehold::{Client, Lease, Lost, NodeState};
 use tokio::{
     net::TcpStream,
     process::{Child, Command},
@@ -47,10 +47,10 @@ async fn story() -> Result<()> {
         Ok(url) => (url, None),
         Err(_) => Servers::start().await.map(|servers| (servers.url(), Some(servers)))?,
     };
-    let leases = Leases::builder().url(url).ttl(TTL).build().await?;
-    let lease = leases.lock(NAME).acquire_within(Duration::from_secs(10)).await?;
+    let client = Client::builder().url(url).ttl(TTL).build().await?;
+    let lease = client.lock(NAME).acquire_within(Duration::from_secs(10)).await?;
     println!("job: acquired {:?} with fence {}", lease.name(), lease.fence());
-    nodes(&leases);
+    nodes(&client);
     work(&lease, 2).await?;
     if let Some(servers) = &mut servers {
         let killed = servers.kill_the_one_with(NAME).await?;
@@ -61,15 +61,15 @@ async fn story() -> Result<()> {
             work(&lease, 1).await?;
         }
         println!("job: {:?} after {:.1?}", lease.status(), began.elapsed());
-        nodes(&leases);
+        nodes(&client);
     }
     work(&lease, 2).await?;
     let fence = lease.fence();
     lease.release().await?;
-    let next = leases.lock(NAME).acquire_within(Duration::from_secs(10)).await?;
+    let next = client.lock(NAME).acquire_within(Duration::from_secs(10)).await?;
     println!("job: released; the next holder has the larger fence {} (it was {fence})", next.fence());
     next.release().await?;
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
@@ -86,8 +86,8 @@ async fn work(lease: &Lease, steps: u32) -> Result<(), Lost> {
 }
 
 /// Prints the state of the primaries, as far as their answers have shown.
-fn nodes(leases: &Leases) {
-    for node in leases.nodes() {
+fn nodes(client: &Client) {
+    for node in client.nodes() {
         let state = match node.state() {
             NodeState::Up => "is up".into(),
             NodeState::Unreachable(why) => format!("is unreachable: {why}"),

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::Leases;
+use leasehold::Client;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     net::TcpStream,
@@ -38,14 +38,14 @@ const WORKING: &str = "working";
 
 /// The recipe.
 async fn program(url: String) -> Result<()> {
-    let leases = Leases::builder().url(url).ttl(TTL).build().await?;
-    let lock = leases.lock(LOCK).on_wait(|holder| println!("waiting for {holder}"));
+    let client = Client::builder().url(url).ttl(TTL).build().await?;
+    let lock = client.lock(LOCK).on_wait(|holder| println!("waiting for {holder}"));
     tokio::select! {
         outcome = lock.run(|_| work()) => outcome?,
         interrupted = ctrl_c() => interrupted?,
     }
     // The work is dropped, and its lock is released in the background. A process that just ends may leave the key.
-    leases.shutdown(TTL).await;
+    client.shutdown(TTL).await;
     Ok(())
 }
 
@@ -61,8 +61,8 @@ async fn main() -> Result<()> {
     if env::args().nth(1).as_deref() == Some("program") {
         return program(url).await;
     }
-    let leases = Leases::connect(&url).await?;
-    let lock = leases.lock(LOCK);
+    let client = Client::connect(&url).await?;
+    let lock = client.lock(LOCK);
 
     let (mut first, _) = start(&url).await?;
     interrupt(&first).await?;
@@ -80,7 +80,7 @@ async fn main() -> Result<()> {
 
     interrupt(&third).await?;
     third.wait_with_output().await?;
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 

@@ -11,7 +11,7 @@
 
 use std::{env, error::Error, fs, path::Path, sync::Barrier, thread, time::Duration};
 
-use leasehold::{Fence, Lease, Leases};
+use leasehold::{Client, Fence, Lease};
 use rusqlite::Connection;
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
@@ -56,7 +56,7 @@ fn two_writers(path: &Path) -> Result<()> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn paused_writer(path: &Path, holds: &Barrier) -> Result<()> {
-    let (leases, lease) = acquire("paused").await?;
+    let (client, lease) = acquire("paused").await?;
     holds.wait();
 
     // Its lease is not renewed meanwhile, as if the whole process stood still.
@@ -69,28 +69,28 @@ async fn paused_writer(path: &Path, holds: &Barrier) -> Result<()> {
     if let Err(error) = lease.release().await {
         println!("paused: {error}");
     }
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn prompt_writer(path: &Path, first_holds: &Barrier) -> Result<()> {
     first_holds.wait();
-    let (leases, lease) = acquire("prompt").await?;
+    let (client, lease) = acquire("prompt").await?;
     write(path, "prompt", lease.fence())?;
     lease.release().await?;
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
-async fn acquire(who: &'static str) -> Result<(Leases, Lease)> {
+async fn acquire(who: &'static str) -> Result<(Client, Lease)> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://fenced-write".into());
     // The keeper would renew the lease for as long as the process runs. A limit ends it as a pause of the process does.
-    let leases = Leases::builder().url(url).ttl(TTL).max_hold(TTL).label(who).build().await?;
-    let lock = leases.lock("examples:fenced_write").on_wait(move |holder| println!("{who}: waits for {holder}"));
+    let client = Client::builder().url(url).ttl(TTL).max_hold(TTL).label(who).build().await?;
+    let lock = client.lock("examples:fenced_write").on_wait(move |holder| println!("{who}: waits for {holder}"));
     let lease = lock.acquire().await?;
     println!("{who}: acquired, fence {}", lease.fence());
-    Ok((leases, lease))
+    Ok((client, lease))
 }
 
 fn write(path: &Path, who: &str, fence: Fence) -> Result<()> {

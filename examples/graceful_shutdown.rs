@@ -1,6 +1,6 @@
 //! A service that is asked to stop: it takes no new work, finishes or saves the old, releases every lock, and ends.
 //!
-//! Three traps. `leases.close()` is "now": a job that still runs is not protected any more. `tracker.wait()` alone
+//! Three traps. `client.close()` is "now": a job that still runs is not protected any more. `tracker.wait()` alone
 //! never ends while a task waits for a lock: `shutdown` ends that wait. And `lost()` with `LossReason::Closing` is a
 //! request, not a loss: the lease is held and renewed until its job releases it, so there is time to save.
 //!
@@ -13,7 +13,7 @@
 
 use std::{env, future::pending, time::Duration};
 
-use leasehold::{Error, LeaseHandle, Leases, LossReason};
+use leasehold::{Client, Error, LeaseHandle, LossReason};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::sleep,
@@ -39,7 +39,7 @@ type Told = (Job, Option<Result<bool, Error>>);
 
 /// Starts jobs as they come, until it is stopped.
 async fn dispatch(
-    leases: Leases,
+    client: Client,
     mut jobs: UnboundedReceiver<Job>,
     tell: UnboundedSender<Told>,
     stop: CancellationToken,
@@ -49,12 +49,12 @@ async fn dispatch(
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            Some(job) = jobs.recv() => drop(tracker.spawn(do_job(leases.clone(), job, tell.clone()))),
+            Some(job) = jobs.recv() => drop(tracker.spawn(do_job(client.clone(), job, tell.clone()))),
         }
     }
 }
 
-async fn do_job(leases: Leases, job: Job, tell: UnboundedSender<Told>) {
+async fn do_job(client: Client, job: Job, tell: UnboundedSender<Told>) {
     let name = if job == Job::Waiting { Job::Endless } else { job };
     let work = async |lease: LeaseHandle| {
         let _told = tell.send((job, None));
@@ -69,7 +69,7 @@ async fn do_job(leases: Leases, job: Job, tell: UnboundedSender<Told>) {
         }
         Ok(lease.is_held())
     };
-    let ended = leases.lock(format!("examples:graceful_shutdown:{name:?}")).run(work).await;
+    let ended = client.lock(format!("examples:graceful_shutdown:{name:?}")).run(work).await;
     println!("{job:?}: {ended:?}");
     let _told = tell.send((job, Some(ended)));
 }
@@ -77,11 +77,11 @@ async fn do_job(leases: Leases, job: Job, tell: UnboundedSender<Told>) {
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = Leases::connect(url).await?;
+    let client = Client::connect(url).await?;
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let (jobs, queue) = unbounded_channel();
     let (tell, mut told) = unbounded_channel();
-    tracker.spawn(dispatch(leases.clone(), queue, tell, stop.clone(), tracker.clone()));
+    tracker.spawn(dispatch(client.clone(), queue, tell, stop.clone(), tracker.clone()));
 
     let wanted = [Job::Endless, Job::Short, Job::Deaf];
     for job in wanted {
@@ -103,7 +103,7 @@ async fn main() -> Result<(), Error> {
     println!("stopping within {LIMIT:?}");
     stop.cancel();
     tracker.close();
-    let cut_short = leases.shutdown(LIMIT).await;
+    let cut_short = client.shutdown(LIMIT).await;
     // The locks are released. What the tasks do after that is awaited too.
     tracker.wait().await;
     println!("{cut_short} job was cut short");

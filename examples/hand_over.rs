@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Fence, Leases, Lock};
+use leasehold::{Client, Fence, Lock};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     net::TcpStream,
@@ -53,8 +53,8 @@ async fn main() -> Result<()> {
 /// The daemon: works for a while, and is replaced.
 async fn serve(name: &str) -> Result<()> {
     let generation: u32 = env::var(GENERATION)?.parse()?;
-    let leases = Leases::builder().url(env::var("REDIS_URL")?).ttl(TTL).build().await?;
-    let lock = leases.lock(name);
+    let client = Client::builder().url(env::var("REDIS_URL")?).ttl(TTL).build().await?;
+    let lock = client.lock(name);
     let lease = match env::var(TICKET) {
         Ok(ticket) => lock.adopt(ticket.parse()?).await?,
         Err(_) => lock.acquire().await?,
@@ -90,7 +90,7 @@ fn replace(_ticket: &str, _generation: u32) -> std::io::Error {
 /// Starts the daemon, and has others wait for its lock meanwhile.
 async fn watch() -> Result<()> {
     let (url, _server) = server().await?;
-    let leases = Leases::builder().url(&url).ttl(TTL).build().await?;
+    let client = Client::builder().url(&url).ttl(TTL).build().await?;
     let name = format!("examples:hand_over:{}", process::id());
     let mut daemon = Command::new(env::current_exe()?)
         .env(LOCK, &name)
@@ -113,7 +113,7 @@ async fn watch() -> Result<()> {
         }
         if generation == 1 {
             // From the first hand-over on, the others ask all the time.
-            others.extend((0..4).map(|_| tokio::spawn(intrude(leases.lock(&name)))));
+            others.extend((0..4).map(|_| tokio::spawn(intrude(client.lock(&name)))));
         }
         if generation < GENERATIONS && others.iter().any(tokio::task::JoinHandle::is_finished) {
             return Err("somebody else got the lock in between".into());
@@ -127,7 +127,7 @@ async fn watch() -> Result<()> {
         other.await??;
     }
     println!("the fences grew, and nobody else had the lock before the end");
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use leasehold::{
-    Error, Leases, Lock, LossReason,
+    Client, Error, Lock, LossReason,
     testing::{self, ManualClock},
 };
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Error> {
 /// A job that has begun.
 struct Scene {
     clock: ManualClock,
-    leases: Leases,
+    client: Client,
     lock: Lock,
     rows: mpsc::Sender<u32>,
     job: JoinHandle<Result<u32, Error>>,
@@ -53,14 +53,14 @@ struct Scene {
 impl Scene {
     async fn begin() -> Result<Self, Error> {
         let clock = ManualClock::new();
-        let leases = Leases::builder().url("memory://").clock(clock.clone()).build().await?;
-        let lock = leases.lock("import");
+        let client = Client::builder().url("memory://").clock(clock.clone()).build().await?;
+        let lock = client.lock("import");
         let (rows, received) = mpsc::channel(1);
         let job = tokio::spawn(import(lock.clone(), received));
         while lock.holder().await?.is_none() {
             tokio::task::yield_now().await;
         }
-        Ok(Self { clock, leases, lock, rows, job })
+        Ok(Self { clock, client, lock, rows, job })
     }
 
     /// The outcome of the job; `None` if it panicked.
@@ -74,7 +74,7 @@ async fn a_job_of_two_hours_keeps_its_lock() -> Result<(), Error> {
     let scene = Scene::begin().await?;
     for row in 0..2 {
         assert!(scene.rows.send(row).await.is_ok());
-        scene.clock.pass(HOUR, &scene.leases).await;
+        scene.clock.pass(HOUR, &scene.client).await;
         assert!(scene.lock.try_acquire().await?.is_none(), "it was renewed");
     }
     let lock = scene.lock.clone();
@@ -86,15 +86,15 @@ async fn a_job_of_two_hours_keeps_its_lock() -> Result<(), Error> {
 async fn a_job_stops_when_its_lock_is_taken() -> Result<(), Error> {
     let scene = Scene::begin().await?;
     testing::take_over(&scene.lock)?;
-    scene.clock.pass(Duration::from_secs(1), &scene.leases).await;
+    scene.clock.pass(Duration::from_secs(1), &scene.client).await;
     assert_lost(scene, LossReason::Taken).await;
     Ok(())
 }
 
 async fn a_job_stops_when_the_server_is_silent() -> Result<(), Error> {
     let scene = Scene::begin().await?;
-    let _silence = testing::silence(&scene.leases)?;
-    scene.clock.pass(Duration::from_secs(30), &scene.leases).await;
+    let _silence = testing::silence(&scene.client)?;
+    scene.clock.pass(Duration::from_secs(30), &scene.client).await;
     assert_lost(scene, LossReason::Expired).await;
     Ok(())
 }

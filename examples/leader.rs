@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Election, Fence, Leaders, Leadership, Leases};
+use leasehold::{Client, Election, Fence, Leaders, Leadership};
 use tokio::{
     net::TcpStream,
     process::{Child, Command},
@@ -47,11 +47,11 @@ async fn main() -> Result<()> {
     timeout(LIMIT, watch()).await.map_err(|_| format!("not done after {LIMIT:?}"))?
 }
 
-async fn election(url: &str) -> Result<(Leases, Election)> {
-    let leases = Leases::builder().url(url).ttl(TTL).build().await?;
+async fn election(url: &str) -> Result<(Client, Election)> {
+    let client = Client::builder().url(url).ttl(TTL).build().await?;
     let election =
-        leases.election(env::var("LEADER_ELECTION").unwrap_or_else(|_| format!("examples:{}", process::id())));
-    Ok((leases, election))
+        client.election(env::var("LEADER_ELECTION").unwrap_or_else(|_| format!("examples:{}", process::id())));
+    Ok((client, election))
 }
 
 /// A candidate: leads whenever it can.
@@ -71,7 +71,7 @@ async fn stand(address: &str) -> Result<()> {
 /// The router: starts the candidates, kills two leaders, and sends its requests to whoever leads.
 async fn watch() -> Result<()> {
     let (url, _server) = server().await?;
-    let (leases, election) = election(&url).await?;
+    let (client, election) = election(&url).await?;
     let (started, mut leaders) = (Instant::now(), election.observe()?);
     let mut candidates = Vec::new();
     for address in CANDIDATES {
@@ -89,7 +89,7 @@ async fn watch() -> Result<()> {
         }
         terms.push((leader, fence));
     }
-    leases.close().await;
+    client.close().await;
     let mut led: Vec<&str> = terms.iter().map(|(leader, _)| &**leader).collect();
     led.sort_unstable();
     if led == CANDIDATES { Ok(()) } else { Err(format!("these have led: {led:?}").into()) }

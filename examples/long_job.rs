@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{LeaseHandle, Leases};
+use leasehold::{Client, LeaseHandle};
 
 /// Much shorter than the job, because it is how long the others wait if this process dies.
 const TTL: Duration = Duration::from_secs(2);
@@ -21,8 +21,8 @@ const TTL: Duration = Duration::from_secs(2);
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
     println!("a job under a lock, on {}", if url.starts_with("memory:") { "a server in memory" } else { "REDIS_URL" });
-    let leases = Leases::builder().url(url).ttl(TTL).build().await?;
-    let lock = leases.lock("examples:long_job").on_wait(|holder| println!("waiting for {holder}"));
+    let client = Client::builder().url(url).ttl(TTL).build().await?;
+    let lock = client.lock("examples:long_job").on_wait(|holder| println!("waiting for {holder}"));
 
     // `run` drops the job the moment the lease is lost, and dropping `run` drops the job and releases.
     let outcome = tokio::select! {
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         _ctrl_c = tokio::signal::ctrl_c() => None,
     };
     // This waits for the release: a process that just exits may leave the key for a TTL.
-    leases.close().await;
+    client.close().await;
 
     match outcome {
         Some(outcome) => println!("done after {} steps, released", outcome?),

@@ -21,7 +21,7 @@
 
 use std::{env, time::Duration};
 
-use leasehold::{Error, LeaseHandle, Leases};
+use leasehold::{Client, Error, LeaseHandle};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval_at},
@@ -41,8 +41,8 @@ async fn main() -> Result<(), Error> {
     let mut fleet = JoinSet::new();
     let mut start = Instant::now();
     for machine in ["one", "two", "three"] {
-        let leases = Leases::builder().url(&url).label(machine).build().await?;
-        fleet.spawn(machine_loop(leases, start));
+        let client = Client::builder().url(&url).label(machine).build().await?;
+        fleet.spawn(machine_loop(client, start));
         start += APART;
     }
     let mut runs = Vec::new();
@@ -63,8 +63,8 @@ async fn main() -> Result<(), Error> {
 }
 
 /// A machine's timer, and what it does at each tick.
-async fn machine_loop(leases: Leases, start: Instant) -> Result<Vec<Run>, Error> {
-    let lock = leases.lock("examples:once_an_interval").keep_for(KEEP);
+async fn machine_loop(client: Client, start: Instant) -> Result<Vec<Run>, Error> {
+    let lock = client.lock("examples:once_an_interval").keep_for(KEEP);
     let (mut timer, mut runs) = (interval_at(start, INTERVAL), Vec::new());
     timer.set_missed_tick_behavior(MissedTickBehavior::Skip);
     for _ in 0..ROUNDS {
@@ -75,7 +75,7 @@ async fn machine_loop(leases: Leases, start: Instant) -> Result<Vec<Run>, Error>
             runs.push(Run { asked, started });
         }
     }
-    leases.close().await;
+    client.close().await;
     Ok(runs)
 }
 

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Lease, LeaseHandle, Leases, testing};
+use leasehold::{Client, Error, Lease, LeaseHandle, testing};
 use tokio::time::sleep;
 
 /// The errors of this program.
@@ -35,15 +35,15 @@ struct Bank {
 }
 
 /// Pays an invoice at most once, however often the lock has to be asked for.
-async fn pay(leases: &Leases, bank: &Bank, amount: u32) -> Result<u32, PayError> {
-    let lease = acquire_with_retries(leases).await?;
+async fn pay(client: &Client, bank: &Bank, amount: u32) -> Result<u32, PayError> {
+    let lease = acquire_with_retries(client).await?;
     // From here on nothing is retried.
     lease.run(|lease| transfer(bank, amount, lease)).await
 }
 
 /// Tries again while no work has been done.
-async fn acquire_with_retries(leases: &Leases) -> Result<Lease, Error> {
-    let lock = leases.lock("examples:pay_once:invoice:17");
+async fn acquire_with_retries(client: &Client) -> Result<Lease, Error> {
+    let lock = client.lock("examples:pay_once:invoice:17");
     for pause in [50, 100, 200].map(Duration::from_millis) {
         match lock.acquire_within(Duration::from_secs(1)).await {
             Err(error) if error.is_transient() => println!("not acquired, once more: {error}"),
@@ -68,21 +68,21 @@ async fn transfer(bank: &Bank, amount: u32, lease: LeaseHandle) -> Result<u32, P
 
 #[tokio::main]
 async fn main() -> Result<(), PayError> {
-    let leases = Leases::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await?;
+    let client = Client::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await?;
     let bank = Bank { limit: 100, ..Bank::default() };
 
     // The work's own error is returned, and the lock is free again.
-    let outcome = pay(&leases, &bank, 1_000).await;
+    let outcome = pay(&client, &bank, 1_000).await;
     println!("{outcome:?}");
     assert!(matches!(outcome, Err(PayError::Declined)));
 
     // The server falls silent after the payment, so the release is not confirmed.
-    let lease = acquire_with_retries(&leases).await?;
+    let lease = acquire_with_retries(&client).await?;
     let mut silence = None;
     let outcome: Result<u32, PayError> = lease
         .run(async |lease| {
             let paid = transfer(&bank, 40, lease).await?;
-            silence = Some(testing::silence(&leases)?);
+            silence = Some(testing::silence(&client)?);
             Ok(paid)
         })
         .await;
@@ -91,7 +91,7 @@ async fn main() -> Result<(), PayError> {
 
     // The server answers again, and the release has gone through.
     drop(silence);
-    assert_eq!(pay(&leases, &bank, 40).await?, 2);
-    leases.close().await;
+    assert_eq!(pay(&client, &bank, 40).await?, 2);
+    client.close().await;
     Ok(())
 }

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leases, Lock};
+use leasehold::{Client, Lock};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     net::TcpStream,
@@ -56,9 +56,9 @@ async fn main() -> Result<()> {
 /// A worker: waits for its turn, works, passes the lock on.
 async fn work(number: usize) -> Result<()> {
     end_with_parent()?;
-    let leases = leases(&env::var("REDIS_URL")?, &format!("worker {number}")).await?;
+    let client = client(&env::var("REDIS_URL")?, &format!("worker {number}")).await?;
     // `fair` is all it takes: the others come after us, whatever process they are in.
-    let lease = leases.lock(env::var("QUEUE_LOCK")?).fair(true).acquire().await?;
+    let lease = client.lock(env::var("QUEUE_LOCK")?).fair(true).acquire().await?;
     println!("has the lock, fence {}", lease.fence());
     tokio::select! {
         biased;
@@ -67,20 +67,20 @@ async fn work(number: usize) -> Result<()> {
     }
     lease.release().await?;
     println!("has passed it on");
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
-async fn leases(url: &str, label: &str) -> Result<Leases> {
-    Ok(Leases::builder().url(url).label(label).ttl(TTL).build().await?)
+async fn client(url: &str, label: &str) -> Result<Client> {
+    Ok(Client::builder().url(url).label(label).ttl(TTL).build().await?)
 }
 
 /// The first process has the queue form, ends two of its members, and watches the others take their turns.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
     let name = format!("examples:queue:{}", process::id());
-    let leases = leases(&url, "the first process").await?;
-    let lock = leases.lock(&name);
+    let client = client(&url, "the first process").await?;
+    let lock = client.lock(&name);
     let story = Story { started: Instant::now() };
 
     // The gate is held until all workers wait in line.
@@ -118,7 +118,7 @@ async fn lead() -> Result<()> {
         }
     }
     story.tell(&format!("nobody waits any more; the turns were {turns:?}"));
-    leases.close().await;
+    client.close().await;
 
     let expected: Vec<usize> = (1..=WORKERS).filter(|number| *number != DIES_WAITING).collect();
     if turns == expected { Ok(()) } else { Err(format!("the turns should have been {expected:?}").into()) }

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, Lease, Leases, Lost, NodeState};
+use leasehold::{Client, Error, Lease, Lost, NodeState};
 use tokio::{
     net::TcpStream,
     process::{Child, Command},
@@ -45,7 +45,7 @@ async fn story() -> Result<()> {
         Ok(urls) => (urls.split(',').map(|url| url.trim().into()).collect(), None),
         Err(_) => Servers::start().await.map(|servers| (servers.urls(), Some(servers)))?,
     };
-    let mut builder = Leases::builder().quorum(urls).ttl(TTL);
+    let mut builder = Client::builder().quorum(urls).ttl(TTL);
     if servers.is_some() {
         // A server that was started lately gives no vote for the restart delay, 31 s unless set, because it may have
         // forgotten a lease. Ours are new and have had none to forget. With servers that keep running, this would give
@@ -53,8 +53,8 @@ async fn story() -> Result<()> {
         builder = builder.restart_delay(Duration::ZERO);
         println!("the servers are newborn, so for this once they vote without a restart delay");
     }
-    let leases = builder.build().await?;
-    let lease = match leases.lock("examples:quorum").acquire_within(Duration::from_secs(5)).await {
+    let client = builder.build().await?;
+    let lease = match client.lock("examples:quorum").acquire_within(Duration::from_secs(5)).await {
         Err(error @ Error::Unavailable(_)) => {
             for vote in error.votes().iter().flat_map(|votes| votes.nodes()) {
                 println!("  {} {}", vote.address(), vote.answer());
@@ -64,7 +64,7 @@ async fn story() -> Result<()> {
         outcome => outcome?,
     };
     println!("job: acquired {:?} with fence {}, on a majority of the nodes", lease.name(), lease.fence());
-    nodes(&leases);
+    nodes(&client);
 
     // The job needs only a majority: it continues without the servers that die.
     work(&lease, 3).await?;
@@ -72,7 +72,7 @@ async fn story() -> Result<()> {
         servers.kill(2).await?;
         println!("two servers are killed");
         work(&lease, 5).await?;
-        nodes(&leases);
+        nodes(&client);
 
         servers.kill(1).await?;
         let killed = Instant::now();
@@ -85,14 +85,14 @@ async fn story() -> Result<()> {
                 late.unwrap_or_default()
             );
         }
-        nodes(&leases);
+        nodes(&client);
     } else {
         work(&lease, 7).await?;
-        nodes(&leases);
+        nodes(&client);
         lease.release().await?;
         println!("job: released");
     }
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
@@ -109,8 +109,8 @@ async fn work(lease: &Lease, steps: u32) -> Result<(), Lost> {
 }
 
 /// Prints the state of the nodes, as far as their answers have shown.
-fn nodes(leases: &Leases) {
-    for node in leases.nodes() {
+fn nodes(client: &Client) {
+    for node in client.nodes() {
         match node.state() {
             NodeState::Up => println!("  {} is up", node.address()),
             NodeState::Unreachable(why) => println!("  {} is unreachable: {why}", node.address()),

@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leases, RwLock};
+use leasehold::{Client, RwLock};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
@@ -52,16 +52,16 @@ async fn main() -> Result<()> {
     timeout(LIMIT, lead()).await.map_err(|_| format!("not done after {LIMIT:?}"))?
 }
 
-async fn index(url: &str, label: &str) -> Result<(Leases, RwLock)> {
-    let leases = Leases::builder().url(url).label(label).ttl(TTL).build().await?;
-    let index = leases.rw_lock(env::var("READERS_LOCK").unwrap_or_else(|_| format!("examples:{}", process::id())));
-    Ok((leases, index))
+async fn index(url: &str, label: &str) -> Result<(Client, RwLock)> {
+    let client = Client::builder().url(url).label(label).ttl(TTL).build().await?;
+    let index = client.rw_lock(env::var("READERS_LOCK").unwrap_or_else(|_| format!("examples:{}", process::id())));
+    Ok((client, index))
 }
 
 /// A reader: reads twice, each time until it is told that it has read enough.
 async fn read(number: &str) -> Result<()> {
     let enough = enough()?;
-    let (leases, index) = index(&env::var("REDIS_URL")?, &format!("reader {number}")).await?;
+    let (client, index) = index(&env::var("REDIS_URL")?, &format!("reader {number}")).await?;
     for _ in 0..2 {
         let lease = index.read().acquire().await?;
         println!("{}", lease.fence());
@@ -72,7 +72,7 @@ async fn read(number: &str) -> Result<()> {
         }
         lease.release().await?;
     }
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
@@ -91,7 +91,7 @@ fn enough() -> Result<Arc<Notify>> {
 /// The first process has the others read, kills one of them, and writes.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
-    let (leases, index) = index(&url, "the writer").await?;
+    let (client, index) = index(&url, "the writer").await?;
     let started = Instant::now();
     let tell = |what: &str| println!("{:5.1} s  {what}", started.elapsed().as_secs_f64());
 
@@ -137,7 +137,7 @@ async fn lead() -> Result<()> {
             return Err("a reader has failed".into());
         }
     }
-    leases.close().await;
+    client.close().await;
     if second > fence { Ok(()) } else { Err("the readers' fence is not above that of the writer before them".into()) }
 }
 

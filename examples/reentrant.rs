@@ -7,14 +7,14 @@
 
 use std::{env, time::Duration};
 
-use leasehold::{Error, Leases, Lock};
+use leasehold::{Client, Error, Lock};
 use tokio::task::JoinSet;
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = Leases::connect(url).await?;
-    let lock = leases.lock("examples:reentrant");
+    let client = Client::connect(url).await?;
+    let lock = client.lock("examples:reentrant");
 
     println!("with `reentrant(true)`, two tasks at once:");
     let mut tasks = JoinSet::new();
@@ -34,7 +34,7 @@ async fn main() -> Result<(), Error> {
         Ok(_second) => println!("  let in?"),
     }
     lease.release().await?;
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 

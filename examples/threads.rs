@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, LeaseHandle, Leases, LossReason, Lost, block_on};
+use leasehold::{Client, Error, LeaseHandle, LossReason, Lost, block_on};
 
 const STEP: Duration = Duration::from_millis(5);
 
@@ -42,8 +42,8 @@ fn compress_all(lease: &LeaseHandle, begun: &Sender<()>) -> Result<u32, Error> {
 
 fn main() -> Result<(), Error> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = block_on(Leases::connect(url))??;
-    let lock = leases.lock("examples:threads");
+    let client = block_on(Client::connect(url))??;
+    let lock = client.lock("examples:threads");
 
     // Four threads take turns.
     let steps: Result<u32, Error> = thread::scope(|scope| {
@@ -70,5 +70,5 @@ fn main() -> Result<(), Error> {
     });
     println!("stopped: {job:?}");
     assert_eq!(job.as_ref().err().and_then(Error::lost).map(Lost::reason), Some(LossReason::Forced));
-    block_on(leases.close())
+    block_on(client.close())
 }

@@ -19,14 +19,14 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Leases, LossReason, MultiLeaseHandle, MultiLock};
+use leasehold::{Client, Error, LossReason, MultiLeaseHandle, MultiLock};
 use tokio::{task::JoinSet, time::sleep};
 
 const ALICE: &str = "examples:account:alice";
 const BOB: &str = "examples:account:bob";
 
-fn both(leases: &Leases, names: [&str; 2]) -> MultiLock {
-    leases.multi_lock(names.map(|name| leases.lock(name)))
+fn both(client: &Client, names: [&str; 2]) -> MultiLock {
+    client.multi_lock(names.map(|name| client.lock(name)))
 }
 
 /// The errors of a transfer: its own, or those of the locks.
@@ -41,13 +41,13 @@ enum TransferError {
 #[tokio::main]
 async fn main() -> Result<(), TransferError> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = Leases::connect(url).await?;
+    let client = Client::connect(url).await?;
 
     // Both ways at once, ten times each. Nothing but the locks keeps these reads and writes together.
     let balances = Arc::new([AtomicI64::new(100), AtomicI64::new(100)]);
     let mut transfers = JoinSet::new();
     for transfer in 0..20 {
-        let (leases, balances) = (leases.clone(), balances.clone());
+        let (client, balances) = (client.clone(), balances.clone());
         transfers.spawn(async move {
             let (names, by) = if transfer % 2 == 0 { ([ALICE, BOB], 7) } else { ([BOB, ALICE], -2) };
             let work = async |_: MultiLeaseHandle| {
@@ -61,7 +61,7 @@ async fn main() -> Result<(), TransferError> {
                 bob.store(to + by, Relaxed);
                 Ok(())
             };
-            both(&leases, names).run_within(Duration::from_secs(30), work).await
+            both(&client, names).run_within(Duration::from_secs(30), work).await
         });
     }
     for outcome in transfers.join_all().await {
@@ -72,30 +72,30 @@ async fn main() -> Result<(), TransferError> {
     assert_eq!(balances, [50, 150]);
 
     // The second lock is busy: the time limit passes, and the first lock is free again.
-    let busy = leases.lock(BOB).acquire().await?;
+    let busy = client.lock(BOB).acquire().await?;
     let outcome =
-        both(&leases, [BOB, ALICE]).run_within(Duration::from_millis(200), async |_| Ok::<_, Error>(())).await;
+        both(&client, [BOB, ALICE]).run_within(Duration::from_millis(200), async |_| Ok::<_, Error>(())).await;
     println!("budget: {outcome:?}");
     assert!(matches!(outcome, Err(Error::TimedOut { ref name, .. }) if name == BOB));
-    let free = leases.lock(ALICE).try_acquire().await?;
+    let free = client.lock(ALICE).try_acquire().await?;
     assert!(free.is_some());
     drop((busy, free));
 
     // An operator deletes one of the two keys: the work stops, and the other lock is released.
     for taken in [ALICE, BOB] {
-        let operator = leases.lock(taken);
+        let operator = client.lock(taken);
         let work = async |_: MultiLeaseHandle| {
             assert_eq!(operator.force_release().await, Ok(true));
             pending::<Result<(), Error>>().await
         };
-        let outcome = both(&leases, [ALICE, BOB]).run_within(Duration::from_secs(5), work).await;
+        let outcome = both(&client, [ALICE, BOB]).run_within(Duration::from_secs(5), work).await;
         println!("loss: {outcome:?}");
         let lost = outcome.as_ref().err().and_then(Error::lost).map(|lost| (lost.name(), lost.reason()));
         assert_eq!(lost, Some((taken, LossReason::Forced)));
         for name in [ALICE, BOB] {
-            assert!(leases.lock(name).try_acquire().await?.is_some(), "{name} is free");
+            assert!(client.lock(name).try_acquire().await?.is_some(), "{name} is free");
         }
     }
-    leases.close().await;
+    client.close().await;
     Ok(())
 }

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Lease, Leases};
+use leasehold::{Client, Lease};
 use tokio::{task::JoinSet, time::sleep};
 
 const JOBS: usize = 20;
@@ -31,7 +31,7 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 type Done = Arc<Mutex<HashMap<String, String>>>;
 
 /// One process: takes names from its queue, and has at most `AT_ONCE` of them at work.
-async fn pool(leases: Leases, mut queue: VecDeque<String>, done: Done) -> Result<()> {
+async fn pool(client: Client, mut queue: VecDeque<String>, done: Done) -> Result<()> {
     let mut jobs = JoinSet::new();
     while !(queue.is_empty() && jobs.is_empty()) {
         // Try each name of the queue once, because more tries would ask the same again and again.
@@ -40,7 +40,7 @@ async fn pool(leases: Leases, mut queue: VecDeque<String>, done: Done) -> Result
                 break;
             }
             let Some(name) = queue.pop_front() else { break };
-            match leases.lock(&name).try_acquire().await? {
+            match client.lock(&name).try_acquire().await? {
                 Some(lease) => drop(jobs.spawn(work(lease, done.clone()))),
                 None => queue.push_back(name),
             }
@@ -50,7 +50,7 @@ async fn pool(leases: Leases, mut queue: VecDeque<String>, done: Done) -> Result
             () = sleep(PAUSE), if jobs.len() < AT_ONCE && !queue.is_empty() => {}
         }
     }
-    leases.close().await;
+    client.close().await;
     Ok(())
 }
 
@@ -80,8 +80,8 @@ async fn main() -> Result<()> {
     let names: Vec<String> = (1..=JOBS).map(|job| format!("examples:workers:{job}")).collect();
     let (done, mut pools) = (Done::default(), JoinSet::new());
     for label in ["left", "right"] {
-        let leases = Leases::builder().url(&url).label(label).build().await?;
-        pools.spawn(pool(leases, names.clone().into(), done.clone()));
+        let client = Client::builder().url(&url).label(label).build().await?;
+        pools.spawn(pool(client, names.clone().into(), done.clone()));
     }
     for outcome in pools.join_all().await {
         outcome?;

@@ -17,12 +17,12 @@ const REFUSED: &str = "leasehold::block_on waits, and this thread runs a Tokio r
 /// `spawn_blocking`.
 ///
 /// ```
-/// use leasehold::{Error, Leases, block_on};
+/// use leasehold::{Error, Client, block_on};
 ///
 /// # fn compress(_part: u32) {}
 /// fn main() -> Result<(), Error> {
-///     let leases = Leases::in_memory(); // or `block_on(Leases::connect("redis://127.0.0.1:6379"))??`
-///     let lock = leases.lock("reports:nightly");
+///     let client = Client::in_memory(); // or `block_on(Client::connect("redis://127.0.0.1:6379"))??`
+///     let lock = client.lock("reports:nightly");
 ///     block_on(lock.run(async |lease| {
 ///         for part in 0..100 {
 ///             lease.check()?; // the next part only while the lease holds
@@ -43,8 +43,8 @@ const REFUSED: &str = "leasehold::block_on waits, and this thread runs a Tokio r
 ///   [token](crate::Lease::cancellation_token). A [`run`](crate::Lock::run) whose work does not await reports only at
 ///   its end that the lease was lost, and a [`grace`](crate::Lock::grace) does not help it.
 /// - **A wait ends only by itself**, since a thread cannot be dropped as a future can. Bound the wait for a lock with
-///   [`acquire_within`](crate::Lock::acquire_within). [`close`](crate::Leases::close) and
-///   [`shutdown`](crate::Leases::shutdown) on another thread end all waits for locks with [`Error::Closed`].
+///   [`acquire_within`](crate::Lock::acquire_within). [`close`](crate::Client::close) and
+///   [`shutdown`](crate::Client::shutdown) on another thread end all waits for locks with [`Error::Closed`].
 /// - **Dropping a lease never waits**, not even in a panic. The lease is released in the background. A program that
 ///   exits right after that may leave the key for a TTL: [`release`](crate::Lease::release) waits, and so does `close`.
 ///

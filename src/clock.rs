@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::sync::catching_panics;
 
-/// The clock that [`Leases`](crate::Leases) reads; [`SystemClock`] unless a test sets another.
+/// The clock that [`Client`](crate::Client) reads; [`SystemClock`] unless a test sets another.
 ///
 /// Give your own to [`Builder::clock`](crate::Builder::clock) to see what your job does when the machine is suspended.
 /// A clock that jumps by an hour simulates a machine that slept for an hour.
@@ -29,7 +29,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Duration;
 
     /// The notifier of this clock's jumps. After a jump, everything that sleeps until a moment checks the clock again
-    /// at once. [`Leases`](crate::Leases) asks for it once, when it is built.
+    /// at once. [`Client`](crate::Client) asks for it once, when it is built.
     ///
     /// `None`, the default, is right for a real clock: a program is not notified that its machine has slept, and the
     /// keeper checks a lease every 250 ms.

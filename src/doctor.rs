@@ -4,19 +4,19 @@
 use leasehold_protocol::node_status::NodeStatus;
 
 pub use crate::survey::{Info, ReplicaSaid, SentinelsSaid, ServerSaid};
-use crate::{error::Error, foreign::relayed, leases::Leases};
+use crate::{client::Client, error::Error, foreign::relayed};
 
 /// A server with its report on itself, or why it does not answer.
 pub type Surveyed = (NodeStatus, Result<ServerSaid, Error>);
 
 /// Surveys each server: the only one, those of a quorum, or the primaries of a cluster, in the order of
-/// [`Leases::nodes`]. This turns notifications on, and waits for them within a command time-out.
+/// [`Client::nodes`]. This turns notifications on, and waits for them within a command time-out.
 ///
 /// # Errors
 ///
-/// There is no connection yet and none can be made, or this `Leases` was closed. If one of several servers is
+/// There is no connection yet and none can be made, or this `Client` was closed. If one of several servers is
 /// unreachable, that is not an error.
-pub async fn survey(leases: &Leases) -> Result<Vec<Surveyed>, Error> {
+pub async fn survey(leases: &Client) -> Result<Vec<Surveyed>, Error> {
     let engine = &leases.scope.engine;
     engine.ready().await?;
     let said = relayed!(engine.quorum.survey(engine.options.command_timeout));

@@ -33,8 +33,8 @@ impl Lease {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let index = leases.rw_lock("search:index");
+    /// # let client = leasehold::Client::in_memory();
+    /// let index = client.rw_lock("search:index");
     /// let writing = index.write().acquire().await?;
     /// let reading = writing.downgrade().await?;
     /// let other = index.read().acquire().await?; // beside it
@@ -51,7 +51,7 @@ impl Lease {
     /// - [`Error::Lost`]: the lease had already ended, or its key is gone or taken.
     /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold, and only this lease is dropped.
     /// - [`Error::Unsupported`]: it is held over a quorum, which has no shares.
-    /// - [`Error::Closed`]: a [shutdown](crate::Leases::shutdown) or a close has begun.
+    /// - [`Error::Closed`]: a [shutdown](crate::Client::shutdown) or a close has begun.
     /// - [`Error::Unavailable`]: no answer in all that time.
     /// - [`Error::Refused`]: the server refused the request. A lack of memory does not cause that.
     ///

@@ -41,10 +41,10 @@ use crate::{
 ///   up then awaits `std::future::pending`: if it ends by itself, `lead` ends too.
 ///
 /// ```
-/// # use leasehold::{Error, Leadership, Leases};
+/// # use leasehold::{Error, Leadership, Client};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
-/// # let leases = Leases::in_memory();
-/// let election = leases.election("scheduler").candidate("10.0.0.7:8080");
+/// # let client = Client::in_memory();
+/// let election = client.election("scheduler").candidate("10.0.0.7:8080");
 /// let mut leaders = election.observe()?;
 /// let term = election.campaign().await?;
 /// while let Some(now) = leaders.next().await {
@@ -115,17 +115,17 @@ impl Election {
     /// term's [`fence`](LeaseHandle::fence), so that these refuse a former leader.
     ///
     /// ```
-    /// # use leasehold::{Error, LeaseHandle, Leases};
+    /// # use leasehold::{Error, LeaseHandle, Client};
     /// # async fn schedule(term: LeaseHandle) -> u64 { term.fence().into() }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
-    /// # let leases = Leases::in_memory();
-    /// let last = leases.election("scheduler").candidate("10.0.0.7:8080").lead(schedule).await?;
+    /// # let client = Client::in_memory();
+    /// let last = client.election("scheduler").candidate("10.0.0.7:8080").lead(schedule).await?;
     /// # assert!(last > 0); Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`campaign`](Self::campaign). A lost term is not an error. During a [`shutdown`](crate::Leases::shutdown) the
+    /// As [`campaign`](Self::campaign). A lost term is not an error. During a [`shutdown`](crate::Client::shutdown) the
     /// work is notified through its handle, and continues until it ends by itself, or until the limit has passed; then
     /// this ends with [`Error::Closed`].
     ///
@@ -209,7 +209,7 @@ impl fmt::Debug for Election {
 /// A state was true when the servers were asked. The leader may have resigned since, so a request that must not reach a
 /// former leader should carry the term's fence.
 ///
-/// It is a [`Stream`], which ends when the [`Leases`](crate::Leases) are closed.
+/// It is a [`Stream`], which ends when the [`Client`](crate::Client) are closed.
 #[must_use = "call `next` to hear who leads"]
 pub struct Leaders {
     pub(crate) engine: Arc<Engine>,
@@ -235,7 +235,7 @@ impl Leaders {
         self.told.borrow().as_ref().unwrap_or(&Known::NOTHING).at(self.engine.now())
     }
 
-    /// Waits for the next change; the first call waits for the first answer. `None` once the [`Leases`](crate::Leases)
+    /// Waits for the next change; the first call waits for the first answer. `None` once the [`Client`](crate::Client)
     /// are closed.
     ///
     /// # Cancel safety

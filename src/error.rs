@@ -22,7 +22,7 @@ use crate::lost::Lost;
 /// connection, and a server's error reply in the server's words if there was one.
 ///
 /// ```
-/// use leasehold::{Error, Leases};
+/// use leasehold::{Error, Client};
 ///
 /// /// The error type of a program: one conversion serves every call.
 /// #[derive(Debug)]
@@ -36,15 +36,15 @@ use crate::lost::Lost;
 ///     }
 /// }
 ///
-/// async fn job(leases: &Leases) -> Result<(), JobError> {
-///     let lease = leases.lock("reports:nightly").acquire().await?;
+/// async fn job(client: &Client) -> Result<(), JobError> {
+///     let lease = client.lock("reports:nightly").acquire().await?;
 ///     lease.check()?;
 ///     lease.renew().await?;
 ///     lease.release().await?;
 ///     Ok(())
 /// }
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), JobError> { job(&Leases::in_memory()).await }
+/// # async fn main() -> Result<(), JobError> { job(&Client::in_memory()).await }
 /// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -67,8 +67,8 @@ pub enum Error {
     /// The server refused the request: wrong password, missing right, wrong type. The text has the server's own words.
     #[error(transparent)]
     Refused(Details),
-    /// [`Leases::close`](crate::Leases::close) or [`Leases::shutdown`](crate::Leases::shutdown) was called.
-    #[error("this Leases was closed or is shut down: build a new one")]
+    /// [`Client::close`](crate::Client::close) or [`Client::shutdown`](crate::Client::shutdown) was called.
+    #[error("this Client was closed or is shut down: build a new one")]
     Closed,
     /// Another holder had the lock for the whole time given to [`acquire_within`](crate::Lock::acquire_within).
     #[error("waited {} for the lock {name:?}, which is held by {holder}", Rounded(*waited))]
@@ -147,7 +147,7 @@ impl StdError for Details {
 
 /// The text of an error after a fork.
 const KEEPER_ENDED: &str =
-    "the keeper of this Leases is in the process from which this one was forked: build a new Leases";
+    "the keeper of this Client is in the process from which this one was forked: build a new Client";
 
 /// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as well as urls.
 impl From<Infallible> for Error {

@@ -29,8 +29,8 @@ impl Lease {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lock = leases.lock("scheduler");
+    /// # let client = leasehold::Client::in_memory();
+    /// let lock = client.lock("scheduler");
     /// let lease = lock.acquire().await?;
     /// lease.renew().await?; // a full TTL for the successor
     /// let (fence, ticket) = (lease.fence(), lease.into_ticket()?.expose());

@@ -36,8 +36,8 @@ mod on_lost;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = leasehold::Leases::in_memory();
-/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// # let client = leasehold::Client::in_memory();
+/// let lease = client.lock("reports:nightly").acquire().await?;
 /// let report = std::future::ready("42 rows"); // the work
 /// tokio::select! {
 ///     biased;
@@ -54,8 +54,8 @@ mod on_lost;
 /// ```
 /// #![deny(let_underscore_drop)]
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = leasehold::Leases::in_memory();
-/// let lock = leases.lock("reports:nightly");
+/// # let client = leasehold::Client::in_memory();
+/// let lock = client.lock("reports:nightly");
 /// let _lease = lock.acquire().await?; // held to the end of its scope
 /// assert!(lock.try_acquire().await?.is_none());
 /// # Ok(()) }
@@ -216,7 +216,7 @@ impl Lease {
     /// `Ok::<_, Error>(…)`.
     ///
     /// ```
-    /// # use leasehold::{Error, LeaseHandle, Leases};
+    /// # use leasehold::{Error, LeaseHandle, Client};
     /// #[derive(Debug)]
     /// enum ImportError {
     ///     Lock(Error),
@@ -235,13 +235,13 @@ impl Lease {
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), ImportError> {
-    /// # let leases = Leases::in_memory();
-    /// let lease = leases.lock("import").acquire().await?;
+    /// # let client = Client::in_memory();
+    /// let lease = client.lock("import").acquire().await?;
     /// let rows = lease.run(import).await?;
     /// # assert_eq!(rows, 42); Ok(()) }
     /// ```
     ///
-    /// During a [`shutdown`](crate::Leases::shutdown) it continues: the work is notified through
+    /// During a [`shutdown`](crate::Client::shutdown) it continues: the work is notified through
     /// [`lost`](LeaseHandle::lost) or its [`cancellation_token`](LeaseHandle::cancellation_token).
     ///
     /// This is the primitive behind [`Lock::run`](crate::Lock::run). Work that blocks its thread cannot be stopped from
@@ -352,8 +352,8 @@ impl LeaseHandle {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// # let client = leasehold::Client::in_memory();
+    /// let lease = client.lock("reports:nightly").acquire().await?;
     /// let theirs = lease.handle().share()?;
     /// let worker = tokio::spawn(async move { theirs.release().await });
     /// lease.release().await?; // the lock is free once the worker has released it too

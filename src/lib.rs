@@ -23,6 +23,7 @@
 
 mod acquire;
 mod block_on;
+mod client;
 mod clock;
 mod credentials;
 pub mod docs;
@@ -38,7 +39,6 @@ mod held;
 #[cfg_attr(all(test, leasehold_shuttle), path = "keeper/shuttle.rs")]
 mod keeper;
 mod lease;
-mod leases;
 mod lock;
 mod lost;
 mod metrics;
@@ -92,12 +92,12 @@ pub use leasehold_protocol::{
 pub use crate::options::check_reason;
 pub use crate::{
     block_on::block_on,
+    client::{Builder, Client},
     clock::SystemClock,
     credentials::Credentials,
     election::{Election, Leaders},
     error::{Details, Error},
     lease::{Lease, LeaseHandle},
-    leases::{Builder, Leases},
     lock::Lock,
     lost::Lost,
     multi_lock::{MultiLease, MultiLeaseHandle, MultiLock},

@@ -36,8 +36,8 @@ use crate::{
 /// ```
 /// # use std::time::Duration;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = leasehold::Leases::in_memory();
-/// let nightly = leases.lock("reports:nightly").ttl(Duration::from_secs(5));
+/// # let client = leasehold::Client::in_memory();
+/// let nightly = client.lock("reports:nightly").ttl(Duration::from_secs(5));
 /// let lease = nightly.acquire().await?;
 /// lease.release().await?;
 /// # Ok(()) }
@@ -90,8 +90,8 @@ impl Lock {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// # let client = leasehold::Client::in_memory();
+    /// let lease = client.lock("reports:nightly").acquire().await?;
     /// println!("ours, with fence {}", lease.fence());
     /// lease.release().await?;
     /// # Ok(()) }
@@ -122,9 +122,9 @@ impl Lock {
     /// ```
     /// # use std::time::Duration;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// # let _held = leases.lock("reports:nightly").acquire().await?;
-    /// match leases.lock("reports:nightly").acquire_within(Duration::from_millis(20)).await {
+    /// # let client = leasehold::Client::in_memory();
+    /// # let _held = client.lock("reports:nightly").acquire().await?;
+    /// match client.lock("reports:nightly").acquire_within(Duration::from_millis(20)).await {
     ///     Ok(lease) => println!("{:?}", lease.release().await?),
     ///     Err(error @ leasehold::Error::TimedOut { .. }) => println!("{error}; try again in {:?}", error.retry_after()),
     ///     Err(error) => return Err(error),
@@ -151,8 +151,8 @@ impl Lock {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// match leases.lock("reports:nightly").try_acquire().await? {
+    /// # let client = leasehold::Client::in_memory();
+    /// match client.lock("reports:nightly").try_acquire().await? {
     ///     Some(lease) => println!("{:?}", lease.release().await?),
     ///     None => println!("somebody else is at it"),
     /// }

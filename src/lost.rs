@@ -18,10 +18,10 @@ use leasehold_protocol::{
 /// completes with it.
 ///
 /// ```
-/// # use leasehold::{Leases, LossReason};
+/// # use leasehold::{Client, LossReason};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = Leases::in_memory();
-/// let lock = leases.lock("reports:nightly");
+/// # let client = Client::in_memory();
+/// let lock = client.lock("reports:nightly");
 /// let lease = lock.acquire().await?;
 /// lock.force_release().await?; // an operator takes it away
 /// let lost = lease.lost().await;
@@ -68,12 +68,12 @@ impl Lost {
     /// The forced release after [`LossReason::Forced`]: who took the lock away, and why.
     ///
     /// ```
-    /// # use leasehold::Leases;
+    /// # use leasehold::Client;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = Leases::in_memory();
-    /// let lock = leases.lock("reports:nightly");
+    /// # let client = Client::in_memory();
+    /// let lock = client.lock("reports:nightly");
     /// let lease = lock.acquire().await?;
-    /// leases.lock("reports:nightly").label("ops").force_release_because("stuck since noon").await?;
+    /// client.lock("reports:nightly").label("ops").force_release_because("stuck since noon").await?;
     /// let lost = lease.lost().await;
     /// let forced = lost.forced().expect("it was taken by force");
     /// assert_eq!((forced.label(), forced.reason()), ("ops", Some("stuck since noon")));

@@ -30,7 +30,7 @@ const JUST_NOW: u64 = 1_000_000;
 /// Others may want the same locks in another order, and there is never a deadlock. All locks are tried at the same
 /// time, so it takes one round trip if all are free. If some are held, it keeps those that come before the first held
 /// one in the order of their keys, gives the rest back, and waits for the first held one. A lock that is lost meanwhile
-/// is acquired again. All processes use the same order, whatever [prefixes](crate::Leases::prefix) they have. Only
+/// is acquired again. All processes use the same order, whatever [prefixes](crate::Client::prefix) they have. Only
 /// locks that you hold *beside* it can still cause a deadlock, so acquire together what you hold together.
 ///
 /// Each lock has its own options: `ttl`, `fair`, `max_hold`, `grace`, `owner`, `reentrant`, `lock_delay`, `label`.
@@ -44,11 +44,11 @@ const JUST_NOW: u64 = 1_000_000;
 /// time-out. A lost lease is reported at once, and the others stay held until they are released.
 ///
 /// ```
-/// # use leasehold::{Error, Leases};
+/// # use leasehold::{Error, Client};
 /// # async fn transfer(_: leasehold::Fence, _: leasehold::Fence) -> Result<(), Error> { Ok(()) }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
-/// # let leases = Leases::in_memory();
-/// let both = leases.multi_lock(["account:9", "account:7"].map(|name| leases.lock(name)));
+/// # let client = Client::in_memory();
+/// let both = client.multi_lock(["account:9", "account:7"].map(|name| client.lock(name)));
 /// both.run(async |held| {
 ///     let fence = |name| held.fence(name).expect("it is one of them");
 ///     transfer(fence("account:7"), fence("account:9")).await
@@ -71,7 +71,7 @@ impl MultiLock {
                 return Ok((lock.key()?, lock));
             }
             let name = lock.name();
-            Err(Error::misuse(format!("all locks of a multi-lock are of one Leases: {name:?} is of another")))
+            Err(Error::misuse(format!("all locks of a multi-lock are of one Client: {name:?} is of another")))
         };
         // The iterator may be endless.
         let keyed: Result<Vec<_>, Error> = locks.into_iter().take(MOST + 1).map(with_key).collect();
@@ -83,8 +83,8 @@ impl MultiLock {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let held = leases.multi_lock([leases.lock("a"), leases.lock("b")]).acquire().await?;
+    /// # let client = leasehold::Client::in_memory();
+    /// let held = client.multi_lock([client.lock("a"), client.lock("b")]).acquire().await?;
     /// println!("ours, for {:?} at least", held.remaining());
     /// held.release().await?;
     /// # Ok(()) }
@@ -94,7 +94,7 @@ impl MultiLock {
     ///
     /// As [`Lock::acquire`] of each lock: then none is held. [`Error::Config`], before anything is sent, if there are
     /// no locks or more than 1,000, or if one occurs twice. [`Error::Misuse`] if one belongs to another
-    /// [`Leases`](crate::Leases).
+    /// [`Client`](crate::Client).
     ///
     /// # Cancel safety
     ///

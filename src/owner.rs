@@ -11,10 +11,10 @@ use tokio::task;
 /// that waits for its own owner.
 ///
 /// ```
-/// # use leasehold::{Leases, Owner};
+/// # use leasehold::{Client, Owner};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = Leases::in_memory();
-/// let (import, lock) = (Owner::unique(), leases.lock("ledger").reentrant(true));
+/// # let client = Client::in_memory();
+/// let (import, lock) = (Owner::unique(), client.lock("ledger").reentrant(true));
 /// let first = lock.clone().owner(import.clone()).acquire().await?;
 /// let again = lock.clone().owner(import).acquire().await?; // the same owner, in whatever task
 /// assert_eq!(first.fence(), again.fence());
@@ -22,7 +22,7 @@ use tokio::task;
 /// # Ok(()) }
 /// ```
 ///
-/// Ownership is known within one [`Leases`](crate::Leases) and its clones only.
+/// Ownership is known within one [`Client`](crate::Client) and its clones only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner(OwnerKind);
 

@@ -8,8 +8,8 @@ use crate::{lock::Lock, options::Access};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = leasehold::Leases::in_memory();
-/// let index = leases.rw_lock("search:index");
+/// # let client = leasehold::Client::in_memory();
+/// let index = client.rw_lock("search:index");
 /// let (one, other) = (index.read().acquire().await?, index.read().acquire().await?);
 /// assert!(index.write().try_acquire().await?.is_none(), "it is read");
 /// one.release().await?;
@@ -24,7 +24,7 @@ use crate::{lock::Lock, options::Access};
 ///   readers that never pause do not keep writers out. [`fair`](Lock::fair) changes nothing.
 /// - All readers at one time have the same [fence](crate::Lease::fence): larger than that of every writer before them,
 ///   and smaller than that of every writer after them.
-/// - A plain [`lock`](crate::Leases::lock) of the same name excludes readers and writers, and is excluded by them. It
+/// - A plain [`lock`](crate::Client::lock) of the same name excludes readers and writers, and is excluded by them. It
 ///   does not queue, so readers that never pause keep it out for ever; with [`fair(true)`](Lock::fair) it is the same
 ///   as [`write`](Self::write).
 /// - A reader cannot become a writer without a release: two readers that wanted to would wait for each other.

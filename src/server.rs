@@ -12,20 +12,20 @@ use crate::{
     tls::Tls,
 };
 
-/// One server that keeps locks: its address, and the credentials for it. [`Leases::connect`](crate::Leases::connect)
+/// One server that keeps locks: its address, and the credentials for it. [`Client::connect`](crate::Client::connect)
 /// lists the possible urls.
 ///
 /// A [`Builder`](crate::Builder) takes urls too. This type is for a program that checks its settings early: parsing
 /// finds what is wrong with a url, and does not connect. It also has settings that a url has no room for:
 ///
 /// ```
-/// # use leasehold::{Leases, Server};
+/// # use leasehold::{Client, Server};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
 /// let server: Server = "redis://worker@127.0.0.1:6379/1".parse()?;
 /// let server = server.password("p@ss/word"); // as it is, and never shown
 /// let same = Server::at("127.0.0.1", 6379).user("worker").password("p@ss/word").database(1);
 /// assert_eq!(server.to_string(), "127.0.0.1:6379");
-/// let leases = Leases::builder().server(same).build_lazy()?;
+/// let client = Client::builder().server(same).build_lazy()?;
 /// # Ok(()) }
 /// ```
 ///
@@ -92,14 +92,14 @@ impl Server {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use leasehold::{Credentials, Leases, Server};
+    /// # use leasehold::{Credentials, Client, Server};
     /// # async fn token() -> Result<String, std::io::Error> { Ok("token".into()) }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
     /// let server = Server::at("127.0.0.1", 6379).credentials(|| async {
     ///     let token = token().await?;
     ///     Ok::<_, std::io::Error>(Credentials::new("worker", token).valid_for(Duration::from_secs(900)))
     /// });
-    /// let leases = Leases::builder().server(server).build_lazy()?;
+    /// let client = Client::builder().server(server).build_lazy()?;
     /// # Ok(()) }
     /// ```
     ///

@@ -220,10 +220,10 @@ impl Signal {
 /// The changes of one lease's [`Status`]. You get the newest only: changes between two calls are skipped.
 ///
 /// ```
-/// # use leasehold::{Leases, Status};
+/// # use leasehold::{Client, Status};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = Leases::in_memory();
-/// let lease = leases.lock("reports:nightly").acquire().await?;
+/// # let client = Client::in_memory();
+/// let lease = client.lock("reports:nightly").acquire().await?;
 /// let mut changes = lease.status_changes();
 /// lease.release().await?;
 /// while let Some(status) = changes.next().await {

@@ -15,7 +15,7 @@ pub struct ServerSaid {
     pub notifications: Option<Result<(), String>>,
     /// Whether it notifies fair waiters of their turn.
     pub notifies_waiters: bool,
-    /// The most leases and awaited names of a `Leases` that it tracks: half of its table, or zero while that is nearly
+    /// The most leases and awaited names of a `Client` that it tracks: half of its table, or zero while that is nearly
     /// full. A name counts twice, and four times for fair waiters.
     pub tracked_keys: usize,
     /// Its `CLUSTER NODES`, if it is part of a cluster.

@@ -9,11 +9,11 @@ use std::{
 use leasehold_protocol::{fence::Fence, holder::Holder, loss::LossReason};
 
 use crate::{
+    client::Client,
     clock::{self, SystemClock, wall},
     engine::Engine,
     error::Error,
     foreign::relayed,
-    leases::Leases,
     lock::Lock,
     lost::Lost,
     node::memory::Gate,
@@ -60,11 +60,11 @@ impl ManualClock {
     /// # Cancel safety
     ///
     /// If it is dropped, the clock stays where it is.
-    pub async fn pass(&self, span: Duration, leases: &Leases) {
+    pub async fn pass(&self, span: Duration, leases: &Client) {
         relayed!(self.step_through(span, leases));
     }
 
-    async fn step_through(&self, span: Duration, leases: &Leases) {
+    async fn step_through(&self, span: Duration, leases: &Client) {
         let (engine, end) = (&leases.scope.engine, clock::now(self) + span);
         loop {
             let is_silent = gates(engine).into_iter().flatten().any(Gate::is_closed);
@@ -102,12 +102,12 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A guard of [`silence`]: it keeps the in-memory nodes of a [`Leases`] from answering it, until it is dropped.
+/// A guard of [`silence`]: it keeps the in-memory nodes of a [`Client`] from answering it, until it is dropped.
 #[derive(Debug)]
 #[must_use = "the nodes answer again when it is dropped"]
 pub struct Silence(Arc<Engine>);
 
-/// Starts an outage: from now on the nodes of this [`Leases`] do not answer it. Others with the same `memory://name`
+/// Starts an outage: from now on the nodes of this [`Client`] do not answer it. Others with the same `memory://name`
 /// are still answered.
 ///
 /// Requests wait, for at most their limit, and are executed when the silence ends. The leases become
@@ -117,7 +117,7 @@ pub struct Silence(Arc<Engine>);
 /// # Errors
 ///
 /// A node is not in memory.
-pub fn silence(leases: &Leases) -> Result<Silence, Error> {
+pub fn silence(leases: &Client) -> Result<Silence, Error> {
     gates(&leases.scope.engine)?.into_iter().for_each(Gate::close);
     Ok(Silence(leases.scope.engine.clone()))
 }
@@ -160,7 +160,7 @@ pub fn delete(lock: &Lock) -> Result<(), Error> {
 
 fn gates(engine: &Engine) -> Result<Vec<&Gate>, Error> {
     let gates = engine.quorum.members().map(|(_, member)| member.gate());
-    let elsewhere = || Error::misuse("this is for locks in memory: use a url such as memory://, or Leases::in_memory");
+    let elsewhere = || Error::misuse("this is for locks in memory: use a url such as memory://, or Client::in_memory");
     gates.collect::<Option<_>>().ok_or_else(elsewhere)
 }
 

@@ -2,7 +2,7 @@
 
 use std::{convert::identity, future::Future, time::Duration};
 
-use leasehold::{Builder, Error, Leases, Server, Tls};
+use leasehold::{Builder, Client, Error, Server, Tls};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -34,7 +34,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Ended>>) -> Resul
 
 /// Builds the client on a thread outside of every runtime, so that all requests to a server share one connection. If no
 /// thread can be started, there are two.
-pub(crate) async fn build(builder: Builder) -> Result<Leases, Error> {
+pub(crate) async fn build(builder: Builder) -> Result<Client, Error> {
     let (tell, told) = oneshot::channel();
     let outside = builder.clone();
     let build = move || drop(tell.send(leasehold::block_on(outside.build()).and_then(identity)));
@@ -48,7 +48,7 @@ pub(crate) async fn build(builder: Builder) -> Result<Leases, Error> {
 /// Runs `act` with a client of these servers, then closes the client.
 pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
     servers: &Servers,
-    act: impl FnOnce(Leases) -> F,
+    act: impl FnOnce(Client) -> F,
 ) -> Result<T, Ended> {
     servers.tell_a_guess();
     block_on(async {
@@ -85,7 +85,7 @@ impl Servers {
     }
 
     pub(crate) fn builder(&self) -> Builder {
-        let builder = Leases::builder()
+        let builder = Client::builder()
             .connect_timeout(self.connect_timeout)
             .prefix(&self.prefix)
             .min_replicas(self.min_replicas);

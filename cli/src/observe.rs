@@ -7,7 +7,7 @@ use std::{
     process::{ExitCode, ExitStatus, Stdio},
 };
 
-use leasehold::{Holder, Leaders, Leadership, Leases};
+use leasehold::{Client, Holder, Leaders, Leadership};
 use serde_json::json;
 use tokio::process::{Child, Command};
 
@@ -35,7 +35,7 @@ pub(crate) fn observe(options: &Observe) -> Result<ExitCode, Ended> {
     })
 }
 
-async fn once(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Result<ExitCode, Ended> {
+async fn once(options: &Observe, leases: &Client, mut leaders: Leaders) -> Result<ExitCode, Ended> {
     let now = leaders.next().await.unwrap_or(Leadership::Unknown);
     print(&line(options, &now))?;
     if now == Leadership::Unknown {
@@ -50,7 +50,7 @@ async fn once(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Resul
 }
 
 /// Prints each change, until the program is ended from outside. Without a command it ends once its reader has gone.
-async fn follow(options: &Observe, leases: &Leases, mut leaders: Leaders) -> Result<ExitCode, Ended> {
+async fn follow(options: &Observe, leases: &Client, mut leaders: Leaders) -> Result<ExitCode, Ended> {
     let mut running: Option<Child> = None;
     // The latest change, while no command was started for it yet.
     let mut news: Option<Leadership> = None;

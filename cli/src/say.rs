@@ -142,7 +142,7 @@ pub(crate) async fn reader_is_gone() {
         }
     });
     if watching.is_err() || told.await.is_err() {
-        pending().await;
+        pending::<()>().await;
     }
 }
 

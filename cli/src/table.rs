@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use leasehold::{Error, Fence, Leases, Lock, Waiter};
+use leasehold::{Client, Error, Fence, Lock, Waiter};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -93,7 +93,7 @@ pub(crate) struct Table {
 }
 
 /// Reads the held locks whose names match, sorted by name.
-pub(crate) async fn read(leases: &Leases, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
+pub(crate) async fn read(leases: &Client, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
     let Table { mut rows, mut unread, .. } = Table::default();
     let (locks, missing) = leases.list_reachable(pattern).await?;
     for some in locks.chunks(AT_ONCE) {

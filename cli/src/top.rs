@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Leases, NodeState};
+use leasehold::{Client, NodeState};
 use rustix::{
     process::{Signal, getpgrp},
     termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr},
@@ -34,7 +34,7 @@ pub(crate) fn top(options: &Top) -> Result<ExitCode, Ended> {
     with(&options.servers, |leases| async move { show(options, &leases).await })
 }
 
-async fn show(options: &Top, leases: &Leases) -> Result<ExitCode, Ended> {
+async fn show(options: &Top, leases: &Client) -> Result<ExitCode, Ended> {
     let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
     let (mut keys, mut view) = (keys(), View::new());
     let mut screen = Screen::enter();
@@ -87,7 +87,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 
 /// The latest table. A task keeps reading it, so that a slow server does not delay the exit.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
-fn looks(leases: Leases, options: &Top, interval: Duration) -> watch::Receiver<Result<Table, String>> {
+fn looks(leases: Client, options: &Top, interval: Duration) -> watch::Receiver<Result<Table, String>> {
     let (pattern, have_queues) = (options.pattern.clone(), options.servers.have_queues());
     let (sender, receiver) = watch::channel(Err("no answer yet".to_owned()));
     tokio::spawn(async move {
@@ -144,7 +144,7 @@ impl View {
     /// A picture of at most this size: its subject, then the table, the keys or an error.
     fn frame(
         &mut self,
-        leases: &Leases,
+        leases: &Client,
         interval: Duration,
         seen: Result<Table, String>,
         width: usize,

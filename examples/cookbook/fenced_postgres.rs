@@ -13,7 +13,7 @@
 
 use std::{env, error::Error};
 
-use leasehold::{Fence, Leases};
+use leasehold::{Client, Fence};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
@@ -76,8 +76,8 @@ async fn main() -> Result<()> {
 
 async fn two_holders(db: &PgPool) -> Result<()> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = Leases::connect(url).await?;
-    let lock = leases.lock("examples:fenced_postgres");
+    let client = Client::connect(url).await?;
+    let lock = client.lock("examples:fenced_postgres");
 
     let early = lock.acquire().await?;
     let (early_fence, name) = (early.fence(), early.name().to_owned());
@@ -103,6 +103,6 @@ async fn two_holders(db: &PgPool) -> Result<()> {
     println!("in the tables: {body:?} {lines:?}");
     assert_eq!((body.as_str(), lines), ("late", vec!["early".into(), "late".into(), "later".into()]));
     late.release().await?;
-    leases.close().await;
+    client.close().await;
     Ok(())
 }

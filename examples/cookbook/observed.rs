@@ -1,7 +1,7 @@
 //! Logs and metrics of a lease, as they are set up in a program.
 //!
 //! Three traps. The library logs the steps of a lease (acquired, renewed, released) at level DEBUG: without the filter
-//! line you see trouble only. Install the exporter before the first `Leases`, or it knows no descriptions. And without
+//! line you see trouble only. Install the exporter before the first `Client`, or it knows no descriptions. And without
 //! buckets the exporter renders summaries, whose quantiles you cannot add up over machines. A renewal takes
 //! milliseconds and a job takes hours, so each histogram needs buckets of its own.
 //!
@@ -12,7 +12,7 @@
 
 use std::{env, error::Error, time::Duration};
 
-use leasehold::Leases;
+use leasehold::Client;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::{sleep, timeout};
 use tracing::Level;
@@ -51,8 +51,8 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     }
 
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let leases = Leases::connect(url).await?;
-    let lock = leases.lock("examples:observed");
+    let client = Client::connect(url).await?;
+    let lock = client.lock("examples:observed");
     let lease = lock.acquire().await?;
     // The keeper does this at a third of the TTL.
     lease.renew().await?;
@@ -64,7 +64,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let lost = lease.lost().await;
     tracing::error!("the job stops: {lost}");
     drop(lease);
-    leases.close().await;
+    client.close().await;
 
     let expected = [
         r#"leasehold_acquires_total{outcome="acquired",mode="exclusive"} 2"#,

@@ -22,7 +22,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use leasehold::{Error, LeaseHandle, Leases};
+use leasehold::{Client, Error, LeaseHandle};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -63,13 +63,13 @@ impl IntoResponse for ApiError {
     }
 }
 
-fn app(leases: Leases) -> Router {
-    Router::new().route("/jobs/{name}", post(start_job)).route("/readyz", get(readyz)).with_state(leases)
+fn app(client: Client) -> Router {
+    Router::new().route("/jobs/{name}", post(start_job)).route("/readyz", get(readyz)).with_state(client)
 }
 
-async fn start_job(State(leases): State<Leases>, Path(name): Path<String>) -> Result<Response, ApiError> {
+async fn start_job(State(client): State<Client>, Path(name): Path<String>) -> Result<Response, ApiError> {
     // One try, as `try_acquire`, but it tells who has the lock, and for how long.
-    let lease = leases.lock(format!("examples:web:{name}")).acquire_within(Duration::ZERO).await?;
+    let lease = client.lock(format!("examples:web:{name}")).acquire_within(Duration::ZERO).await?;
     let answer = (StatusCode::ACCEPTED, format!("{name} begins, fence {}\n", lease.fence())).into_response();
     tokio::spawn(async move {
         if let Err(error) = lease.run(job).await {
@@ -88,19 +88,19 @@ async fn job(lease: LeaseHandle) -> Result<(), Error> {
     Ok(())
 }
 
-async fn readyz(State(leases): State<Leases>) -> Result<&'static str, ApiError> {
-    leases.health().await?;
+async fn readyz(State(client): State<Client>) -> Result<&'static str, ApiError> {
+    client.health().await?;
     Ok("ready\n")
 }
 
 /// Serves until `stop`, then lets the jobs save for at most ten seconds. Answers how many were cut short.
-async fn serve(listener: TcpListener, leases: Leases, stop: CancellationToken) -> io::Result<usize> {
-    let app = app(leases.clone());
+async fn serve(listener: TcpListener, client: Client, stop: CancellationToken) -> io::Result<usize> {
+    let app = app(client.clone());
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     // Not one after the other: a handler that waits for a lock would never answer.
     let shutdown = async {
         stop.cancelled().await;
-        leases.shutdown(Duration::from_secs(10)).await
+        client.shutdown(Duration::from_secs(10)).await
     };
     let (served, cut_short) = tokio::join!(serving.into_future(), shutdown);
     served?;
@@ -110,11 +110,11 @@ async fn serve(listener: TcpListener, leases: Leases, stop: CancellationToken) -
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "memory://".into());
-    let (leases, stop) = (Leases::connect(url).await?, CancellationToken::new());
+    let (client, stop) = (Client::connect(url).await?, CancellationToken::new());
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     // A service stops at ^C or SIGTERM: see the example `graceful_shutdown`.
-    let service = tokio::spawn(serve(listener, leases, stop.clone()));
+    let service = tokio::spawn(serve(listener, client, stop.clone()));
 
     let mut one = TcpStream::connect(address).await?;
     assert_eq!(request(&mut one, "GET /readyz").await?.status, 200);
@@ -135,7 +135,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The same service, while its server is away: it starts all the same, and says that it is not ready.
     let limit = Duration::from_millis(200);
-    let away = Leases::builder().url("redis://127.0.0.1:1").connect_timeout(limit).build_lazy()?;
+    let away = Client::builder().url("redis://127.0.0.1:1").connect_timeout(limit).build_lazy()?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let mut connection = TcpStream::connect(listener.local_addr()?).await?;
     let stop = CancellationToken::new();

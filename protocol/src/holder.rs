@@ -68,7 +68,7 @@ impl Holder {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.fence?.into()))
     }
 
-    /// Whether it is a lease of the `Leases` that was asked.
+    /// Whether it is a lease of the `Client` that was asked.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.is_ours
@@ -79,7 +79,7 @@ impl Holder {
     /// not read without the right `+type`, is `"value of another type"`.
     ///
     /// Such a key is never released, so the lock is not free before the key is deleted or expires. Give the lock
-    /// another name or its `Leases` a prefix, or delete the key.
+    /// another name or its `Client` a prefix, or delete the key.
     ///
     /// `None` for a lock of ours, and for a string with a TTL: that is another library's lock.
     #[must_use]

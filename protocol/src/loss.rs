@@ -41,7 +41,7 @@ pub enum LossReason {
     /// the rest of the TTL since the last confirmed renewal: about two thirds of it or more while renewals succeed,
     /// next to nothing if they were failing. A release, a drop or [`close`] deletes the key at once.
     ///
-    /// [`close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
+    /// [`close`]: https://docs.rs/leasehold/latest/leasehold/struct.Client.html#method.close
     MaxHold,
     /// Not a loss: [`release`] was called or the lease was dropped.
     ///
@@ -52,18 +52,18 @@ pub enum LossReason {
     /// [`into_ticket`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.into_ticket
     /// [adopts]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.adopt
     HandedOver,
-    /// Not a loss yet: [`Leases::shutdown`] asks the holder to stop. The lease is still held and renewed, until its
+    /// Not a loss yet: [`Client::shutdown`] asks the holder to stop. The lease is still held and renewed, until its
     /// holder releases or drops it, or the time for that has passed.
     ///
-    /// [`Leases::shutdown`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.shutdown
+    /// [`Client::shutdown`]: https://docs.rs/leasehold/latest/leasehold/struct.Client.html#method.shutdown
     Closing,
     /// Not a loss yet: no renewal was confirmed, and only the grace of [`Lock::grace`] is left of the lease.
     ///
     /// [`Lock::grace`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.grace
     Expiring,
-    /// [`Leases::close`] released every lease.
+    /// [`Client::close`] released every lease.
     ///
-    /// [`Leases::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.close
+    /// [`Client::close`]: https://docs.rs/leasehold/latest/leasehold/struct.Client.html#method.close
     Closed,
     /// The keeper has failed, because of a bug in this library or in the program's own clock. The key is not renewed
     /// any more, and expires.
@@ -93,9 +93,9 @@ impl fmt::Display for LossReason {
             Self::MaxHold => "it reached its max_hold",
             Self::Released => "it was released",
             Self::HandedOver => "it was handed over",
-            Self::Closing => "its Leases is being shut down; it is held until it is released",
+            Self::Closing => "its Client is being shut down; it is held until it is released",
             Self::Expiring => "no renewal was confirmed so far, and its deadline is near",
-            Self::Closed => "its Leases was closed",
+            Self::Closed => "its Client was closed",
             Self::KeeperEnded => "the keeper that renewed it has ended",
         })
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The state of a node, as far as its answers have shown it: see
-/// [`Leases::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Leases.html#method.nodes).
+/// [`Client::nodes`](https://docs.rs/leasehold/latest/leasehold/struct.Client.html#method.nodes).
 ///
 /// With the feature `serde` its fields are `address`, `state`, `last_answer_seconds`, `clock_offset_micros`, `slots`
 /// and `replicas`; the last four are `null` if they are not known.

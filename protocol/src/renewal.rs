@@ -354,7 +354,7 @@ impl HeldLease {
         if self.is_over() { orders } else { Orders { repair: self.tally.repairs(), ..orders } }
     }
 
-    /// The holder lets go, or its `Leases` closes. The caller releases what is left on the nodes.
+    /// The holder lets go, or its `Client` closes. The caller releases what is left on the nodes.
     pub fn finish(&mut self, now: Time, reason: LossReason) -> Orders {
         let orders = self.expire_if_due(now);
         if self.is_over() {

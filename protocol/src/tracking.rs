@@ -20,7 +20,7 @@ pub const fn capacity(table: Option<usize>, tracked: usize) -> usize {
 /// The keys to track.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
-    /// Leases.
+    /// Client.
     pub held: usize,
     /// Names that are waited for.
     pub awaited: usize,

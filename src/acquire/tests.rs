@@ -9,7 +9,7 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 
-use crate::Leases;
+use crate::Client;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -41,7 +41,7 @@ impl Subscriber for Panics {
 #[test]
 fn an_acquire_that_panics_when_its_lease_is_told_leaves_the_lock_free() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     for reentrant in [false, true] {
         let lock = leases.lock("job").keep_for(HOUR).reentrant(reentrant);
         let acquire = AssertUnwindSafe(|| runtime.block_on(lock.acquire()));

@@ -1,4 +1,4 @@
-//! The engine behind `Leases`, `Lock` and `Lease`: the state that they share, and one release.
+//! The engine behind `Client`, `Lock` and `Lease`: the state that they share, and one release.
 //!
 //! # Lock order
 //!
@@ -38,7 +38,7 @@ mod release;
 pub(crate) use self::observers::Told;
 use self::{late_replies::LateReplies, observers::Observers};
 
-/// The settings of a `Leases`, as the builder has checked them.
+/// The settings of a `Client`, as the builder has checked them.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     /// The options of a lock that sets none of its own.
@@ -52,7 +52,7 @@ pub(crate) struct Options {
     pub(crate) in_slots: bool,
 }
 
-/// Everything behind one `Leases`. It lives as long as any clone, lock or lease.
+/// Everything behind one `Client`. It lives as long as any clone, lock or lease.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) options: Options,
@@ -82,7 +82,7 @@ pub(crate) struct Engine {
     unconfirmed: Troubles,
     /// How many leases were held when this was closed.
     cut_short: OnceLock<usize>,
-    /// Present if this `Leases` connects at its first use.
+    /// Present if this `Client` connects at its first use.
     first_connection: Option<Arc<FirstConnection>>,
     pub(crate) late_replies: Arc<LateReplies>,
     _listeners: Vec<Arc<Listener>>,
@@ -241,7 +241,7 @@ impl Engine {
             return Ok(());
         }
         let text =
-            "the process was forked after this Leases was made, and its keeper is not in it: make one in the child";
+            "the process was forked after this Client was made, and its keeper is not in it: make one in the child";
         Err(Error::misuse(text))
     }
 

@@ -1,4 +1,4 @@
-//! The table of the observers of one `Leases`.
+//! The table of the observers of one `Client`.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{sync::Mutex, troubles::Troubles};
 /// The last report of an observer; `None` before its first look.
 pub(crate) type Told = Option<Known>;
 
-/// Every observer of one `Leases`, by the lock that it observes.
+/// Every observer of one `Client`, by the lock that it observes.
 #[derive(Debug, Default)]
 pub(crate) struct Observers {
     all: Mutex<HashMap<Key, Arc<watch::Sender<Told>>>>,

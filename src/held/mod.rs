@@ -320,7 +320,7 @@ impl Hold {
         self.state.lock().acquisition.abandon(mode).undo
     }
 
-    /// Ends every lease for `Leases::close`, and releases what is left on the nodes.
+    /// Ends every lease for `Client::close`, and releases what is left on the nodes.
     pub(crate) fn close(self: &Arc<Self>, now: Time) -> Reaction {
         let mut reaction = self.feed(now, |acquisition| acquisition.close(now));
         if let Some(undo) = &mut reaction.actions.undo {

@@ -111,7 +111,7 @@ macro_rules! view {
             /// program's log or its metrics exporter does.
             ///
             /// It completes earlier, while the lease is still held, when its holder is asked to stop: with
-            /// [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Leases::shutdown), with
+            /// [`Closing`](crate::LossReason::Closing) by a [`shutdown`](crate::Client::shutdown), with
             /// [`Expiring`](crate::LossReason::Expiring) under a [grace](crate::Lock::grace). From then on
             /// [`check`](Self::check) and [`status_changes`](Self::status_changes) report the end.
             ///
@@ -139,8 +139,8 @@ macro_rules! view {
             /// ```
             /// # use std::sync::{Arc, atomic::{AtomicBool, Ordering}};
             /// # fn main() -> Result<(), leasehold::Error> {
-            /// # let leases = leasehold::Leases::in_memory();
-            /// let lease = leasehold::block_on(leases.lock("reports:nightly").acquire())??;
+            /// # let client = leasehold::Client::in_memory();
+            /// let lease = leasehold::block_on(client.lock("reports:nightly").acquire())??;
             /// let stop = Arc::new(AtomicBool::new(false));
             /// let stops = stop.clone();
             /// lease.on_lost(move |lost| {
@@ -164,8 +164,8 @@ macro_rules! view {
             ///
             /// ```
             /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-            /// # let leases = leasehold::Leases::in_memory();
-            /// # let lease = leases.lock("import").acquire().await?;
+            /// # let client = leasehold::Client::in_memory();
+            /// # let lease = client.lock("import").acquire().await?;
             /// for row in 0..3 {
             ///     lease.check()?; // before each step that only the holder may do
             ///     println!("row {row}");

@@ -23,8 +23,8 @@ impl Lock {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// # let lock = leases.lock("reports:nightly");
+    /// # let client = leasehold::Client::in_memory();
+    /// # let lock = client.lock("reports:nightly");
     /// # let _held = lock.acquire().await?;
     /// if let Some(holder) = lock.holder().await? {
     ///     println!("held by {holder}");
@@ -73,8 +73,8 @@ impl Lock {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let gpu = leases.semaphore("gpu:inference", 4);
+    /// # let client = leasehold::Client::in_memory();
+    /// let gpu = client.semaphore("gpu:inference", 4);
     /// let _permits = (gpu.acquire().await?, gpu.acquire().await?);
     /// for holder in gpu.holders().await? {
     ///     println!("{holder}");
@@ -127,7 +127,7 @@ impl Lock {
 
     /// Deletes the lock's key **whoever holds it**, on every node, and returns whether there was one. The holder learns
     /// of it by its next renewal at the latest; until then two may believe that they hold the lock. A holder of the
-    /// same [`Leases`](crate::Leases) knows when this returns. For operators, if a holder will certainly not come back.
+    /// same [`Client`](crate::Client) knows when this returns. For operators, if a holder will certainly not come back.
     ///
     /// If it does come back, its lease ends with [`LossReason::Forced`](crate::LossReason::Forced) and the
     /// [label](Self::label) of this lock. The server keeps that record for as long as the key would have lived, under

@@ -43,8 +43,8 @@ impl Lock {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let ledger = leases.lock("ledger").reentrant(true);
+    /// # let client = leasehold::Client::in_memory();
+    /// let ledger = client.lock("ledger").reentrant(true);
     /// let outer = ledger.acquire().await?;
     /// let inner = ledger.acquire().await?; // the same task: another lease on the same acquisition
     /// assert_eq!((outer.fence(), inner.hold_count()), (inner.fence(), 2));
@@ -104,8 +104,8 @@ impl Lock {
     /// ```
     /// # use std::time::Duration;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let hourly = leases.lock("reports:hourly").keep_for(Duration::from_secs(59 * 60));
+    /// # let client = leasehold::Client::in_memory();
+    /// let hourly = client.lock("reports:hourly").keep_for(Duration::from_secs(59 * 60));
     /// # async fn job(_: leasehold::LeaseHandle) -> Result<&'static str, leasehold::Error> { Ok("done") }
     /// assert_eq!(hourly.try_run(job).await?, Some("done"));
     /// assert_eq!(hourly.try_run(job).await?, None); // not within the hour
@@ -129,7 +129,7 @@ impl Lock {
     /// [cookbook](crate::docs::cookbook) says which one you need.
     ///
     /// With it the key lives for the rest of the interval, and at least for the TTL; the lease's deadline does not
-    /// change. With [N permits](crate::Leases::semaphore), N can be acquired in an interval. A release or a drop leaves
+    /// change. With [N permits](crate::Client::semaphore), N can be acquired in an interval. A release or a drop leaves
     /// the key until the interval has passed, and others see `label (released)`. Waiters, including [fair](Self::fair)
     /// ones, are served after that. A [re-entrant](Self::reentrant) acquire does not count as another one.
     /// [`force_release`](Self::force_release) frees the lock at once. A release that reaches the server late keeps the
@@ -139,8 +139,8 @@ impl Lock {
     /// ```
     /// # use std::time::Duration;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let hourly = leases.lock("newsletter").once_per(Duration::from_secs(59 * 60));
+    /// # let client = leasehold::Client::in_memory();
+    /// let hourly = client.lock("newsletter").once_per(Duration::from_secs(59 * 60));
     /// drop(hourly.acquire().await?); // it crashed, say
     /// assert!(hourly.try_acquire().await?.is_none()); // not within the hour
     /// # Ok(()) }
@@ -158,7 +158,7 @@ impl Lock {
     /// A lost lease still ends at its deadline. But its key stays longer by the delay, so no one else has the lock
     /// while a stopped process wakes, or a write that was sent before arrives. The same applies at the end of a
     /// [`max_hold`](Self::max_hold). A release and a drop free the lock at once, and so do
-    /// [`close`](crate::Leases::close) and [`force_release`](Self::force_release).
+    /// [`close`](crate::Client::close) and [`force_release`](Self::force_release).
     ///
     /// It only makes a second holder rarer, because a process may be stopped for longer. A
     /// [`fence`](crate::Lease::fence) never errs.
@@ -187,8 +187,8 @@ impl Lock {
     /// # async fn copy_everything() -> Result<(), leasehold::Error> { Ok(()) }
     /// # async fn delete_the_half_of_it() {}
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lock = leases.lock("backup").grace(Duration::from_secs(5));
+    /// # let client = leasehold::Client::in_memory();
+    /// let lock = client.lock("backup").grace(Duration::from_secs(5));
     /// lock.run(|lease| async move {
     ///     tokio::select! {
     ///         biased;
@@ -208,13 +208,13 @@ impl Lock {
     }
 
     /// The label by which others see this holder, 1 to 128 bytes without control characters; the label of the
-    /// [`Leases`](crate::Leases::label) unless set here.
+    /// [`Client`](crate::Client::label) unless set here.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lease = leases.lock("scheduler").label("10.0.0.7:8080").acquire().await?;
-    /// assert_eq!(leases.lock("scheduler").holder().await?.expect("it is held").label(), Some("10.0.0.7:8080"));
+    /// # let client = leasehold::Client::in_memory();
+    /// let lease = client.lock("scheduler").label("10.0.0.7:8080").acquire().await?;
+    /// assert_eq!(client.lock("scheduler").holder().await?.expect("it is held").label(), Some("10.0.0.7:8080"));
     /// # lease.release().await?; Ok(()) }
     /// ```
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -239,8 +239,8 @@ impl Lock {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lock = leases.lock("reports:nightly").on_wait(|holder| eprintln!("waiting for {holder}"));
+    /// # let client = leasehold::Client::in_memory();
+    /// let lock = client.lock("reports:nightly").on_wait(|holder| eprintln!("waiting for {holder}"));
     /// lock.acquire().await?.release().await?;
     /// # Ok(()) }
     /// ```

@@ -68,10 +68,10 @@ runs! {
     /// Error + Send + Sync>`. So one `?` serves the lock and the work.
     ///
     /// ```
-    /// # use leasehold::{Error, Leases};
+    /// # use leasehold::{Error, Client};
     /// # async fn insert(_: leasehold::Fence) -> Result<u32, std::num::ParseIntError> { "42".parse() }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    /// let lock = Leases::in_memory().lock("reports:nightly");
+    /// let lock = Client::in_memory().lock("reports:nightly");
     /// // Work that cannot fail names a type.
     /// let fence = lock.run(|lease| async move { Ok::<_, Error>(lease.fence()) }).await?;
     /// // Work that can: here its `?` and the outer one make the same box of any error.
@@ -133,8 +133,8 @@ runs! {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lock = leases.lock("reports:nightly");
+    /// # let client = leasehold::Client::in_memory();
+    /// let lock = client.lock("reports:nightly");
     /// let _lease = lock.acquire().await?;
     /// # async fn job(_: leasehold::LeaseHandle) -> Result<&'static str, leasehold::Error> { Ok("done") }
     /// assert_eq!(lock.try_run(job).await?, None); // it is busy: somebody else does it

@@ -1,4 +1,4 @@
-//! The measurements of each node, by its address. Two `Leases` on one server share its series.
+//! The measurements of each node, by its address. Two `Client` on one server share its series.
 
 use std::{
     sync::{
@@ -155,7 +155,7 @@ impl NodeMetrics {
     }
 }
 
-/// A node that no `Leases` uses counts as up. Otherwise a node that failed its last request would stay down for ever.
+/// A node that no `Client` uses counts as up. Otherwise a node that failed its last request would stay down for ever.
 impl Drop for NodeMetrics {
     fn drop(&mut self) {
         let was_last = self.0.users.fetch_sub(1, Ordering::AcqRel) == 1;

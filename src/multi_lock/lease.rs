@@ -31,11 +31,11 @@ use crate::{
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = leasehold::Leases::in_memory();
-/// let held = leases.multi_lock([leases.lock("account:7"), leases.lock("account:9")]).acquire().await?;
-/// leases.lock("account:7").force_release().await?; // an operator takes it away
+/// # let client = leasehold::Client::in_memory();
+/// let held = client.multi_lock([client.lock("account:7"), client.lock("account:9")]).acquire().await?;
+/// client.lock("account:7").force_release().await?; // an operator takes it away
 /// assert_eq!(held.lost().await.name(), "account:7");
-/// assert!(held.leases()[1].is_held());
+/// assert!(held.client()[1].is_held());
 /// # Ok(()) }
 /// ```
 #[must_use = "leases that are dropped are released"]
@@ -243,7 +243,7 @@ macro_rules! view {
             }
 
             /// The fencing token of the lock of this name, without the prefix; `None` if no lock here has the name. If
-            /// several have it, under different [prefixes](crate::Leases::prefix), it is the token of one of them:
+            /// several have it, under different [prefixes](crate::Client::prefix), it is the token of one of them:
             /// search [`leases`](Self::leases) then.
             #[must_use]
             pub fn fence(&self, name: impl AsRef<str>) -> Option<Fence> {

@@ -73,7 +73,7 @@ impl Memory {
     }
 }
 
-/// The node for one `Leases`.
+/// The node for one `Client`.
 #[cfg_attr(not(feature = "testing"), allow(unused_variables, reason = "only tests keep an answer back"))]
 pub(crate) fn node(memory: Arc<Memory>, host: &Host) -> Arc<dyn Node> {
     #[cfg(feature = "testing")]

@@ -1,4 +1,4 @@
-//! The first connection to the nodes, which the first use of a `Leases` makes.
+//! The first connection to the nodes, which the first use of a `Client` makes.
 //!
 //! # Invariants
 //!

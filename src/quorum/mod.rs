@@ -51,7 +51,7 @@ mod undo_limits;
 /// How often the nodes' clocks are compared.
 const COMPARE_EVERY: Duration = Duration::from_secs(1);
 
-/// Every node of one `Leases`, in the order in which the builder was given them.
+/// Every node of one `Client`, in the order in which the builder was given them.
 #[derive(Debug)]
 pub(crate) struct Quorum {
     members: Box<[Arc<Member>]>,
@@ -133,7 +133,7 @@ impl Quorum {
 
     /// The only node, for calls that work on a single one.
     pub(crate) fn sole(&self) -> Result<&Arc<Member>, Failure> {
-        let text = "this works on one server only, not over a quorum: build another Leases with the url of one server";
+        let text = "this works on one server only, not over a quorum: build another Client with the url of one server";
         self.only().ok_or_else(|| Failure::refused(text))
     }
 

@@ -20,9 +20,9 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     done.unwrap_or_else(|_| panic!("{what} takes real time"))
 }
 
-async fn leases() -> (Leases, ManualClock) {
+async fn leases() -> (Client, ManualClock) {
     let clock = ManualClock::new();
-    let leases = Leases::builder().url("memory://").ttl(TTL).clock(clock.clone()).build().await.unwrap();
+    let leases = Client::builder().url("memory://").ttl(TTL).clock(clock.clone()).build().await.unwrap();
     (leases, clock)
 }
 
@@ -71,7 +71,7 @@ async fn a_jump_beyond_the_ttl_is_a_loss_and_the_key_expires_with_it() {
 #[tokio::test]
 async fn a_named_store_goes_by_the_clock_that_made_it() {
     let (first, second) = (ManualClock::new(), ManualClock::new());
-    let connect = |clock: &ManualClock| Leases::builder().url("memory://two clocks").clock(clock.clone()).build();
+    let connect = |clock: &ManualClock| Client::builder().url("memory://two clocks").clock(clock.clone()).build();
     let (one, other) = (connect(&first).await.unwrap(), connect(&second).await.unwrap());
     let lock = one.lock("job");
     take_over(&lock).unwrap();
@@ -188,7 +188,7 @@ async fn what_waited_for_the_end_of_a_silence_is_answered() {
 async fn a_quorum_in_memory_is_silent_too() {
     let clock = ManualClock::new();
     let urls = ["memory://silent 1", "memory://silent 2", "memory://silent 3"];
-    let leases = Leases::builder().quorum(urls).ttl(TTL).clock(clock.clone()).build().await.unwrap();
+    let leases = Client::builder().quorum(urls).ttl(TTL).clock(clock.clone()).build().await.unwrap();
     let lock = leases.lock("job");
     let lease = lock.acquire().await.unwrap();
     let mut changes = lease.status_changes();

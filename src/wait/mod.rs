@@ -35,7 +35,7 @@ pub(crate) use self::{
     slots::{CheckSlot, CheckSlots},
 };
 
-/// Every line of one `Leases`, by name.
+/// Every line of one `Client`, by name.
 #[derive(Debug)]
 pub(crate) struct Lines {
     /// The changes that are worth a check, while no check has shown a better condition.

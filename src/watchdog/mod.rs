@@ -43,7 +43,7 @@ const ASK_EACH: Duration = Duration::from_micros(10);
 /// The most leases that one batch renews: a script call of this size takes a server about a millisecond.
 const BATCH: usize = 500;
 
-/// Every hold of one `Leases`, and the loop that looks after them.
+/// Every hold of one `Client`, and the loop that looks after them.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     clock: Arc<dyn Clock>,

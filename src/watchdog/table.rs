@@ -1,4 +1,4 @@
-//! Every hold of one `Leases`, and when each is checked.
+//! Every hold of one `Client`, and when each is checked.
 
 use std::{
     borrow::Borrow,

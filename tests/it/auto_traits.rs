@@ -6,7 +6,7 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Credentials, Details, Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, Lost, MultiLease,
+    Builder, Client, Credentials, Details, Error, Fence, Holder, Lease, LeaseHandle, Lock, Lost, MultiLease,
     MultiLeaseHandle, MultiLock, NodeStatus, Owner, Released, Server, Status, StatusChanges, Tls, Votes, Waiter,
 };
 
@@ -18,7 +18,7 @@ fn may_be_spawned<F: Future + Send + 'static>(future: F) {
 
 #[test]
 fn every_type_may_go_to_another_thread_and_through_a_panic() {
-    may_go_everywhere::<(Leases, Builder, Server, Credentials, Tls, Lock)>();
+    may_go_everywhere::<(Client, Builder, Server, Credentials, Tls, Lock)>();
     may_go_everywhere::<(Lease, LeaseHandle, StatusChanges, Status, Lost, Released)>();
     may_go_everywhere::<(MultiLock, MultiLease, MultiLeaseHandle)>();
     may_go_everywhere::<(Error, Details, Votes, Holder, Waiter, Fence, Owner, NodeStatus)>();
@@ -27,7 +27,7 @@ fn every_type_may_go_to_another_thread_and_through_a_panic() {
 #[tokio::test]
 async fn every_call_may_run_in_a_task_of_its_own() {
     const SECOND: Duration = Duration::from_secs(1);
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let lock = leases.lock("job");
     let work = |lease: LeaseHandle| async move { lease.check() };
     may_be_spawned(lock.acquire());
@@ -54,7 +54,7 @@ async fn every_call_may_run_in_a_task_of_its_own() {
 
 #[tokio::test]
 async fn a_lease_goes_on_after_a_panic_beside_it() {
-    let lease = Leases::in_memory().lock("job").acquire().await.unwrap();
+    let lease = Client::in_memory().lock("job").acquire().await.unwrap();
     let panicked = catch_unwind(|| {
         lease.check().unwrap();
         panic!("in the middle of the work");
@@ -64,7 +64,7 @@ async fn a_lease_goes_on_after_a_panic_beside_it() {
 
 #[test]
 fn what_is_printed_of_a_leases_fits_a_line() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let shown = format!("{leases:?}");
     assert!(shown.len() < 100 && shown.contains("memory"), "{shown}");
     assert!(format!("{:?}", leases.lock("job")).len() < 250);

@@ -13,7 +13,7 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Details, Error, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Released, Status, block_on,
+    Builder, Client, Details, Error, Lease, LeaseHandle, Lock, LossReason, Lost, Released, Status, block_on,
     doctor::{ServerSaid, survey},
 };
 use support::{HANGS, Lag, Match, Wire, eventually_async, seen, within};
@@ -46,12 +46,12 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 pub(crate) const COMMAND: Duration = Duration::from_millis(300);
 
 /// A client like a program's own, with all options as they are by default.
-pub(crate) async fn program(url: impl Into<String>) -> Leases {
-    Leases::connect(url).await.expect("the server is there")
+pub(crate) async fn program(url: impl Into<String>) -> Client {
+    Client::connect(url).await.expect("the server is there")
 }
 
 /// The words of the only server about itself. By then notifications are on, unless it refuses them.
-pub(crate) async fn told(leases: &Leases) -> ServerSaid {
+pub(crate) async fn told(leases: &Client) -> ServerSaid {
     let (_, said) = survey(leases).await.expect("it is connected").pop().expect("there is one");
     said.expect("it tells")
 }
@@ -63,14 +63,14 @@ pub(crate) fn wait<F: Future>(call: F) -> F::Output {
 }
 
 /// A program that is built outside of every runtime, as one of threads is: all that it asks of a server is on one connection.
-pub(crate) async fn on_one_connection(builder: Builder) -> Leases {
+pub(crate) async fn on_one_connection(builder: Builder) -> Client {
     let build = move || thread::spawn(move || wait(builder.build())).join();
     tokio::task::spawn_blocking(build).await.unwrap().unwrap().expect("the server is there")
 }
 
 /// The same with leases of this TTL.
-pub(crate) async fn program_with(url: impl Into<String>, ttl: Duration) -> Leases {
-    Leases::builder().url(url).ttl(ttl).build().await.expect("the server is there")
+pub(crate) async fn program_with(url: impl Into<String>, ttl: Duration) -> Client {
+    Client::builder().url(url).ttl(ttl).build().await.expect("the server is there")
 }
 
 /// Runs of a script for a lease.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use leasehold::{
-    Error, Fence, Holder, Lease, LeaseHandle, Leases, Lock, LossReason, Lost, Owner, Status, block_on, doctor::survey,
+    Client, Error, Fence, Holder, Lease, LeaseHandle, Lock, LossReason, Lost, Owner, Status, block_on, doctor::survey,
 };
 use support::{HANGS, Lag, eventually_async, two_workers, within};
 use tokio::{
@@ -967,7 +967,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
     {
         leases.push(leases_of.lock(name).acquire().await.unwrap());
     }
-    let listed = async |of: &Leases, pattern: &str| {
+    let listed = async |of: &Client, pattern: &str| {
         let locks = of.list(pattern).await.unwrap();
         locks.iter().map(|lock| lock.name().to_owned()).collect::<Vec<_>>()
     };

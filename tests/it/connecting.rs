@@ -1,4 +1,4 @@
-//! A `Leases` that connects at its first use, and what a readiness probe is told.
+//! A `Client` that connects at its first use, and what a readiness probe is told.
 
 use std::{
     error::Error as _,
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Leases, NodeState, doctor::survey};
+use leasehold::{Builder, Client, Error, NodeState, doctor::survey};
 use support::{HANGS, Lag, Proxy, Server, eventually_async, on_no_runtime, one_thread, within};
 
 use crate::common::{Confirmed as _, told};
@@ -16,7 +16,7 @@ use crate::common::{Confirmed as _, told};
 const SOON: Duration = Duration::from_millis(200);
 
 fn lazy(urls: &[String]) -> Builder {
-    let builder = Leases::builder().connect_timeout(SOON);
+    let builder = Client::builder().connect_timeout(SOON);
     match urls {
         [url] => builder.url(url),
         // The servers of a test were all started just now.
@@ -80,7 +80,7 @@ async fn an_acquire_waits_for_the_first_connection_and_ends_on_time() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     proxy.refuse(true);
-    let leases = Leases::connect_lazy(proxy.url()).unwrap();
+    let leases = Client::connect_lazy(proxy.url()).unwrap();
     let (limit, lag) = (Duration::from_millis(100), Lag::start());
     let began = Instant::now();
     let error = leases.lock("job").acquire_within(limit).await.unwrap_err();
@@ -99,7 +99,7 @@ async fn an_acquire_waits_for_the_first_connection_and_ends_on_time() {
     }
     // Closing ends who waits for it.
     proxy.refuse(true);
-    let leases = Leases::connect_lazy(proxy.url()).unwrap();
+    let leases = Client::connect_lazy(proxy.url()).unwrap();
     let waiting = leases.lock("job").acquire();
     let (outcome, ()) = within(HANGS, "the waiter's end", async { tokio::join!(waiting, leases.close()) }).await;
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
@@ -108,7 +108,7 @@ async fn an_acquire_waits_for_the_first_connection_and_ends_on_time() {
 #[test]
 fn a_lazy_one_can_be_made_and_used_without_a_runtime() {
     let server = Server::start();
-    let leases = Leases::connect_lazy(server.url()).unwrap();
+    let leases = Client::connect_lazy(server.url()).unwrap();
     let lease = on_no_runtime("the lock", leases.lock("job").acquire()).unwrap();
     assert!(server.wire().exists("job"));
     on_no_runtime("the release", lease.release()).unwrap().confirmed();
@@ -119,10 +119,10 @@ fn a_lazy_one_can_be_made_and_used_without_a_runtime() {
 #[tokio::test]
 async fn what_no_time_mends_is_told_at_once() {
     for url in ["", "http://127.0.0.1", "redis://"] {
-        assert!(matches!(Leases::connect_lazy(url).unwrap_err(), Error::Config(_)), "{url}");
+        assert!(matches!(Client::connect_lazy(url).unwrap_err(), Error::Config(_)), "{url}");
     }
     let server = Server::builder().arg("--requirepass", "secret").start();
-    let leases = Leases::connect_lazy(format!("redis://127.0.0.1:{}", server.port())).unwrap();
+    let leases = Client::connect_lazy(format!("redis://127.0.0.1:{}", server.port())).unwrap();
     let error = within(HANGS, "acquire", leases.lock("job").acquire()).await.unwrap_err();
     assert!(matches!(error, Error::Refused(_)), "{error}");
     assert!(matches!(leases.health().await.unwrap_err(), Error::Refused(_)));
@@ -151,7 +151,7 @@ async fn the_health_is_that_of_a_majority() {
 async fn a_server_that_may_have_forgotten_is_not_ready_and_says_when() {
     const DELAY: Duration = Duration::from_secs(20);
     let server = Server::start();
-    let leases = Leases::builder().url(server.url()).ttl(SOON).restart_delay(DELAY).build().await.unwrap();
+    let leases = Client::builder().url(server.url()).ttl(SOON).restart_delay(DELAY).build().await.unwrap();
     let refused = leases.lock("job").try_acquire().await.unwrap_err();
     for error in [refused, leases.health().await.unwrap_err()] {
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
@@ -167,7 +167,7 @@ async fn the_first_try_has_its_own_time_beside_that_of_the_connection() {
     // A connection takes several round trips, so longer than a command may.
     proxy.delay(COMMAND / 5);
     for fair in [false, true] {
-        let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build_lazy().unwrap();
+        let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build_lazy().unwrap();
         let began = Instant::now();
         let lease = within(HANGS, "the lock", leases.lock("job").fair(fair).try_acquire()).await;
         assert!(began.elapsed() > COMMAND, "the premise: {:?}", began.elapsed());
@@ -227,7 +227,7 @@ async fn closing_ends_a_first_question_and_leaves_no_connection() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     proxy.freeze(true);
-    let leases = Leases::connect_lazy(proxy.url()).unwrap();
+    let leases = Client::connect_lazy(proxy.url()).unwrap();
     let asking = tokio::spawn({
         let leases = leases.clone();
         async move { leases.health().await }
@@ -260,7 +260,7 @@ fn a_first_user_whose_runtime_stands_still_holds_up_the_others_for_one_try() {
 #[tokio::test]
 async fn whatever_a_server_answers_counts_as_its_last_answer() {
     let server = Server::start();
-    let leases = Leases::connect(server.url()).await.unwrap();
+    let leases = Client::connect(server.url()).await.unwrap();
     leases.lock("job").acquire().await.unwrap().release().await.unwrap();
     server.wire().must(&["SET", "job", "somebody", "PX", "60000"]);
     let lock = leases.lock("job").fair(true);
@@ -279,7 +279,7 @@ async fn whatever_a_server_answers_counts_as_its_last_answer() {
 #[tokio::test]
 async fn what_a_server_says_of_a_key_is_no_trouble_of_the_server() {
     let server = Server::start();
-    let (leases, mut wire) = (Leases::connect(server.url()).await.unwrap(), server.wire());
+    let (leases, mut wire) = (Client::connect(server.url()).await.unwrap(), server.wire());
     for key in ["job", "job:lh:fence", "{job}:lh:queue"] {
         wire.must(&["RPUSH", key, "a list"]);
     }
@@ -290,14 +290,14 @@ async fn what_a_server_says_of_a_key_is_no_trouble_of_the_server() {
 }
 
 /// A connection is opened by a task of the program's runtime, whose timers are the keeper's: they end with the last
-/// `Leases`.
+/// `Client`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_connects_any_more_once_a_leases_is_dropped() {
     const CONNECT: Duration = Duration::from_secs(1);
     let server = Server::start();
     let proxy = Proxy::to(&server);
     proxy.black_hole(true);
-    let leases = Leases::builder().url(proxy.url()).connect_timeout(CONNECT).build_lazy().unwrap();
+    let leases = Client::builder().url(proxy.url()).connect_timeout(CONNECT).build_lazy().unwrap();
     let outcome = tokio::time::timeout(CONNECT / 4, leases.lock("job").acquire()).await;
     assert!(outcome.is_err(), "the premise: it hangs");
     drop(leases);
@@ -311,16 +311,16 @@ async fn nothing_connects_any_more_once_a_leases_is_dropped() {
 #[tokio::test]
 async fn the_source_of_an_error_is_what_the_system_or_the_server_said() {
     let nobody = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr()).unwrap();
-    let unreachable = Leases::connect(format!("redis://{nobody}")).await.unwrap_err();
+    let unreachable = Client::connect(format!("redis://{nobody}")).await.unwrap_err();
     let system = unreachable.source().and_then(|source| source.downcast_ref::<io::Error>());
     assert_eq!(system.map(io::Error::kind), Some(io::ErrorKind::ConnectionRefused), "{unreachable:?}");
     assert_eq!(unreachable.server_code(), None);
 
     let server = Server::start();
-    let leases = Leases::builder().url(server.url()).ttl(Duration::from_secs(1)).build().await.unwrap();
+    let leases = Client::builder().url(server.url()).ttl(Duration::from_secs(1)).build().await.unwrap();
     let lease = leases.lock("job").acquire().await.unwrap();
     server.wire().must(&["CONFIG", "SET", "requirepass", "sesame"]);
-    let refused = Leases::connect(server.url()).await.unwrap_err();
+    let refused = Client::connect(server.url()).await.unwrap_err();
     assert_eq!((refused.server_code(), Error::is_transient(&refused)), (Some("NOAUTH"), false));
     assert_eq!(refused.source().unwrap().to_string(), "NOAUTH Authentication required.");
     lease.release().await.unwrap().confirmed();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leaders, Leadership, Leases};
+use leasehold::{Client, Error, Leaders, Leadership};
 use support::{
     Action, Child, Cluster, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, one_thread, scripts::HOLDER,
     within,
@@ -15,8 +15,8 @@ const UUID: &str = "00000000-0000-4000-8000-000000000000";
 /// How much later than its cause news may come, besides what the machine is late.
 const PROMPT: Duration = Duration::from_millis(50);
 
-async fn observer(url: &str) -> Leases {
-    Leases::builder().url(url).ttl(TTL).command_timeout(COMMAND).label("observer").build().await.unwrap()
+async fn observer(url: &str) -> Client {
+    Client::builder().url(url).ttl(TTL).command_timeout(COMMAND).label("observer").build().await.unwrap()
 }
 
 async fn next(leaders: &mut Leaders) -> Leadership {
@@ -121,7 +121,7 @@ async fn f76_what_is_known_runs_out_by_itself() {
 async fn f76_nobody_leads_where_a_quorum_is_split() {
     let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
-    let build = || Leases::builder().quorum(&urls).restart_delay(Duration::ZERO).ttl(TTL).command_timeout(COMMAND);
+    let build = || Client::builder().quorum(&urls).restart_delay(Duration::ZERO).ttl(TTL).command_timeout(COMMAND);
     let (candidate, observer) = (build().build().await.unwrap(), build().build().await.unwrap());
     let mut leaders = observer.election("job").observe().unwrap();
     let term = candidate.election("job").campaign().await.unwrap();
@@ -222,7 +222,7 @@ async fn what_cannot_be_an_election_is_refused_before_anything_is_sent() {
 
 #[tokio::test]
 async fn a_leaders_work_may_change_what_it_captures() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let mut terms = Vec::new();
     let last = leases.election("job").lead(async |term| {
         terms.push(term.fence());
@@ -251,7 +251,7 @@ async fn work_that_panics_resigns() {
 async fn a_change_is_told_at_once_where_servers_notify() {
     let server = Server::start();
     // All that this one asks is on one connection, and of changes by that the server does not notify it.
-    let candidate = on_one_connection(Leases::builder().url(server.url()).ttl(LONG)).await;
+    let candidate = on_one_connection(Client::builder().url(server.url()).ttl(LONG)).await;
     let observer = observer(&server.url()).await;
     // In a program of its own, and in that of the leader.
     let mut observing = [&observer, &candidate].map(|leases| leases.election("job").observe().unwrap());
@@ -383,7 +383,7 @@ async fn a_look_that_is_not_tracked_is_not_relied_on() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let candidate = program_with(server.url(), LONG).await;
-    let observer = Leases::builder().url(proxy.url()).command_timeout(HANGS / 2).build().await.unwrap();
+    let observer = Client::builder().url(proxy.url()).command_timeout(HANGS / 2).build().await.unwrap();
     let mut leaders = observer.election("job").observe().unwrap();
     until(&mut leaders, |now| *now == Leadership::Vacant).await;
     let tracked = Match::command("CLIENT").and(Match::containing("CACHING"));

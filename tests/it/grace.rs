@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Leases, LossReason, Status};
+use leasehold::{Client, Error, LossReason, Status};
 use support::{HANGS, Lag, Proxy, Server, within};
 use tokio::sync::oneshot;
 
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_millis(400);
 struct Scene {
     _server: Server,
     proxy: Proxy,
-    leases: Leases,
+    leases: Client,
     lag: Lag,
 }
 
@@ -28,7 +28,7 @@ impl Scene {
     async fn start() -> Self {
         let server = Server::start();
         let proxy = Proxy::to(&server);
-        let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+        let leases = Client::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
         Self { _server: server, proxy, leases, lag: Lag::start() }
     }
 }

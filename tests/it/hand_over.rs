@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Lease, Leases, LossReason, Ticket};
+use leasehold::{Client, Error, Lease, LossReason, Ticket};
 use support::{
     Action, Child, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, fenced_write, one_thread,
     scripts::{RENEW, SUCCEED},
@@ -13,11 +13,11 @@ use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, NAME, ending, is_ours
 
 const TTL: Duration = Duration::from_millis(900);
 
-async fn built(url: &str, label: &str) -> Leases {
-    Leases::builder().url(url).ttl(LONG).command_timeout(COMMAND).label(label).build().await.unwrap()
+async fn built(url: &str, label: &str) -> Client {
+    Client::builder().url(url).ttl(LONG).command_timeout(COMMAND).label(label).build().await.unwrap()
 }
 
-async fn adopt(leases: &Leases, ticket: &Ticket) -> Result<Lease, Error> {
+async fn adopt(leases: &Client, ticket: &Ticket) -> Result<Lease, Error> {
     within(HANGS, "an adoption", leases.lock(NAME).adopt(ticket.clone())).await
 }
 

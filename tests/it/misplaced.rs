@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Builder, Holder, Leases};
+use leasehold::{Builder, Client, Holder};
 use support::Server;
 
 use crate::common::in_vain;
@@ -16,7 +16,7 @@ const KEYS: [(&[&str], Option<&str>); 5] = [
     (&["SET", "job", "list", "PX", "60000"], None),
 ];
 
-async fn what_each_acquire_finds(leases: &Leases) -> Vec<Option<String>> {
+async fn what_each_acquire_finds(leases: &Client) -> Vec<Option<String>> {
     let kind = |holder: &Holder| holder.not_a_lock().map(str::to_owned);
     let mut found = Vec::new();
     for fair in [false, true] {
@@ -32,7 +32,7 @@ async fn what_each_acquire_finds(leases: &Leases) -> Vec<Option<String>> {
 #[tokio::test]
 async fn only_what_nobody_releases_is_no_lock() {
     let server = Server::start();
-    let (leases, mut wire) = (Leases::connect(server.url()).await.unwrap(), server.wire());
+    let (leases, mut wire) = (Client::connect(server.url()).await.unwrap(), server.wire());
     for (make, kind) in KEYS {
         wire.must(make);
         let expected = vec![kind.map(str::to_owned); 6];
@@ -48,7 +48,7 @@ async fn a_user_who_may_not_ask_for_types_learns_that_it_is_no_lock() {
     let mut wire = server.wire();
     wire.must(&["ACL", "SETUSER", "worker", "on", ">secret", "allkeys", "allchannels", "allcommands", "-type"]);
     let url = format!("redis://worker:secret@127.0.0.1:{}", server.port());
-    let leases = Leases::connect(url).await.unwrap();
+    let leases = Client::connect(url).await.unwrap();
     wire.must(&["RPUSH", "job", "value"]);
     let expected = vec![Some("value of another type".to_owned()); 6];
     assert_eq!(what_each_acquire_finds(&leases).await, expected);
@@ -57,7 +57,7 @@ async fn a_user_who_may_not_ask_for_types_learns_that_it_is_no_lock() {
 #[tokio::test]
 async fn over_a_quorum_data_on_a_majority_is_no_lock() {
     let servers = [(); 3].map(|()| Server::start());
-    let builder: Builder = Leases::builder().quorum(servers.iter().map(Server::url)).restart_delay(Duration::ZERO);
+    let builder: Builder = Client::builder().quorum(servers.iter().map(Server::url)).restart_delay(Duration::ZERO);
     let leases = builder.build().await.unwrap();
     let lock = leases.lock("job");
     let rpush = |server: &Server| drop(server.wire().must(&["RPUSH", "job", "value"]));

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Leases, Lock, LossReason, MultiLease, MultiLock, Released};
+use leasehold::{Client, Error, Lock, LossReason, MultiLease, MultiLock, Released};
 use support::{
     Cluster, Dropped, HANGS, Lag, Polls, Proxy, Server, Wire, eventually_async, on_no_runtime, one_thread, seen,
     two_workers, within,
@@ -29,7 +29,7 @@ use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, SHORT, ending, progra
 /// How much later than its cause something may come, besides what the machine is late.
 const PROMPT: Duration = Duration::from_millis(50);
 
-fn several(leases: &Leases, names: &[&str]) -> MultiLock {
+fn several(leases: &Client, names: &[&str]) -> MultiLock {
     leases.multi_lock(names.iter().map(|name| leases.lock(name)))
 }
 
@@ -47,7 +47,7 @@ async fn keys_are(server: &Server, expected: &[&str]) {
 }
 
 /// A waiter for several locks, and a sign that it waits for one of them.
-fn waiting(leases: &Leases, names: &[&str]) -> (JoinHandle<Result<MultiLease, Error>>, UnboundedReceiver<()>) {
+fn waiting(leases: &Client, names: &[&str]) -> (JoinHandle<Result<MultiLease, Error>>, UnboundedReceiver<()>) {
     let (tell, told) = mpsc::unbounded_channel();
     let lock = |name: &&str| {
         let tell = tell.clone();
@@ -92,7 +92,7 @@ async fn f77_nobody_waits_in_a_circle() {
 /// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. With
 /// `held`, the middle one of its locks is held, and released as soon as it is waited for. Returns the names that were used, and
 /// how many polls it took to be ready.
-async fn drop_after_each_poll(ours: &Leases, theirs: &Leases, held: bool, dropped: Dropped) -> (Vec<String>, usize) {
+async fn drop_after_each_poll(ours: &Client, theirs: &Client, held: bool, dropped: Dropped) -> (Vec<String>, usize) {
     const MOST_POLLS: usize = 300;
     let mut all = Vec::new();
     for polls in 1..=MOST_POLLS {
@@ -138,7 +138,7 @@ fn f77_acquires_dropped_after_any_poll_leave_nothing() {
         // With one thread a reply never comes during a poll.
         let fewest = if runtime.metrics().num_workers() == 1 { 2 } else { 1 };
         runtime.block_on(async {
-            let ours = Leases::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
+            let ours = Client::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
             let theirs = program_with(server.url(), LONG).await;
             let mut names = Vec::new();
             for dropped in [Dropped::AtOnce, Dropped::WhenWoken] {
@@ -239,7 +239,7 @@ async fn f77_one_that_is_lost_during_the_wait_is_waited_for_again() {
 async fn f77_the_limit_bounds_all_waits_together() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let ours = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(HANGS).build().await.unwrap();
+    let ours = Client::builder().url(proxy.url()).ttl(LONG).command_timeout(HANGS).build().await.unwrap();
     let theirs = program_with(server.url(), LONG).await;
     let limit = Duration::from_millis(300);
     let lag = Lag::start();
@@ -270,7 +270,7 @@ async fn f77_the_limit_bounds_all_waits_together() {
 #[tokio::test]
 async fn f77_an_outage_is_waited_through() {
     let server = Server::start();
-    let leases = Leases::builder().url(server.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(server.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
     let multi = several(&leases, &["a", "b"]);
     drop(multi.acquire().await.unwrap());
     server.stop();
@@ -288,7 +288,7 @@ async fn f77_an_outage_is_waited_through() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f77_a_shard_that_stands_still_holds_up_no_other() {
     let cluster = Cluster::start(3, 0);
-    let ours = Leases::builder().url(cluster.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+    let ours = Client::builder().url(cluster.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
     let theirs = program_with(cluster.url(), LONG).await;
     // The silent one comes first in the order.
     let (silent, other) = (cluster.name_at(0, "a"), cluster.name_at(1, "b"));
@@ -306,7 +306,7 @@ async fn f77_a_shard_that_stands_still_holds_up_no_other() {
 
 #[tokio::test]
 async fn on_wait_is_told_of_what_is_waited_for() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let _held = ["b", "c"].map(|name| leases.lock(name)).map(|lock| on_no_runtime("a lock", lock.acquire()).unwrap());
     let (tell, mut told) = mpsc::unbounded_channel();
     let lock = |name: &'static str| {
@@ -325,7 +325,7 @@ async fn free_locks_take_one_round_trip() {
     const NAMES: usize = 100;
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(LONG).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).ttl(LONG).build().await.unwrap();
     let multi = leases.multi_lock((0..NAMES).map(|name| leases.lock(format!("job:{name}"))));
     // The scripts are known then.
     multi.acquire().await.unwrap().release().await.unwrap().confirmed();
@@ -344,7 +344,7 @@ async fn free_locks_take_one_round_trip() {
 #[tokio::test]
 async fn what_is_released_while_the_server_is_away_is_told_by_name() {
     let server = Server::start();
-    let leases = Leases::builder().url(server.url()).ttl(MEDIUM).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(server.url()).ttl(MEDIUM).command_timeout(COMMAND).build().await.unwrap();
     let held = several(&leases, &["b", "a"]).acquire().await.unwrap();
     let lost = several(&leases, &["d", "c"]).acquire().await.unwrap();
     assert!(leases.lock("c").force_release().await.unwrap());
@@ -425,7 +425,7 @@ async fn of_tries_that_meet_beside_an_older_share_one_wins() {
 
 #[tokio::test]
 async fn work_has_the_grace_of_the_lock_that_is_lost() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let locks = || [leases.lock("a").grace(LONG / 3), leases.lock("b")].map(|lock| lock.ttl(LONG));
     for (lost, tidies) in [("a", true), ("b", false)] {
         let (started, running) = oneshot::channel();
@@ -445,7 +445,7 @@ async fn work_has_the_grace_of_the_lock_that_is_lost() {
 #[tokio::test]
 async fn what_does_not_fit_together_is_refused_before_anything_is_sent() {
     let server = Server::start();
-    let (leases, others) = (program_with(server.url(), LONG).await, Leases::in_memory());
+    let (leases, others) = (program_with(server.url(), LONG).await, Client::in_memory());
     let names = |count: usize| (0..count).map(|name| leases.lock(format!("job:{name}")));
     let account = || leases.lock("account:7");
     let scoped = leases.prefix("account:").lock("7");
@@ -458,7 +458,7 @@ async fn what_does_not_fit_together_is_refused_before_anything_is_sent() {
         (leases.multi_lock([account(), scoped]), format!("{bounds}\"7\" is there twice")),
         (
             leases.multi_lock([account(), others.lock("job")]),
-            "all locks of a multi-lock are of one Leases: \"job\" is of another".into(),
+            "all locks of a multi-lock are of one Client: \"job\" is of another".into(),
         ),
         (
             leases.multi_lock([account(), leases.lock("")]),
@@ -479,7 +479,7 @@ async fn what_does_not_fit_together_is_refused_before_anything_is_sent() {
         for refused in calls {
             let refused = refused.await;
             assert_eq!(refused.to_string(), *says);
-            assert_eq!(matches!(refused, Error::Misuse(_)), says.contains("of one Leases"), "{refused:?}");
+            assert_eq!(matches!(refused, Error::Misuse(_)), says.contains("of one Client"), "{refused:?}");
             assert!(matches!(refused, Error::Config(_) | Error::Misuse(_)), "{refused:?}");
         }
         let ran = multi.run(async |_| -> Result<(), Error> { panic!("it runs") }).await;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Leases, Lock, MultiLeaseHandle, MultiLock};
+use leasehold::{Client, Error, Lock, MultiLeaseHandle, MultiLock};
 use support::{
     Action, Child, HANGS, Match, Part, Proxy, Server, fenced_write, one_thread,
     scripts::{ACQUIRE, KEEP, QUEUE},
@@ -63,7 +63,7 @@ async fn a_lost_reply_repeats_no_work_of_an_interval() {
     for (name, script) in [("acquire", ACQUIRE), ("release", KEEP)] {
         for is_once in [false, true] {
             let proxy = Proxy::to(&server);
-            let leases = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+            let leases = Client::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
             let lock = leases.lock(format!("{name}:{is_once}"));
             let lock = if is_once { lock.once_per(INTERVAL) } else { lock.keep_for(INTERVAL) };
             let (lost, done) = (proxy.on(Match::script(script), 1, Action::CutAfter), AtomicU32::new(0));
@@ -107,7 +107,7 @@ struct Transfer {
 
 impl Transfer {
     async fn through(proxy: &Proxy) -> Self {
-        let leases = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+        let leases = Client::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
         let [one, other] = ["one", "other"].map(|name| leases.lock(name));
         let both = leases.multi_lock([one.clone(), other]);
         Self { one, both, moved: AtomicU32::new(0) }
@@ -249,7 +249,7 @@ const CALLS: [(&str, Call); 11] = [
     }),
 ];
 
-type Call = fn(Leases, Arc<Work>) -> Pin<Box<dyn Future<Output = Result<Option<()>, Error>> + Send>>;
+type Call = fn(Client, Arc<Work>) -> Pin<Box<dyn Future<Output = Result<Option<()>, Error>> + Send>>;
 
 #[derive(Default)]
 struct Work(AtomicU32);
@@ -271,7 +271,7 @@ async fn no_call_does_its_work_twice_or_leaves_a_lock_for_a_lost_reply() {
         for (action, nth) in [Action::CutAfter, Action::SwallowReply].into_iter().flat_map(|one| [(one, 1), (one, 2)]) {
             let case = format!("{name}, {action:?} {nth}");
             let proxy = Proxy::to(&server);
-            let leases = Leases::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+            let leases = Client::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
             let scripts =
                 Match::with(|args| args.first().is_some_and(|name| name.to_ascii_uppercase().starts_with(b"EVAL")));
             let lost = proxy.on(scripts, nth, action);
@@ -284,7 +284,7 @@ async fn no_call_does_its_work_twice_or_leaves_a_lock_for_a_lost_reply() {
                 Err(error) => assert!(error.is_transient() && times <= 1, "{case}: {error}, done {times} times"),
             }
             assert_eq!(lost.hits(), 1, "{case}");
-            let others = Leases::builder().url(server.url()).ttl(LONG).build().await.unwrap();
+            let others = Client::builder().url(server.url()).ttl(LONG).build().await.unwrap();
             for name in ["job", "other"] {
                 let lease = within(HANGS, &case, others.lock(name).acquire()).await.unwrap();
                 lease.release().await.unwrap().confirmed();

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Lease, LeaseHandle, Leases, LossReason, Lost, SystemClock};
+use leasehold::{Client, Error, Lease, LeaseHandle, LossReason, Lost, SystemClock};
 use support::{
     Action, Child, HANGS, Match, Part, Proxy, RuleHandle, Server, eventually, eventually_async, one_thread,
     scripts::{KEEP, RELEASE},
@@ -24,7 +24,7 @@ use crate::common::{COMMAND, Confirmed as _, unconfirmed};
 async fn closing_in_the_middle_of_everything_leaves_no_key() {
     let server = Server::start();
     for _ in 0..5 {
-        let leases = Leases::connect(server.url()).await.unwrap();
+        let leases = Client::connect(server.url()).await.unwrap();
         let cycles = Arc::new(AtomicUsize::new(0));
         let tasks: Vec<_> = (0..200)
             .map(|n| {
@@ -55,7 +55,7 @@ async fn closing_in_the_middle_of_everything_leaves_no_key() {
 async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
     const TTL: Duration = Duration::from_secs(2);
     let server = Server::start();
-    let leases = Leases::connect(server.url()).await.unwrap();
+    let leases = Client::connect(server.url()).await.unwrap();
     let lock = leases.lock("job").ttl(TTL).max_hold(TTL);
     let lease = lock.acquire().await.unwrap();
     let queued = leases.lock("queued").fair(true).ttl(TTL).max_hold(TTL).acquire().await.unwrap();
@@ -74,7 +74,7 @@ async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
 async fn a_late_renewal_cannot_shorten_a_retained_key() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::connect(proxy.url()).await.unwrap();
+    let leases = Client::connect(proxy.url()).await.unwrap();
     let lease = leases.lock("job").ttl(Duration::from_secs(2)).acquire().await.unwrap();
     let renew = Match::script(support::scripts::RENEW);
     let renewal = proxy.on(renew, 1, Action::Hold);
@@ -94,7 +94,7 @@ async fn a_late_renewal_cannot_shorten_a_retained_key() {
 fn a_runtime_that_cannot_connect_is_named_as_the_cause() {
     let server = Server::start();
     let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let error = bare.block_on(Leases::connect(server.url())).unwrap_err();
+    let error = bare.block_on(Client::connect(server.url())).unwrap_err();
     assert!(error.to_string().contains("enable_all()"), "{error}");
 }
 
@@ -107,7 +107,7 @@ fn moment() -> Duration {
 fn a_shutdown_hands_the_lock_to_another_process_when_the_job_is_over() {
     const TIDIES_UP_FOR: Duration = Duration::from_millis(500);
     const TTL: Duration = Duration::from_millis(400);
-    let leases = async |url: &str| Leases::builder().url(url).ttl(TTL).build().await.unwrap();
+    let leases = async |url: &str| Client::builder().url(url).ttl(TTL).build().await.unwrap();
     if let Some(part) = Part::mine() {
         return two_workers().block_on(async {
             let lock = leases(&part.url).await.lock("job");
@@ -153,7 +153,7 @@ thread_local! {
 fn a_lease_that_is_dropped_by_the_end_of_its_thread_is_released() {
     let server = Server::start();
     for url in ["memory://".to_owned(), server.url()] {
-        let leases = one_thread().block_on(Leases::connect(&url)).unwrap();
+        let leases = one_thread().block_on(Client::connect(&url)).unwrap();
         let lease = one_thread().block_on(leases.lock("job").acquire()).unwrap();
         let owner = thread::spawn(move || {
             KEPT.set(Some(lease));
@@ -172,7 +172,7 @@ async fn a_lost_reply_to_the_release_of_a_dropped_lease_leaves_time_to_acquire_a
     let proxy = Proxy::to(&server);
     // More than the shortest look takes.
     proxy.delay(Duration::from_millis(20));
-    let leases = Leases::connect(proxy.url()).await.unwrap();
+    let leases = Client::connect(proxy.url()).await.unwrap();
     for limit in [None, Some(Duration::from_millis(500))] {
         let lock = leases.lock("job");
         let lease = lock.acquire().await.unwrap();
@@ -193,7 +193,7 @@ async fn a_lease_that_was_lost_to_its_max_hold_keeps_nothing() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let server = Server::start();
     for how in ["release", "drop", "close", "release_keeping"] {
-        let leases = Leases::connect(server.url()).await.unwrap();
+        let leases = Client::connect(server.url()).await.unwrap();
         let lease = leases.lock(how).ttl(TTL).max_hold(TTL).keep_for(HOUR).acquire().await.unwrap();
         assert_eq!(within(HANGS, "max_hold", lease.lost()).await.reason(), LossReason::MaxHold);
         match how {
@@ -216,7 +216,7 @@ async fn an_unconfirmed_release_says_that_its_key_may_stay() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let command = Duration::from_millis(200);
-    let leases = Leases::builder().url(proxy.url()).command_timeout(command).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).command_timeout(command).build().await.unwrap();
     for (script, words) in
         [(support::scripts::RELEASE, "within its TTL"), (support::scripts::KEEP, "for which it is kept")]
     {
@@ -260,7 +260,7 @@ async fn retried<T>(mut call: impl AsyncFnMut() -> Result<T, JobError>) -> Resul
 async fn work_whose_release_is_never_answered_is_done_once_by_a_caller_that_retries() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
     for how in ["run", "run_within", "try_run", "grace", "release", "release_keeping"] {
         let (lock, paid) = (leases.lock(how), AtomicUsize::new(0));
         let swallowed = [RELEASE, KEEP].map(|script| proxy.on_each(Match::script(script), Action::SwallowReply));
@@ -298,7 +298,7 @@ async fn work_whose_release_is_never_answered_is_done_once_by_a_caller_that_retr
 async fn an_unconfirmed_release_says_why_and_that_the_key_expires() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
     for keeps in [false, true] {
         let lease = leases.lock(format!("job:{keeps}")).acquire().await.unwrap();
         proxy.black_hole(true);
@@ -317,7 +317,7 @@ async fn an_unconfirmed_release_says_why_and_that_the_key_expires() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_that_the_release_finds_is_an_error_but_never_hides_that_of_the_work() {
     let server = Server::start();
-    let leases = Leases::connect(server.url()).await.unwrap();
+    let leases = Client::connect(server.url()).await.unwrap();
     for fails in [true, false] {
         let name = format!("job:{fails}");
         let mut wire = server.wire();

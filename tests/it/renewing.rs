@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Lease, Leases};
+use leasehold::{Client, Lease};
 use support::{HANGS, Lag, Server, Wire, eventually_async};
 
 use crate::common::Confirmed as _;
@@ -33,8 +33,8 @@ fn commands(wire: &mut Wire) -> u32 {
 }
 
 /// Who does not look where the address leads, once in a while.
-async fn program(url: String) -> Leases {
-    let builder = Leases::builder().url(url).ttl(TTL).check_address_every(Duration::ZERO);
+async fn program(url: String) -> Client {
+    let builder = Client::builder().url(url).ttl(TTL).check_address_every(Duration::ZERO);
     builder.build().await.unwrap()
 }
 
@@ -48,7 +48,7 @@ async fn batches(wire: &mut Wire, count: usize) {
 }
 
 /// Leases that are taken one after the other, and have come to travel together.
-async fn hold(leases: &Leases, wire: &mut Wire) -> Vec<Lease> {
+async fn hold(leases: &Client, wire: &mut Wire) -> Vec<Lease> {
     let mut held = Vec::new();
     for job in 0..LEASES {
         held.push(leases.lock(format!("job {job}")).acquire().await.unwrap());

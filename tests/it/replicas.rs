@@ -6,7 +6,7 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Error, Lease, Leases, LossReason, Status,
+    Builder, Client, Error, Lease, LossReason, Status,
     doctor::{Info, survey},
 };
 use support::{
@@ -17,11 +17,11 @@ use tokio::task::JoinSet;
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
-async fn connect(url: &str, min_replicas: u8) -> Leases {
-    connect_by(Leases::builder().url(url), min_replicas).await
+async fn connect(url: &str, min_replicas: u8) -> Client {
+    connect_by(Client::builder().url(url), min_replicas).await
 }
 
-async fn connect_by(builder: Builder, min_replicas: u8) -> Leases {
+async fn connect_by(builder: Builder, min_replicas: u8) -> Client {
     let building = builder.min_replicas(min_replicas).command_timeout(COMMAND).build();
     within(HANGS, "build", building).await.unwrap()
 }
@@ -51,12 +51,12 @@ async fn settings_that_no_replica_could_keep_are_refused() {
     let config = |error: Error, part: &str| {
         assert!(matches!(&error, Error::Config(text) if text.to_string().contains(part)), "{error}");
     };
-    let with = |url: &str, replicas| Leases::builder().url(url).min_replicas(replicas).build_lazy();
+    let with = |url: &str, replicas| Client::builder().url(url).min_replicas(replicas).build_lazy();
     config(with("redis://127.0.0.1:1", 10).unwrap_err(), "min_replicas is 10: it must be at most 9");
     config(with("memory://", 1).unwrap_err(), "memory:// has no replicas");
     with("memory://", 0).unwrap();
     let servers = ["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"];
-    config(Leases::builder().quorum(servers).min_replicas(1).build_lazy().unwrap_err(), "the servers of a quorum");
+    config(Client::builder().quorum(servers).min_replicas(1).build_lazy().unwrap_err(), "the servers of a quorum");
 }
 
 /// A grant, and each renewal, is on the replica once the holder hears of it: alone, and in a crowd that travels together.
@@ -135,14 +135,14 @@ impl Sides {
     }
 
     /// A client beside the first primary, and one beside the others.
-    async fn clients(&self, min_replicas: u8) -> [Leases; 2] {
+    async fn clients(&self, min_replicas: u8) -> [Client; 2] {
         let map = self.map.iter().map(|(from, to)| (from, to));
-        let beside_it = Leases::builder().url(&self.url).address_map(map);
+        let beside_it = Client::builder().url(&self.url).address_map(map);
         [connect_by(beside_it, min_replicas).await, connect(&self.all.url(), min_replicas).await]
     }
 
     /// A lock that both replicas have, whoever of them takes over.
-    async fn acquire(&self, leases: &Leases, ttl: Duration) -> Lease {
+    async fn acquire(&self, leases: &Client, ttl: Duration) -> Lease {
         let lease = within(HANGS, "the lock", leases.lock("job").ttl(ttl).acquire()).await.unwrap();
         let has_it = |replica: &Server| is_on(&mut replica.wire(), &lease);
         eventually(HANGS, "it is replicated", || self.all.replicas().iter().all(has_it));
@@ -268,7 +268,7 @@ async fn f51_a_missing_replica_costs_no_connection() {
     const TTL: Duration = Duration::from_secs(4);
     let servers = Replicated::start(1);
     let primary = servers.primary();
-    let builder = Leases::builder().url(primary.url()).command_timeout(Duration::from_millis(100));
+    let builder = Client::builder().url(primary.url()).command_timeout(Duration::from_millis(100));
     let leases = connect_by(builder, 1).await;
     let held = within(HANGS, "the lock", leases.lock("held").ttl(TTL).acquire()).await.unwrap();
     let mut wire = primary.wire();
@@ -442,7 +442,7 @@ async fn a_primary_that_becomes_a_replica_while_it_waits_refuses_nobody() {
 #[test]
 fn a_caller_on_no_runtime_waits_for_replicas_too() {
     let servers = Replicated::start(1);
-    let leases = Leases::builder().url(servers.primary().url()).min_replicas(1).build_lazy().unwrap();
+    let leases = Client::builder().url(servers.primary().url()).min_replicas(1).build_lazy().unwrap();
     let lease = on_no_runtime("the lock", leases.lock("job").acquire()).unwrap();
     assert!(is_on(&mut servers.replicas()[0].wire(), &lease));
     on_no_runtime("the renewal", lease.renew()).unwrap();
@@ -508,7 +508,7 @@ async fn a_replica_that_is_far_away_confirms() {
     await_replicas(&primary, 1);
     link.delay(Duration::from_millis(75));
     // Its own limit is far, so that it is the test that judges.
-    let builder = Leases::builder().url(primary.url()).min_replicas(1).command_timeout(HANGS);
+    let builder = Client::builder().url(primary.url()).min_replicas(1).command_timeout(HANGS);
     let (leases, lag) = (builder.build().await.unwrap(), Lag::start());
     nothing_is_left_after(
         within(HANGS, "a first lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap(),
@@ -563,7 +563,7 @@ async fn waiting_for_replicas_ends_with_the_call() {
     const COMMAND: Duration = Duration::from_secs(2);
     let (servers, lag) = (Replicated::start(1), Lag::start());
     let proxy = Proxy::to(servers.primary());
-    let leases = Leases::builder().url(proxy.url()).min_replicas(1).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).min_replicas(1).command_timeout(COMMAND).build().await.unwrap();
     let lease = within(HANGS, "the lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap();
     servers.replicas()[0].stop();
     // There and back it takes less than half of that, or the connection would be given up.
@@ -592,7 +592,7 @@ fn replicas_are_told_of_one_by_one() {
     let urls = [alone.primary().url(), cluster.url(), sentinels.url()];
     let replicas = [alone.replicas(), &cluster.servers()[2..4], sentinels.replicas()];
     for (url, replicas) in urls.iter().zip(replicas) {
-        let leases = Leases::builder().url(url).build_lazy().unwrap();
+        let leases = Client::builder().url(url).build_lazy().unwrap();
         let told = on_no_runtime("the survey", survey(&leases)).unwrap();
         let primaries: Vec<_> = leases.nodes().iter().map(|node| node.address().to_owned()).collect();
         assert_eq!(told.iter().map(|(node, _)| node.address()).collect::<Vec<_>>(), primaries, "{url}");
@@ -614,7 +614,7 @@ fn replicas_are_told_of_one_by_one() {
         }
         on_no_runtime("the close", leases.close());
     }
-    let in_memory = on_no_runtime("the survey", survey(&Leases::in_memory())).unwrap();
+    let in_memory = on_no_runtime("the survey", survey(&Client::in_memory())).unwrap();
     assert!(
         in_memory.iter().all(|(_, said)| said.as_ref().is_ok_and(|said| said.replicas.is_empty())),
         "{in_memory:?}"
@@ -642,7 +642,7 @@ async fn f112_a_primary_that_was_a_replica_before_the_wait_confirms_nothing() {
     let proxy = Proxy::to(servers.primary());
     // Time for all that happens before the `WAIT`.
     let (command, ttl) = (2 * HANGS, 8 * HANGS);
-    let building = Leases::builder().url(proxy.url()).min_replicas(1).command_timeout(command).ttl(ttl).build();
+    let building = Client::builder().url(proxy.url()).min_replicas(1).command_timeout(command).ttl(ttl).build();
     let leases = within(HANGS, "build", building).await.unwrap();
     drop(within(HANGS, "a first lock", leases.lock("first").acquire()).await.unwrap());
     nothing_is_left(servers.primary()).await;

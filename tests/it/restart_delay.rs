@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Error, Leases, LossReason, NodeState};
+use leasehold::{Builder, Client, Error, LossReason, NodeState};
 use support::{ClockShim, HANGS, Proxy, Server, within};
 
 use crate::fair::line::{had, place};
@@ -12,7 +12,7 @@ const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(2);
 
 fn builder(server: &Server, label: &str) -> Builder {
-    Leases::builder().url(server.url()).ttl(TTL).restart_delay(DELAY).label(label)
+    Client::builder().url(server.url()).ttl(TTL).restart_delay(DELAY).label(label)
 }
 
 /// A server that seems to have been up for an hour; of its next run that is true in an hour.
@@ -32,7 +32,7 @@ fn forget(server: &Server) -> Instant {
 }
 
 /// What tries are told once they get through to the server: that it recovers.
-async fn refused(leases: &Leases, fair: bool) -> Error {
+async fn refused(leases: &Client, fair: bool) -> Error {
     let tried = Instant::now();
     loop {
         // The connection may not have been noticed to be dead yet.
@@ -98,7 +98,7 @@ async fn f5_a_server_restarted_empty_grants_no_fair_waiter_a_lock_that_may_be_he
 #[tokio::test]
 async fn without_a_restart_delay_a_new_server_grants_at_once() {
     let server = Server::start();
-    let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.unwrap();
+    let leases = Client::builder().url(server.url()).ttl(TTL).build().await.unwrap();
     assert!(leases.lock("job").try_acquire().await.unwrap().is_some());
     let with = builder(&server, "one").build().await.unwrap();
     let error = with.lock("another job").try_acquire().await.unwrap_err();

@@ -1,6 +1,6 @@
-//! Tenants and requests on the connections of one `Leases`: names under a further prefix, and labels of their own.
+//! Tenants and requests on the connections of one `Client`: names under a further prefix, and labels of their own.
 
-use leasehold::{Error, Leases};
+use leasehold::{Client, Error};
 use support::{Server, alone, two_workers};
 
 use crate::common::{Confirmed as _, NAME, program, told};
@@ -8,7 +8,7 @@ use crate::common::{Confirmed as _, NAME, program, told};
 #[tokio::test]
 async fn a_scope_has_names_and_a_label_of_its_own() {
     let server = Server::start();
-    let leases = Leases::builder().url(server.url()).prefix("app:").label("program").build().await.unwrap();
+    let leases = Client::builder().url(server.url()).prefix("app:").label("program").build().await.unwrap();
     let tenants = leases.prefix("tenant:");
     let (seven, eight) = (tenants.prefix("7:").label("req-91"), tenants.prefix("8:"));
     let held = seven.lock(NAME).acquire().await.unwrap();
@@ -19,7 +19,7 @@ async fn a_scope_has_names_and_a_label_of_its_own() {
     let ours = leases.lock(NAME).label("10.0.0.7:8080").acquire().await.unwrap();
     assert_eq!(leases.lock(NAME).holder().await.unwrap().unwrap().label(), Some("10.0.0.7:8080"));
 
-    let names = async |scope: &Leases| {
+    let names = async |scope: &Client| {
         let mut names: Vec<_> = scope.list("*").await.unwrap().iter().map(|lock| lock.name().to_owned()).collect();
         names.sort();
         names
@@ -37,7 +37,7 @@ async fn a_scope_has_names_and_a_label_of_its_own() {
 /// As those with a word that no pattern is taken for.
 #[tokio::test]
 async fn a_prefix_with_the_signs_of_a_pattern_is_that_prefix() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let (scope, other) = (leases.prefix("a*[b]?:"), leases.prefix("aXb!:"));
     let _held = (scope.lock(NAME).acquire().await.unwrap(), other.lock(NAME).acquire().await.unwrap());
     assert_eq!(scope.list("*").await.unwrap().len(), 1);
@@ -45,7 +45,7 @@ async fn a_prefix_with_the_signs_of_a_pattern_is_that_prefix() {
 
 #[tokio::test]
 async fn what_is_wrong_in_a_scope_is_said_before_anything_is_sent() {
-    let leases = Leases::builder().url("memory://").prefix("p".repeat(200)).build().await.unwrap();
+    let leases = Client::builder().url("memory://").prefix("p".repeat(200)).build().await.unwrap();
     for (scope, says) in [
         (leases.prefix("p".repeat(57)), "prefix is 257 bytes long: 256 is the most"),
         (leases.label(""), "label is \"\""),

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Lease, Leases, LossReason, NodeState, Owner, Status};
+use leasehold::{Builder, Client, Error, Lease, LossReason, NodeState, Owner, Status};
 use support::{
     Cluster, HANGS, Lag, Proxy, SERVICE, Sentinels, Server, Value, Wire, eventually, eventually_async,
     eventually_but_for, within,
@@ -20,11 +20,11 @@ use crate::common::{COMMAND, Confirmed as _, LONG};
 /// By then a replica was promoted, and Sentinels name it.
 const TAKEN_OVER: Duration = Duration::from_secs(30);
 
-async fn connect(url: &str) -> Result<Leases, Error> {
-    within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
+async fn connect(url: &str) -> Result<Client, Error> {
+    within(HANGS, "build", Client::builder().url(url).command_timeout(COMMAND).build()).await
 }
 
-async fn acquire(leases: &Leases, name: &str, ttl: Duration) -> Lease {
+async fn acquire(leases: &Client, name: &str, ttl: Duration) -> Lease {
     within(HANGS, "the lock", leases.lock(name).ttl(ttl).acquire()).await.unwrap()
 }
 
@@ -140,9 +140,9 @@ async fn what_is_wrong_with_sentinels_is_named() {
     }
     let right = format!("{}?sentinel_password=watch", guarded.replace("://", "://:data@"));
     acquire(&connect(&right).await.unwrap(), "job", LONG).await.release().await.unwrap().confirmed();
-    let error = Leases::builder().url(all.url()).restart_delay(Duration::from_secs(31)).build().await.unwrap_err();
+    let error = Client::builder().url(all.url()).restart_delay(Duration::from_secs(31)).build().await.unwrap_err();
     assert!(error.to_string().contains("restart_delay"), "{error}");
-    let error = Leases::builder().quorum([alone.url(), all.url(), one.url()]).build().await.unwrap_err().to_string();
+    let error = Client::builder().quorum([alone.url(), all.url(), one.url()]).build().await.unwrap_err().to_string();
     assert!(error.contains("quorum[1]") && error.contains("redis-sentinel"), "{error}");
 }
 
@@ -157,7 +157,7 @@ async fn f57_a_primary_that_is_out_of_reach_is_named() {
         wire.must(&["SENTINEL", "MONITOR", "far", "127.0.0.1", &dead.port().to_string(), "2"]);
     }
     let url = all.url().replace(SERVICE, "far");
-    let builder = || Leases::builder().url(&url).connect_timeout(Duration::from_secs(1));
+    let builder = || Client::builder().url(&url).connect_timeout(Duration::from_secs(1));
     let says = async |builder: Builder, parts: [&str; 3]| {
         let error = within(HANGS, "build", builder.build()).await.unwrap_err();
         let text = error.to_string();
@@ -448,7 +448,7 @@ async fn f56_one_sentinel_with_a_wrong_address_moves_nobody() {
 async fn f56_one_sentinel_forgets_the_service_while_others_fail_over() {
     let all = Sentinels::start();
     let program = async || {
-        let builder = Leases::builder().url(all.url()).command_timeout(COMMAND).min_replicas(2);
+        let builder = Client::builder().url(all.url()).command_timeout(COMMAND).min_replicas(2);
         within(HANGS, "build", builder.build()).await.unwrap()
     };
     let programs = [program().await, program().await];

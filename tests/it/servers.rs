@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases, Status};
+use leasehold::{Client, Error, Status};
 use support::{
     Action, HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async,
     scripts::{KEEP, RELEASE, RENEW},
@@ -12,8 +12,8 @@ use support::{
 
 use crate::common::{COMMAND, LONG, NAME, told};
 
-async fn connect(url: &str) -> Result<Leases, Error> {
-    within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
+async fn connect(url: &str) -> Result<Client, Error> {
+    within(HANGS, "build", Client::builder().url(url).command_timeout(COMMAND).build()).await
 }
 
 fn cluster_member() -> Server {
@@ -48,10 +48,10 @@ async fn a_cluster_member_and_a_sentinel_are_named_at_once_and_end_every_call() 
         is_named(connect(&server.url()).await.unwrap_err());
         let others = [Server::start(), Server::start()];
         let urls = [&others[0], &others[1], &server].map(Server::url);
-        let error = Leases::builder().quorum(urls).build().await.unwrap_err();
+        let error = Client::builder().quorum(urls).build().await.unwrap_err();
         assert!(error.to_string().contains("quorum[2]"), "{error}");
         is_named(error);
-        let lazy = Leases::connect_lazy(server.url()).unwrap();
+        let lazy = Client::connect_lazy(server.url()).unwrap();
         is_named(within(HANGS, "health", lazy.health()).await.unwrap_err());
         is_named(within(HANGS, "a try", lazy.lock(NAME).try_acquire()).await.unwrap_err());
         is_named(within(HANGS, "an acquire", lazy.lock(NAME).acquire()).await.unwrap_err());
@@ -65,7 +65,7 @@ async fn a_replica_is_named_at_connect_and_waited_for_until_it_is_promoted() {
     let error = connect(&replica.url()).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert!(error.to_string().contains("is a replica") && error.to_string().contains("name its primary"), "{error}");
-    let lazy = Leases::connect_lazy(replica.url()).unwrap();
+    let lazy = Client::connect_lazy(replica.url()).unwrap();
     assert!(lazy.health().await.unwrap_err().to_string().contains("is a replica"));
     let waiting = tokio::spawn(lazy.lock(NAME).acquire());
     replica.wire().must(&["REPLICAOF", "NO", "ONE"]);
@@ -289,7 +289,7 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_over_a_quorum_is_that_of_a_majority_that_grants() {
     let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
-    let builder = Leases::builder().quorum(servers.iter().map(Server::url)).command_timeout(COMMAND);
+    let builder = Client::builder().quorum(servers.iter().map(Server::url)).command_timeout(COMMAND);
     let leases = builder.restart_delay(Duration::ZERO).build().await.unwrap();
     servers[0].wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
     leases.health().await.unwrap();
@@ -304,7 +304,7 @@ async fn health_over_a_quorum_is_that_of_a_majority_that_grants() {
 async fn health_knows_of_a_restart_delay_that_is_not_over() {
     let server = Server::start();
     let leases =
-        Leases::builder().url(server.url()).restart_delay(LONG + Duration::from_secs(1)).build().await.unwrap();
+        Client::builder().url(server.url()).restart_delay(LONG + Duration::from_secs(1)).build().await.unwrap();
     let error = leases.health().await.unwrap_err();
     assert!(error.retry_after().is_some_and(|wait| wait > LONG / 2), "{error}");
 }
@@ -317,14 +317,14 @@ async fn a_refused_connection_is_told_at_once() {
     let lag = Lag::start();
     for url in [format!("redis://{}", taken.local_addr().unwrap()), "unix:///nonexistent/redis.sock".into()] {
         let began = Instant::now();
-        let error = Leases::connect(url).await.unwrap_err();
+        let error = Client::connect(url).await.unwrap_err();
         let took = began.elapsed();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().contains("Is the server running there"), "{error}");
         assert!(took < Duration::from_millis(500) + lag.worst(), "{took:?}");
     }
     // Who waits for it all the same is told why it was in vain.
-    let lazy = Leases::connect_lazy(format!("redis://{}", taken.local_addr().unwrap())).unwrap();
+    let lazy = Client::connect_lazy(format!("redis://{}", taken.local_addr().unwrap())).unwrap();
     let error = lazy.lock(NAME).acquire_within(Duration::from_millis(300)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert!(error.to_string().contains("refused. Is the server running there"), "{error}");
@@ -361,7 +361,7 @@ async fn a_proxy_that_ends_connections_on_the_clients_questions_is_said_to() {
     let proxy = Proxy::to(&server);
     ends_each_connection_on(&proxy, &["CLIENT", "INFO"]);
     let limit = Duration::from_secs(1);
-    let building = Leases::builder().url(proxy.url()).connect_timeout(limit).build();
+    let building = Client::builder().url(proxy.url()).connect_timeout(limit).build();
     let error = within(HANGS, "build", building).await.unwrap_err();
     println!("{error}");
     let made = connections(&proxy);

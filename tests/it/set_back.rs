@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Error, Lease, Leases, NodeState};
+use leasehold::{Builder, Client, Error, Lease, NodeState};
 use support::{ClockShim, Lag, Nodes, Server, eventually_async, within};
 
 use crate::common::Confirmed as _;
@@ -17,7 +17,7 @@ const PROMPT: Duration = Duration::from_millis(50);
 const HANGS: Duration = Duration::from_secs(15);
 
 fn builder(label: &str) -> Builder {
-    Leases::builder().ttl(TTL).restart_delay(DELAY).label(label)
+    Client::builder().ttl(TTL).restart_delay(DELAY).label(label)
 }
 
 /// A new server by a clock of its own.
@@ -27,7 +27,7 @@ fn newborn() -> (Server, ClockShim) {
 }
 
 /// One try: a lease, or what it was refused with.
-async fn tries(leases: &Leases, fair: bool) -> Result<Lease, String> {
+async fn tries(leases: &Client, fair: bool) -> Result<Lease, String> {
     match leases.lock("job").fair(fair).try_acquire().await {
         Ok(lease) => Ok(lease.expect("nobody holds it")),
         Err(Error::Unavailable(error)) => Err(error.to_string()),
@@ -42,7 +42,7 @@ fn seconds_left(refusal: &str) -> Vec<u64> {
 }
 
 /// Tries until it has the lock. Returns also the seconds that were left by the slowest server, each number once.
-async fn tries_on(leases: &Leases, fair: bool) -> (Lease, Vec<u64>) {
+async fn tries_on(leases: &Client, fair: bool) -> (Lease, Vec<u64>) {
     let (began, mut told) = (Instant::now(), Vec::new());
     loop {
         match tries(leases, fair).await {
@@ -57,7 +57,7 @@ async fn tries_on(leases: &Leases, fair: bool) -> (Lease, Vec<u64>) {
 }
 
 /// Gets to know the servers: from the first answer on, for as long as the delay.
-async fn knows_them_for_the_delay(leases: &Leases) {
+async fn knows_them_for_the_delay(leases: &Client) {
     within(HANGS, "the servers vote", leases.lock("job").acquire()).await.unwrap().release().await.unwrap().confirmed();
     // Nothing to wait for but the time itself.
     tokio::time::sleep(DELAY + Duration::from_millis(10)).await;
@@ -215,7 +215,7 @@ async fn f40_an_old_witness_gives_no_majority_of_nodes_that_really_restarted() {
 }
 
 /// As `tries_on`, where the third node may still know who holds the lock.
-async fn tries_on_for_a_majority(leases: &Leases) -> (Lease, Vec<u64>) {
+async fn tries_on_for_a_majority(leases: &Client) -> (Lease, Vec<u64>) {
     let (began, mut told) = (Instant::now(), Vec::new());
     loop {
         match leases.lock("job").try_acquire().await {

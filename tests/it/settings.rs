@@ -1,6 +1,6 @@
 //! A server that is named without a url, how its connections are called, and what is wrong in its settings.
 
-use leasehold::{Credentials, Error, Leases, Server, Tls};
+use leasehold::{Client, Credentials, Error, Server, Tls};
 use support::{HANGS, Proxy, Server as RealServer, eventually_async, within};
 
 use crate::common::{Confirmed as _, told};
@@ -24,7 +24,7 @@ async fn a_server_without_a_url_is_that_server() {
     for server in servers {
         let shown = format!("{server} {server:?}");
         assert!(shown.contains(&real.port().to_string()) && !shown.contains(SECRET), "{shown}");
-        let leases = Leases::builder().server(server).build().await.unwrap();
+        let leases = Client::builder().server(server).build().await.unwrap();
         let lease = leases.lock("job").acquire().await.unwrap();
         assert_eq!(wire.must(&["EXISTS", "job"]).int(), 1, "it is in that database");
         lease.release().await.unwrap().confirmed();
@@ -63,7 +63,7 @@ fn what_is_wrong_in_the_settings_names_the_setting() {
         (url("unix:///run/redis.sock").tls(Tls::new()), "a Unix socket has none"),
     ] {
         let shown = format!("{server:?}");
-        let error = Leases::builder().server(server).build_lazy().expect_err(says);
+        let error = Client::builder().server(server).build_lazy().expect_err(says);
         let text = format!("{error} {error:?} {shown}");
         assert!(matches!(error, Error::Config(_)) && text.contains(says), "{says}: {text}");
         assert!(!text.contains(SECRET), "{text}");
@@ -72,14 +72,14 @@ fn what_is_wrong_in_the_settings_names_the_setting() {
         assert_eq!(Server::at(host, 6379).to_string(), "[::1]:6379");
     }
     // A name in a list is one, too.
-    let error = Leases::builder().quorum([at(), at().user(""), at()]).build_lazy().unwrap_err();
+    let error = Client::builder().quorum([at(), at().user(""), at()]).build_lazy().unwrap_err();
     assert!(error.to_string().contains("quorum[1]: user is empty"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_connection_says_whose_it_is() {
     let real = RealServer::start();
-    let leases = Leases::builder().url(real.url()).label("Büro 7").build().await.unwrap();
+    let leases = Client::builder().url(real.url()).label("Büro 7").build().await.unwrap();
     told(&leases).await;
     let mut wire = real.wire();
     let mut clients = || wire.must(&["CLIENT", "LIST"]).text();
@@ -104,7 +104,7 @@ async fn a_proxy_that_ends_connections_on_their_names_is_passed_without() {
     let real = RealServer::start();
     let proxy = Proxy::to(&real);
     proxy.on_each(Match::command("CLIENT").and(Match::containing("SETNAME")), Action::CutBefore);
-    let leases = within(HANGS, "build", Leases::connect(proxy.url())).await.unwrap();
+    let leases = within(HANGS, "build", Client::connect(proxy.url())).await.unwrap();
     let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
     lease.renew().await.unwrap();
     lease.release().await.unwrap().confirmed();

@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Lease, Leases, LossReason, Owner};
+use leasehold::{Client, Error, Lease, LossReason, Owner};
 use support::{HANGS, Proxy, Server, within};
 
-async fn held(leases: &Leases, many: usize) -> Vec<Lease> {
+async fn held(leases: &Client, many: usize) -> Vec<Lease> {
     let mut held = Vec::new();
     for at in 0..many {
         held.push(leases.lock(format!("job:{at}")).acquire().await.unwrap());
@@ -22,7 +22,7 @@ async fn held(leases: &Leases, many: usize) -> Vec<Lease> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lease_that_is_shared_while_a_shutdown_begins_is_asked_to_stop() {
     for _ in 0..300 {
-        let leases = Leases::in_memory();
+        let leases = Client::in_memory();
         let held = held(&leases, 20).await;
         let (handles, start): (Vec<_>, _) = (held.iter().map(Lease::handle).collect(), Arc::new(Barrier::new(2)));
         let shutdown = tokio::spawn({
@@ -49,7 +49,7 @@ async fn a_lease_that_is_shared_while_a_shutdown_begins_is_asked_to_stop() {
 async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(Duration::from_secs(1)).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).ttl(Duration::from_secs(1)).build().await.unwrap();
     let lock = leases.lock("job").reentrant(true).owner(Owner::unique());
     let mut shutdown = None;
     let work = async |lease: leasehold::LeaseHandle| {
@@ -80,14 +80,14 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_shutdown_tells_how_many_leases_were_cut_short_whoever_did_it() {
     const LIMIT: Duration = Duration::from_millis(100);
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let kept = held(&leases, 2).await;
     let _shared = kept[0].as_handle().share().unwrap();
     let (first, second) = tokio::join!(leases.shutdown(LIMIT), leases.shutdown(HANGS));
     assert_eq!((first, second), (3, 3), "both were asked, and both must not say that all went well");
     assert_eq!(within(HANGS, "one more", leases.shutdown(HANGS)).await, 3);
 
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let _kept = held(&leases, 1).await;
     let closing = async {
         tokio::time::sleep(LIMIT).await;

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Election, Error, Lease, Leases, Lock, LossReason, block_on};
+use leasehold::{Client, Election, Error, Lease, Lock, LossReason, block_on};
 use support::{HANGS, Lag, Match, Proxy, SIGNAL, Server, eventually, one_thread, seen, two_workers};
 use tokio::task::{block_in_place, spawn_blocking};
 
@@ -21,8 +21,8 @@ use crate::common::{COMMAND, Confirmed as _, LONG, NAME, SHORT, assert_says_lost
 /// A name that nobody has sent.
 const UNASKED: &str = "unasked";
 
-fn program(url: String) -> Leases {
-    wait(Leases::builder().url(url).command_timeout(COMMAND).build()).unwrap()
+fn program(url: String) -> Client {
+    wait(Client::builder().url(url).command_timeout(COMMAND).build()).unwrap()
 }
 
 #[track_caller]
@@ -36,9 +36,9 @@ fn assert_refused<F: Future>(call: F) {
 }
 
 /// The lease is left to the drop.
-fn each_is_refused(url: &str, leases: &Leases, lease: Lease) {
+fn each_is_refused(url: &str, leases: &Client, lease: Lease) {
     let lock = leases.lock(UNASKED);
-    assert_refused(Leases::connect(url));
+    assert_refused(Client::connect(url));
     assert_refused(lock.acquire());
     assert_refused(lock.run(async |_| -> Result<(), Error> { panic!("no work begins") }));
     assert_refused(leases.close());
@@ -79,7 +79,7 @@ fn f79_a_call_on_a_runtimes_thread_is_refused_and_sends_nothing() {
 
 #[test]
 fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
-    fn cycle(leases: &Leases) {
+    fn cycle(leases: &Client) {
         wait(wait(leases.lock(NAME).acquire()).unwrap().release()).unwrap().confirmed();
     }
     let server = Server::start();
@@ -94,7 +94,7 @@ fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
             .await
             .unwrap();
             // Its connection is on this runtime.
-            let own = Leases::connect(server.url()).await.unwrap();
+            let own = Client::connect(server.url()).await.unwrap();
             spawn_blocking(move || cycle(&own)).await.unwrap();
             spawn_blocking(move || cycle(&leases)).await.unwrap();
             // And back.
@@ -233,8 +233,8 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
     const CYCLES: u32 = 50;
     let server = Server::start();
     // Two programs of ten threads; a floor would stay.
-    let programs: Vec<Leases> = (0..2)
-        .map(|_| wait(Leases::builder().url(server.url()).fence_memory(Duration::ZERO).ttl(LONG).build()).unwrap())
+    let programs: Vec<Client> = (0..2)
+        .map(|_| wait(Client::builder().url(server.url()).fence_memory(Duration::ZERO).ttl(LONG).build()).unwrap())
         .collect();
     let (names, done) = (["account:1", "account:2"], AtomicU32::new(0));
     let alone = names.map(|_| Alone(AtomicBool::new(false)));
@@ -289,7 +289,7 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
 
 #[test]
 fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let (tell, told) = mpsc::channel();
     let tells = |what: &'static str| {
         let tell = tell.clone();
@@ -380,7 +380,7 @@ fn a_call_in_a_destructor_of_an_ending_thread_is_refused_or_works_and_never_pani
 #[test]
 fn callbacks_that_block_keep_no_other_lease_waiting_however_many_they_are() {
     const MANY: usize = 80;
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let ((begins, begun), (release, released)) = (mpsc::channel(), mpsc::channel::<()>());
     let released = Arc::new(std::sync::Mutex::new(released));
     let all: Vec<_> = (0..MANY).map(|number| wait(leases.lock(number.to_string()).acquire()).unwrap()).collect();
@@ -400,7 +400,7 @@ fn callbacks_that_block_keep_no_other_lease_waiting_however_many_they_are() {
 
 #[test]
 fn the_first_of_several_leases_that_is_lost_is_told() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let both = leases.multi_lock(["one", "two"].map(|name| leases.lock(name)));
     let (tell, told) = mpsc::channel();
     let held = wait(both.acquire()).unwrap();
@@ -414,7 +414,7 @@ fn the_first_of_several_leases_that_is_lost_is_told() {
 
 #[test]
 fn a_close_on_another_thread_ends_the_waits() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let lease = wait(leases.lock(NAME).acquire()).unwrap();
     let mut leaders = leases.election(NAME).observe().unwrap();
     let (waits, waiting) = mpsc::channel();

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Leases, Server as Named, Tls};
+use leasehold::{Builder, Client, Error, Server as Named, Tls};
 use support::{Authority, Cluster, HANGS, Lag, Sentinels, Server, within};
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
@@ -18,10 +18,10 @@ fn builder(url: &str, ca: PathBuf) -> Builder {
     // A server without TLS takes no settings for it.
     let named =
         if url.contains("rediss") || url.contains("sentinel_tls") { named.tls(Tls::new().ca_file(ca)) } else { named };
-    Leases::builder().server(named).connect_timeout(CONNECT).command_timeout(COMMAND)
+    Client::builder().server(named).connect_timeout(CONNECT).command_timeout(COMMAND)
 }
 
-async fn cycle(leases: &Leases, name: &str) {
+async fn cycle(leases: &Client, name: &str) {
     let lease = within(HANGS, "the lock", leases.lock(name).ttl(LONG).acquire()).await.unwrap();
     within(HANGS, "the renewal", lease.renew()).await.unwrap();
     lease.release().await.unwrap().confirmed();

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases, Owner};
+use leasehold::{Client, Error, Lease, Owner};
 use support::{Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, within};
 use tokio::sync::mpsc;
 
@@ -143,7 +143,7 @@ async fn a_waiter_that_goes_away_passes_its_turn_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_nobody_polls_does_not_stop_the_others() {
-    let leases = Leases::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await.unwrap();
+    let leases = Client::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await.unwrap();
     let lock = leases.lock("job").owner(Owner::anonymous());
     let lease = lock.acquire().await.unwrap();
     // It is first in line, and then nobody polls it any more.
@@ -162,7 +162,7 @@ type Unpolled = Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>>;
 
 /// As many acquires of one task as have more looks to make than a process makes at a time: each is polled twice, and
 /// then never again. The locks are held elsewhere, so that each is in its first look as a waiter, or waits for that.
-async fn unpolled(leases: &Leases, names: impl Iterator<Item = String>) -> Vec<Unpolled> {
+async fn unpolled(leases: &Client, names: impl Iterator<Item = String>) -> Vec<Unpolled> {
     let mut acquires: Vec<Unpolled> = Vec::new();
     for name in names {
         acquires.push(Box::pin(leases.lock(name).owner(Owner::anonymous()).acquire()));
@@ -195,7 +195,7 @@ async fn unpolled_waiters_do_not_keep_other_tasks_from_their_locks() {
     const COMMAND: Duration = Duration::from_millis(400);
     let (server, lag) = (Server::start(), Lag::start());
     let holder = program(server.url()).await;
-    let leases = Leases::builder().url(server.url()).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(server.url()).command_timeout(COMMAND).build().await.unwrap();
     let name = |n: usize| format!("job:{n}");
     let mut held = Vec::new();
     for n in 0..MANY {
@@ -278,8 +278,8 @@ async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let proxies = servers.each_ref().map(Proxy::to);
     let urls = proxies.each_ref().map(Proxy::url);
-    let lone = Leases::builder().url(urls[0].clone()).build().await.unwrap();
-    let quorum = Leases::builder().quorum(urls).restart_delay(Duration::ZERO).build().await.unwrap();
+    let lone = Client::builder().url(urls[0].clone()).build().await.unwrap();
+    let quorum = Client::builder().quorum(urls).restart_delay(Duration::ZERO).build().await.unwrap();
     let held = [quorum.lock("job").acquire().await.unwrap(), lone.lock("queued").fair(true).acquire().await.unwrap()];
     let limit = Duration::from_millis(400);
     for proxy in &proxies {
@@ -302,7 +302,7 @@ async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
 async fn an_outage_that_begins_during_a_wait_is_told_as_one() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
     let other = program(server.url()).await;
     let held = other.lock("job").acquire().await.unwrap();
     for fair in [false, true] {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, LeaseHandle, Leases, LossReason, Lost};
+use leasehold::{Client, Error, Lease, LeaseHandle, LossReason, Lost};
 use support::{
     Action, Lag, Match, Proxy, SIGNAL, Server, Stamped,
     scripts::{ACQUIRE, COMBINED, RENEW},
@@ -124,7 +124,7 @@ async fn f26_the_keeper_is_starved() {
     let _turn = super::turn();
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
     let (mut held, mut late) = (0, Duration::ZERO);
     for run in 0..runs() {
         let (name, lag) = (format!("job:{run}"), Lag::start());
@@ -156,7 +156,7 @@ async fn f26_the_keeper_is_starved_after_a_batch() {
     let _turn = super::turn();
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
     let mut batches = 0;
     for run in 0..runs() {
         let name = |number: usize| format!("job:{run}:{number}");
@@ -189,7 +189,7 @@ async fn f26_the_keeper_is_starved_and_no_renewal_is_confirmed() {
     let _turn = super::turn();
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
     proxy.on_each(Match::script(RENEW), Action::DropRequest);
     for run in 0..runs() {
         let (names, lag) = ([format!("checked:{run}"), format!("awaited:{run}")], Lag::start());

@@ -2,7 +2,7 @@
 
 use std::{env, error::Error, time::Duration};
 
-use leasehold::Leases;
+use leasehold::Client;
 use tokio::{
     runtime::{Builder, Runtime},
     task::JoinSet,
@@ -16,7 +16,7 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 #[derive(Debug)]
 pub struct Cycles {
     runtime: Runtime,
-    leases: Leases,
+    client: Client,
     tasks: usize,
     each: usize,
 }
@@ -32,13 +32,13 @@ impl Cycles {
         let mut number = || -> Result<usize> { Ok(arguments.next().ok_or("usage: CYCLES TASKS [URL...]")?.parse()?) };
         let (each, tasks) = (number()?, number()?);
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let leases = match &*arguments.collect::<Vec<_>>() {
-            [] => Leases::in_memory(),
-            [url] => runtime.block_on(Leases::connect(url))?,
+        let client = match &*arguments.collect::<Vec<_>>() {
+            [] => Client::in_memory(),
+            [url] => runtime.block_on(Client::connect(url))?,
             // The servers were started for this.
-            urls => runtime.block_on(Leases::builder().quorum(urls).restart_delay(Duration::ZERO).build())?,
+            urls => runtime.block_on(Client::builder().quorum(urls).restart_delay(Duration::ZERO).build())?,
         };
-        Ok(Self { runtime, leases, tasks, each })
+        Ok(Self { runtime, client, tasks, each })
     }
 
     /// Runs this many cycles in each task, every task with a lock of its own. Returns how many there were in all.
@@ -50,7 +50,7 @@ impl Cycles {
         let mut running = JoinSet::new();
         self.runtime.block_on(async {
             for task in 0..self.tasks {
-                let (lock, each) = (self.leases.lock(format!("guard:{task}")), self.each);
+                let (lock, each) = (self.client.lock(format!("guard:{task}")), self.each);
                 running.spawn(async move {
                     for _ in 0..each {
                         lock.try_acquire()

@@ -10,7 +10,7 @@ use fred::{
     interfaces::{ClientLike as _, KeysInterface as _},
     types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value, config::ServerConfig},
 };
-use leasehold::{Lease, Leases, Lock, Released};
+use leasehold::{Client, Lease, Lock, Released};
 use redis::{
     aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
     cluster::ClusterClient,
@@ -30,41 +30,41 @@ use crate::{
 };
 
 /// The library under test, on the calling runtime.
-pub async fn leases(server: &Server) -> Result<Leases> {
+pub async fn leases(server: &Server) -> Result<Client> {
     leases_at(server.url(), TTL, false).await
 }
 
 /// The library under test, for another process too.
-pub async fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Result<Leases> {
-    Ok(Leases::builder().url(url).ttl(ttl).fair(fair).build().await?)
+pub async fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Result<Client> {
+    Ok(Client::builder().url(url).ttl(ttl).fair(fair).build().await?)
 }
 
 /// The library under test, where `replicas` replicas have to confirm what is written.
-pub async fn leases_that_replicas_have(url: String, ttl: Duration, replicas: u8) -> Result<Leases> {
-    Ok(Leases::builder().url(url).ttl(ttl).min_replicas(replicas).build().await?)
+pub async fn leases_that_replicas_have(url: String, ttl: Duration, replicas: u8) -> Result<Client> {
+    Ok(Client::builder().url(url).ttl(ttl).min_replicas(replicas).build().await?)
 }
 
 /// The library under test over a quorum. Its servers were started for this and have nothing to forget, so they vote at
 /// once.
-pub async fn leases_over(servers: &[Server]) -> Result<Leases> {
+pub async fn leases_over(servers: &[Server]) -> Result<Client> {
     let urls = servers.iter().map(Server::url);
-    Ok(Leases::builder().quorum(urls).restart_delay(Duration::ZERO).ttl(TTL).build().await?)
+    Ok(Client::builder().quorum(urls).restart_delay(Duration::ZERO).ttl(TTL).build().await?)
 }
 
 /// One way to take a lock, connected on the runtime that made it.
 #[derive(Clone)]
 pub enum Contestant {
-    Leasehold(Leases),
-    Fair(Leases),
-    InMemory(Leases),
+    Leasehold(Client),
+    Fair(Client),
+    InMemory(Client),
     /// The library on one server, compared with others on a cluster.
-    OneServer(Leases),
+    OneServer(Client),
     /// A title, and the lock of ours for each name.
     Locks(&'static str, LockOf),
     /// The library with a replica that has to confirm each lock.
-    Replicated(Leases),
+    Replicated(Client),
     /// The library without such a replica, and a `WAIT` of the task's own for each lock.
-    ByHand(Leases, MultiplexedConnection),
+    ByHand(Client, MultiplexedConnection),
     Rslock(LockManager, Duration),
     Rlock(RLock, AcquireOptions),
     DistributedLock(Arc<RedisLockProvider>),
@@ -107,7 +107,7 @@ impl Contestant {
     pub async fn all(server: &Server) -> Result<Vec<Self>> {
         let mut all = Self::holding(&server.url(), TTL).await?;
         all.extend([Self::plain(server).await?, Self::plain_redis_rs(server).await?]);
-        all.push(Self::InMemory(Leases::in_memory()));
+        all.push(Self::InMemory(Client::in_memory()));
         Ok(all)
     }
 

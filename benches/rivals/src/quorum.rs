@@ -7,7 +7,7 @@ use std::{
 };
 
 use fred::clients::Client;
-use leasehold::{Leases, NodeState};
+use leasehold::{Client, NodeState};
 use tokio::{
     runtime::Builder,
     task::JoinSet,
@@ -175,7 +175,7 @@ async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
 }
 
 /// Runs cycles without a pause, each task with a lock of its own; returns how many there were.
-async fn busy(leases: &Leases, tasks: usize) -> Result<u32> {
+async fn busy(leases: &Client, tasks: usize) -> Result<u32> {
     let mut running = JoinSet::new();
     let started = Instant::now();
     for task in 0..tasks {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use fred::{clients::Client, interfaces::KeysInterface as _};
-use leasehold::{Lease, Leases};
+use leasehold::{Client, Lease};
 use tokio::{
     runtime::Builder,
     sync::mpsc::{Receiver, Sender, channel},
@@ -145,7 +145,7 @@ fn spread(times: &[f64]) -> String {
 }
 
 /// The seconds of an acquire and of its release, over and over.
-async fn cycles(leases: Leases, ends: Arc<AtomicBool>) -> Result<Vec<(f64, f64)>> {
+async fn cycles(leases: Client, ends: Arc<AtomicBool>) -> Result<Vec<(f64, f64)>> {
     let (lock, mut times) = (leases.lock("beside"), Vec::new());
     while !ends.load(Ordering::Relaxed) {
         let started = Instant::now();
@@ -191,7 +191,7 @@ async fn all(mut probes: JoinSet<Result<Vec<f64>>>) -> Result<Vec<f64>> {
 }
 
 /// Seconds from the deletion of a lease's key until its holder knows.
-async fn lost_by_deletion(leases: &Leases, client: &Client, name: &str) -> Result<f64> {
+async fn lost_by_deletion(leases: &Client, client: &Client, name: &str) -> Result<f64> {
     let name = format!("deleted:{name}");
     let lease = leases.lock(&name).acquire().await?;
     sleep(OLD).await;
@@ -206,7 +206,7 @@ async fn lost_by_deletion(leases: &Leases, client: &Client, name: &str) -> Resul
 }
 
 /// Seconds from the last deadline of a lease until its holder knows.
-async fn lost_by_deadline(leases: &Leases, name: &str) -> Result<f64> {
+async fn lost_by_deadline(leases: &Client, name: &str) -> Result<f64> {
     let lease = leases.lock(format!("ends:{name}")).ttl(ENDS).max_hold(ENDS).acquire().await?;
     let lost = lease.lost();
     // By then a renewal has moved the deadline as far as `max_hold` lets it.
@@ -234,7 +234,7 @@ impl Churn {
 }
 
 /// Begins [`MANY`] leases, each of which is released once it was held for this long.
-async fn churn(leases: &Leases, held_for: Duration) -> Result<Arc<Churn>> {
+async fn churn(leases: &Client, held_for: Duration) -> Result<Arc<Churn>> {
     let (churn, mut lanes) = (Arc::<Churn>::default(), JoinSet::new());
     for _ in 0..LANES {
         let (sender, receiver) = channel(OF_A_LANE);
@@ -247,7 +247,7 @@ async fn churn(leases: &Leases, held_for: Duration) -> Result<Arc<Churn>> {
     Ok(churn)
 }
 
-async fn acquire(leases: Leases, churn: Arc<Churn>, acquired: Sender<(Instant, Lease)>) -> Result<()> {
+async fn acquire(leases: Client, churn: Arc<Churn>, acquired: Sender<(Instant, Lease)>) -> Result<()> {
     loop {
         let job = churn.begun.fetch_add(1, Ordering::Relaxed);
         if job >= MANY {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fred::interfaces::KeysInterface as _;
-use leasehold::{Lease, Leases, Owner};
+use leasehold::{Client, Lease, Owner};
 use tokio::{
     runtime::Builder,
     sync::mpsc::{UnboundedSender, unbounded_channel},
@@ -117,7 +117,7 @@ async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
 
 /// Starts one more waiter, which reports when it has the lock.
 fn wait(
-    leases: &Leases,
+    leases: &Client,
     program: usize,
     won: &UnboundedSender<(usize, Lease, Instant)>,
     tasks: &mut JoinSet<Result<()>>,
@@ -176,7 +176,7 @@ async fn many_names(port: u16) -> Result<()> {
             .await?;
     }
     let before = stats::connections(&client).await?;
-    let leases = Leases::connect(format!("redis://127.0.0.1:{port}")).await?;
+    let leases = Client::connect(format!("redis://127.0.0.1:{port}")).await?;
     // This happens once and not for each waiter: connections, scripts, the runtime's own.
     let first = tokio::spawn(leases.lock("job:0").acquire());
     until(2, || stats::tracked(&client)).await?;

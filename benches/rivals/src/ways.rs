@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leaders, Leases, block_on};
+use leasehold::{Client, Leaders, block_on};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::mpsc,
@@ -91,7 +91,7 @@ fn micros(since: Instant) -> f64 {
 
 /// The times of acquires and of adoptions, in turns.
 async fn adopt(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
-    let leases = Leases::builder().url(server.url()).ttl(TTL).build().await?;
+    let leases = Client::builder().url(server.url()).ttl(TTL).build().await?;
     let measuring = tokio::spawn(async move {
         let (mut acquires, mut adoptions) = (Vec::new(), Vec::new());
         for round in 0..=ROUNDS {
@@ -119,8 +119,8 @@ async fn adopt(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
 /// The times of a cycle on a runtime of one thread, and of a cycle that blocks, in turns.
 fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
     let runtime: Runtime = Builder::new_current_thread().enable_all().build()?;
-    let here = runtime.block_on(Leases::connect(server.url()))?.lock("ways:async");
-    let waiting = block_on(Leases::connect(server.url()))??.lock("ways:block_on");
+    let here = runtime.block_on(Client::connect(server.url()))?.lock("ways:async");
+    let waiting = block_on(Client::connect(server.url()))??.lock("ways:block_on");
     let (mut polled, mut blocked) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let turn = runtime.block_on(async {
@@ -150,9 +150,9 @@ fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
 /// and how often the observers look for each renewal of a leader.
 async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
     let client = server.client().await?;
-    let candidate = Leases::builder().url(server.url()).ttl(OBSERVED_TTL).label("here").build().await?;
-    let observing = Leases::connect(server.url()).await?;
-    let next = Leases::builder().url(server.url()).ttl(OBSERVED_TTL).label("there").build().await?;
+    let candidate = Client::builder().url(server.url()).ttl(OBSERVED_TTL).label("here").build().await?;
+    let observing = Client::connect(server.url()).await?;
+    let next = Client::builder().url(server.url()).ttl(OBSERVED_TTL).label("there").build().await?;
     let mut times = Vec::new();
     for turn in 0..TERMS {
         let name = format!("observed:{observers}:{turn}");
@@ -204,7 +204,7 @@ async fn told_of_another(mut leaders: Leaders, knows: mpsc::UnboundedSender<()>)
 
 /// How long it takes to acquire this many free locks at once, and to release them; in milliseconds.
 async fn several(server: &Server, names: u32) -> Result<[f64; 2]> {
-    let leases = Leases::builder().url(server.url()).ttl(TTL).build().await?;
+    let leases = Client::builder().url(server.url()).ttl(TTL).build().await?;
     let all = leases.multi_lock((0..names).map(|name| leases.lock(format!("several:{name}"))));
     let measuring = tokio::spawn(async move {
         let (mut acquires, mut releases) = (Vec::new(), Vec::new());
@@ -240,7 +240,7 @@ async fn cycles(server: &Server, pair: u32, by_hand: bool) -> Result<u32> {
     let (count, is_over) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
     let mut programs = JoinSet::new();
     for program in 0..2 {
-        let leases = Leases::builder().url(server.url()).ttl(TTL).build().await?;
+        let leases = Client::builder().url(server.url()).ttl(TTL).build().await?;
         let (count, is_over) = (count.clone(), is_over.clone());
         programs.spawn(async move {
             let names = ["a", "b"].map(|name| format!("contended:{pair}:{name}"));

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use leasehold::{
-    Error, Leases, Lock, NodeAnswer, Owner, Released, SystemClock, Vote, Votes,
+    Client, Error, Lock, NodeAnswer, Owner, Released, SystemClock, Vote, Votes,
     doctor::{Surveyed, survey},
 };
 use serde_json::{Value, json};
@@ -202,7 +202,7 @@ fn not_there(error: &Error) -> Finding {
     problem("server", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))
 }
 
-async fn vote(leases: &Leases, name: &str) -> Option<Finding> {
+async fn vote(leases: &Client, name: &str) -> Option<Finding> {
     let why = match leases.lock(format!("{name}:doctor")).try_acquire().await {
         Ok(Some(lease)) => match lease.release().await {
             Ok(Released::Unconfirmed(why)) => why.to_string(),
@@ -224,7 +224,7 @@ fn advice(passes: bool) -> &'static str {
 }
 
 /// Acquires, renews and releases a lock, as `run` would.
-async fn try_out(leases: &Leases, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
+async fn try_out(leases: &Client, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
     let lock = leases.lock(format!("{name}:doctor"));
     let mut misplaced = Vec::new();
     for name in [name, lock.name()] {
@@ -297,7 +297,7 @@ fn judge_list<T>(listed: &Result<Vec<T>, Error>) -> Option<Finding> {
 }
 
 /// Acquires the lock as a fair waiter, and shares it: each needs rights of its own.
-async fn try_queue_and_share(leases: &Leases, lock: &Lock) -> Option<Finding> {
+async fn try_queue_and_share(leases: &Client, lock: &Lock) -> Option<Finding> {
     let (what, error) = match lock.clone().fair(true).try_acquire().await {
         Ok(lease) => {
             if let Some(lease) = lease {
@@ -312,7 +312,7 @@ async fn try_queue_and_share(leases: &Leases, lock: &Lock) -> Option<Finding> {
 }
 
 /// Shares a lock twice, as `run --shared` and `run --permits` would.
-async fn share(leases: &Leases, name: &str) -> Result<(), Error> {
+async fn share(leases: &Client, name: &str) -> Result<(), Error> {
     // Without the right to give it back, a share stays for its TTL.
     let lock = leases.semaphore(name, 2).ttl(Duration::from_secs(1));
     // Another process may be using it.
@@ -344,7 +344,7 @@ fn is_too_early(error: &Error) -> bool {
 }
 
 /// Whether the clocks of the servers agree, as far as the clocks are known.
-fn clocks(leases: &Leases) -> Option<Finding> {
+fn clocks(leases: &Client) -> Option<Finding> {
     let nodes = leases.nodes();
     let offsets: Vec<i64> = nodes.iter().filter_map(leasehold::NodeStatus::clock_offset_micros).collect();
     let (least, most) = (offsets.iter().min()?, offsets.iter().max()?);

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Leases, Lock, LossReason, MultiLease, Released, SystemClock};
+use leasehold::{Client, Error, Lock, LossReason, MultiLease, Released, SystemClock};
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::{task::yield_now, time::timeout};
 
@@ -327,7 +327,7 @@ async fn release(lease: MultiLease, keep_for: Option<Duration>, held: Duration, 
 /// Acquires the lock, or all of them, within `--wait`, which counts from `began`.
 async fn acquire(
     options: &LockArgs,
-    leases: &Leases,
+    leases: &Client,
     waits: impl Fn() + Send + Sync + 'static,
     began: Duration,
 ) -> Result<MultiLease, Ended> {

@@ -64,7 +64,7 @@ fn show_tells_the_fence_of_a_lease_of_25_hours_and_of_one_whose_floor_was_delete
         shown["holder"]["fence"].as_u64()
     };
     runtime.block_on(async {
-        let leases = leasehold::Leases::builder().url(server.url()).ttl(24 * HOUR).build().await.unwrap();
+        let leases = leasehold::Client::builder().url(server.url()).ttl(24 * HOUR).build().await.unwrap();
         let lease = leases.lock(NAME).acquire().await.unwrap();
         let fence = u64::from(lease.fence());
         server.wire().del(&floor);

@@ -222,7 +222,7 @@ fn the_first_twenty_that_share_a_lock_are_shown_unless_all_are_asked_for() {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let leases = leasehold::Leases::builder().url(server.url()).build().await.unwrap();
+        let leases = leasehold::Client::builder().url(server.url()).build().await.unwrap();
         let lock = leases.semaphore(NAME, 100);
         let mut held = Vec::new();
         for _ in 0..23 {

@@ -26,7 +26,7 @@ use crate::{
     survey::ServerSaid,
 };
 
-/// The access of one `Leases` to a memory node, which can be closed.
+/// The access of one `Client` to a memory node, which can be closed.
 pub(crate) struct Gate {
     memory: Arc<Memory>,
     host: Host,

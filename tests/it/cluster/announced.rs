@@ -4,7 +4,7 @@ use super::*;
 
 /// All locks are granted, by servers whose addresses begin so.
 async fn find(cluster: &Cluster, announced: &str) {
-    let builder = Leases::builder().url(cluster.url()).command_timeout(COMMAND).address_map([("::1", "127.0.0.1")]);
+    let builder = Client::builder().url(cluster.url()).command_timeout(COMMAND).address_map([("::1", "127.0.0.1")]);
     let leases = within(HANGS, "build", builder.build()).await.unwrap_or_else(|error| panic!("{announced}: {error}"));
     for primary in 0..cluster.primaries().len() {
         acquire(&leases, &cluster.name_at(primary, "job"), LONG).await.release().await.unwrap().confirmed();

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Credentials, Error, Leases, LossReason, NodeState, Owner, Server as Named};
+use leasehold::{Client, Credentials, Error, LossReason, NodeState, Owner, Server as Named};
 use support::{Cluster, HANGS, Proxy, Server, Wire, eventually, eventually_async, within};
 use tokio::task::JoinSet;
 
@@ -97,7 +97,7 @@ async fn f110_a_password_that_is_wrong_on_one_server_of_a_cluster() {
     cluster.servers().iter().for_each(|server| user(server, "sesame"));
     let server: Named = cluster.url().parse().unwrap();
     let server = server.credentials(|| async { Ok::<_, Error>(Credentials::new("worker", "sesame")) });
-    let leases = Leases::builder().server(server).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().server(server).command_timeout(COMMAND).build().await.unwrap();
     let names = [0, 1, 2].map(|primary| cluster.name_at(primary, "job"));
     let [one, two, three] = [&names[0], &names[1], &names[2]];
     let ttl = Duration::from_secs(2);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases};
+use leasehold::{Client, Error};
 use support::{Cluster, HANGS, Proxy, Server, Wire, within};
 
 use super::{TAKEN_OVER, acquire, connect};
@@ -37,10 +37,10 @@ impl Scene {
     }
 
     /// A program of whom the liar is the only seed, or one of three.
-    async fn program(&self, seeds: &str) -> Leases {
+    async fn program(&self, seeds: &str) -> Client {
         let map =
             [(format!("127.0.0.1:{}", self.cluster.primaries()[2].port()), format!("127.0.0.1:{}", self.liar.port()))];
-        let builder = Leases::builder().url(seeds).command_timeout(COMMAND).address_map(map);
+        let builder = Client::builder().url(seeds).command_timeout(COMMAND).address_map(map);
         within(HANGS, "build", builder.build()).await.unwrap()
     }
 
@@ -58,7 +58,7 @@ async fn f108_one_server_of_a_cluster_that_says_what_is_not_so_moves_nobody() {
     let name = scene.cluster.name_at(0, "job");
     let held = acquire(&running, &name, ttl).await;
     scene.begin_to_lie();
-    let addresses = |leases: &Leases| leases.nodes().iter().map(|node| node.address().to_owned()).collect::<Vec<_>>();
+    let addresses = |leases: &Client| leases.nodes().iter().map(|node| node.address().to_owned()).collect::<Vec<_>>();
     let expected: Vec<_> =
         scene.cluster.primaries().iter().map(|primary| format!("127.0.0.1:{}", primary.port())).collect();
     let until = Instant::now() + ttl * 3;

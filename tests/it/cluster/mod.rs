@@ -9,7 +9,7 @@ mod together;
 
 use std::time::Duration;
 
-use leasehold::{Error, Lease, Leases, NodeState, Server as Named, Status};
+use leasehold::{Client, Error, Lease, NodeState, Server as Named, Status};
 use support::{Cluster, HANGS, Server, eventually, eventually_async, within};
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
@@ -17,11 +17,11 @@ use crate::common::{COMMAND, Confirmed as _, LONG};
 /// By then a replica has taken over: the others may deny it their votes at first, and are asked again after four seconds.
 const TAKEN_OVER: Duration = Duration::from_secs(30);
 
-async fn connect(url: &str) -> Result<Leases, Error> {
-    within(HANGS, "build", Leases::builder().url(url).command_timeout(COMMAND).build()).await
+async fn connect(url: &str) -> Result<Client, Error> {
+    within(HANGS, "build", Client::builder().url(url).command_timeout(COMMAND).build()).await
 }
 
-async fn acquire(leases: &Leases, name: &str, ttl: Duration) -> Lease {
+async fn acquire(leases: &Client, name: &str, ttl: Duration) -> Lease {
     within(HANGS, "the lock", leases.lock(name).ttl(ttl).acquire()).await.unwrap()
 }
 
@@ -60,7 +60,7 @@ async fn one_seed_is_enough_also_a_replica_or_one_beside_the_dead() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_has_two_connections_to_each_primary_and_a_third_where_something_is_held() {
     let cluster = Cluster::start(3, 0);
-    let leases = within(HANGS, "build", Leases::builder().url(cluster.url()).label("program").build()).await.unwrap();
+    let leases = within(HANGS, "build", Client::builder().url(cluster.url()).label("program").build()).await.unwrap();
     let roles = |primary: &Server| {
         let all = primary.wire().must(&["CLIENT", "LIST"]).text();
         let names = all.split_whitespace().filter_map(|field| field.strip_prefix("name=leasehold:program:"));
@@ -156,14 +156,14 @@ async fn what_is_wrong_with_a_cluster_is_named() {
         }
         assert!(!text.contains("wrong"), "{text}");
     }
-    let builder = || Leases::builder().url(cluster.url());
+    let builder = || Client::builder().url(cluster.url());
     let error = builder().restart_delay(Duration::from_secs(31)).build().await.unwrap_err().to_string();
     assert!(error.contains("restart_delay") && error.contains("quorum"), "{error}");
-    let quorum = Leases::builder().quorum([alone.url(), cluster.url(), sentinel.url()]).build().await;
+    let quorum = Client::builder().quorum([alone.url(), cluster.url(), sentinel.url()]).build().await;
     let error = quorum.unwrap_err().to_string();
     assert!(error.contains("quorum[1]") && error.contains("replicas"), "{error}");
     let server: Named = cluster.url().parse().unwrap();
-    let error = Leases::builder().server(server.database(3)).build().await.unwrap_err().to_string();
+    let error = Client::builder().server(server.database(3)).build().await.unwrap_err().to_string();
     assert!(error.contains("database") && error.contains("cluster"), "{error}");
 }
 
@@ -218,7 +218,7 @@ async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
     says(within(HANGS, "one try", lock.try_acquire()).await.unwrap_err(), &slot);
     says(within(HANGS, "a wait", lock.acquire_within(Duration::from_secs(1))).await.unwrap_err(), &slot);
     assert!(out_of_reach.health().await.unwrap_err().to_string().contains("see Builder::address_map"));
-    let mapped = Leases::builder().url(&one).address_map(map.iter().map(|(from, to, _)| (from, to))).build();
+    let mapped = Client::builder().url(&one).address_map(map.iter().map(|(from, to, _)| (from, to))).build();
     let leases = within(HANGS, "build", mapped).await.unwrap();
     for primary in 0..3 {
         let lease = acquire(&leases, &cluster.name_at(primary, "job"), LONG).await;
@@ -229,10 +229,10 @@ async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
     let error = leases.lock(&name).acquire_within(Duration::from_secs(1)).await.unwrap_err().to_string();
     assert!(error.contains("localhost") && !error.contains("address_map"), "{error}");
     for (map, says) in [(("a:x", "b"), "neither host:port nor host"), (("a", "b:1"), "would be one")] {
-        let error = Leases::builder().url(&one).address_map([map]).build().await.unwrap_err().to_string();
+        let error = Client::builder().url(&one).address_map([map]).build().await.unwrap_err().to_string();
         assert!(error.contains("address_map") && error.contains(says), "{error}");
     }
-    let alone = Leases::builder().url("redis://127.0.0.1").address_map([("a", "b")]).build().await;
+    let alone = Client::builder().url("redis://127.0.0.1").address_map([("a", "b")]).build().await;
     let error = alone.unwrap_err().to_string();
     assert!(error.contains("address_map") && error.contains("redis-sentinel"), "{error}");
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use leasehold::{Lease, Leases, LossReason, Status};
+use leasehold::{Client, Lease, LossReason, Status};
 use support::{Action, Cluster, HANGS, Match, Proxy, Server, eventually_async, scripts::COMBINED_SLOTS, within};
 use tokio::task::JoinSet;
 
@@ -15,7 +15,7 @@ use crate::common::{Confirmed as _, LONG};
 
 /// A crowd of tasks, each of which takes and releases locks in all slots, and some that others hold. Nobody is in beside
 /// another, and fences grow.
-async fn crowd(leases: &Leases, tasks: usize, cycles: usize) {
+async fn crowd(leases: &Client, tasks: usize, cycles: usize) {
     let fences = Arc::new(Mutex::new(HashMap::<String, (bool, Option<leasehold::Fence>)>::new()));
     let work = (0..tasks).map(|task| {
         let (leases, fences) = (leases.clone(), fences.clone());
@@ -44,7 +44,7 @@ async fn crowd(leases: &Leases, tasks: usize, cycles: usize) {
 }
 
 /// So many acquires that come at once, for the servers stand still until they are there.
-async fn at_once(leases: &Leases, cluster: &Cluster, many: usize) -> Vec<Lease> {
+async fn at_once(leases: &Client, cluster: &Cluster, many: usize) -> Vec<Lease> {
     cluster.primaries().iter().for_each(Server::stop);
     let acquire = |number| tokio::spawn(leases.lock(format!("at once:{number}")).ttl(LONG).acquire());
     let acquires: Vec<_> = (0..many).map(acquire).collect();
@@ -67,7 +67,7 @@ fn locks(cluster: &Cluster) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
     let cluster = Cluster::start(3, 0);
-    let leases = within(HANGS, "build", Leases::builder().url(cluster.url()).build()).await.unwrap();
+    let leases = within(HANGS, "build", Client::builder().url(cluster.url()).build()).await.unwrap();
     crowd(&leases, 2, 4).await;
     let scripts = || cluster.primaries().iter().map(|server| server.wire().scripts()).sum::<usize>();
     let before = scripts();
@@ -112,7 +112,7 @@ async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_
     let proxy = Proxy::to(server);
     let map = [(format!("127.0.0.1:{}", server.port()), format!("127.0.0.1:{}", proxy.port()))];
     let url = cluster.url_of(cluster.servers());
-    let leases = within(HANGS, "build", Leases::builder().url(url).address_map(map).build()).await.unwrap();
+    let leases = within(HANGS, "build", Client::builder().url(url).address_map(map).build()).await.unwrap();
     let batches = proxy.on_each(Match::script(COMBINED_SLOTS), Action::Mangle);
     drop(at_once(&leases, &cluster, 100).await);
     let refused = batches.hits();
@@ -131,7 +131,7 @@ async fn scripts_that_have_to_declare_their_keys_do() {
     let [server] = cluster.servers() else { panic!("there is one") };
     let proxy = Proxy::to(server);
     let map = [(format!("127.0.0.1:{}", server.port()), format!("127.0.0.1:{}", proxy.port()))];
-    let builder = Leases::builder().url(cluster.url_of(cluster.servers())).address_map(map);
+    let builder = Client::builder().url(cluster.url_of(cluster.servers())).address_map(map);
     let leases = within(HANGS, "build", builder.undeclared_keys(false).build()).await.unwrap();
     let held = at_once(&leases, &cluster, 60).await;
     let renewals = held.iter().map(|lease| within(HANGS, "the renewal", lease.renew()));
@@ -162,7 +162,7 @@ async fn renewals_in_many_slots_travel_together_and_each_has_an_answer_of_its_ow
     let cluster = Cluster::start(1, 0);
     let [server] = cluster.servers() else { panic!("there is one") };
     let url = server.url_without_push(server.port()).replace("redis://", "redis-cluster://");
-    let leases = within(HANGS, "build", Leases::builder().url(url).build()).await.unwrap();
+    let leases = within(HANGS, "build", Client::builder().url(url).build()).await.unwrap();
     let mut acquires: JoinSet<_> = (0..60).map(|n| leases.lock(format!("job:{n}")).ttl(TTL).acquire()).collect();
     let mut held = Vec::new();
     while let Some(acquired) = within(HANGS, "the locks", acquires.join_next()).await {

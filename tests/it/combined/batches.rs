@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases, Owner};
+use leasehold::{Client, Lease, Owner};
 use support::{
     Action, HANGS, Lag, Match, Nodes, SIGNAL, Server, eventually_async, one_thread,
     scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},
@@ -19,7 +19,7 @@ use crate::common::{Confirmed as _, LONG};
 #[tokio::test]
 async fn over_a_quorum_a_vote_finds_free_what_was_to_be_released_before_it() {
     let nodes = Nodes::start(3);
-    let builder = Leases::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO).ttl(LONG);
+    let builder = Client::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO).ttl(LONG);
     let leases = builder.build().await.expect("they are there");
     let mut held = Vec::new();
     for name in names(MANY) {

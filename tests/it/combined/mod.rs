@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Error, Lease, Leases, Released, SystemClock, testing::Clock};
+use leasehold::{Builder, Client, Error, Lease, Released, SystemClock, testing::Clock};
 use support::{
     HANGS, Match, Proxy, Server, eventually_async,
     scripts::{ACQUIRE, COMBINED, RELEASE, RENEW},
@@ -110,7 +110,7 @@ type Fillers = Crowd<Result<Option<Lease>, Error>>;
 
 /// A server, a proxy in front of it, and a client that goes through the proxy.
 struct Rig {
-    leases: Leases,
+    leases: Client,
     proxy: Proxy,
     server: Server,
     clock: Standing,
@@ -134,7 +134,7 @@ impl Rig {
     async fn at(server: Server, proxy: Proxy, url: &str, change: impl FnOnce(Builder) -> Builder) -> Self {
         know_the_scripts(&server);
         let clock = Standing::default();
-        let builder = Leases::builder().url(url).ttl(LONG).command_timeout(COMMAND).clock(clock.clone());
+        let builder = Client::builder().url(url).ttl(LONG).command_timeout(COMMAND).clock(clock.clone());
         let leases = change(builder).build().await.expect("the server is there");
         Self { leases, proxy, server, clock, fillers: AtomicUsize::new(0), filled: Mutex::default() }
     }

@@ -80,7 +80,7 @@ pub(super) async fn a_ticket_may_be_kept_for_a_crash(place: Place) {
 pub(super) async fn an_interval_goes_on_with_the_heir(place: Place) {
     const INTERVAL: Duration = Duration::from_secs(30);
     let (one, two) = place.two_programs().await;
-    let lock = |program: &leasehold::Leases| program.lock("job").ttl(TTL);
+    let lock = |program: &leasehold::Client| program.lock("job").ttl(TTL);
     let ticket = lock(&one).once_per(INTERVAL).acquire().await.unwrap().into_ticket().unwrap();
     // An adoption is no acquire of its own, so its own interval does not count.
     let heir = adopt(&lock(&two).once_per(2 * INTERVAL), &ticket).await.unwrap();

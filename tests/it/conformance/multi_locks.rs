@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Leases, Lock, LossReason, MultiLock};
+use leasehold::{Client, Error, Lock, LossReason, MultiLock};
 use support::{HANGS, within};
 use tokio::sync::{Barrier, oneshot};
 
@@ -17,7 +17,7 @@ use crate::common::{Confirmed as _, ending};
 
 const LONG: Duration = Duration::from_secs(30);
 
-fn several(leases: &Leases, names: &[&str]) -> MultiLock {
+fn several(leases: &Client, names: &[&str]) -> MultiLock {
     leases.multi_lock(names.iter().map(|name| leases.lock(name)))
 }
 

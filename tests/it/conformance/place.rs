@@ -2,7 +2,7 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
-use leasehold::{Builder, Error, Leases, Lock};
+use leasehold::{Builder, Client, Error, Lock};
 use support::{Cluster, Loan, Pool, Replicated, Sentinels, Server, ServerBuilder, await_replicas, one_thread};
 
 use super::TTL;
@@ -15,10 +15,10 @@ pub(super) enum Uses {
     OnePermit,
 }
 
-/// A program's `Leases`, whose locks are what those of its place are.
+/// A program's `Client`, whose locks are what those of its place are.
 #[derive(Debug, Clone)]
 pub(super) struct Program {
-    pub(super) leases: Leases,
+    pub(super) leases: Client,
     pub(super) uses: Uses,
 }
 
@@ -33,14 +33,14 @@ impl Program {
 }
 
 impl Deref for Program {
-    type Target = Leases;
+    type Target = Client;
 
-    fn deref(&self) -> &Leases {
+    fn deref(&self) -> &Client {
         &self.leases
     }
 }
 
-/// One deployment, on which a test stands for several programs by building several `Leases`.
+/// One deployment, on which a test stands for several programs by building several `Client`.
 pub(super) struct Place {
     /// One, or those of a quorum.
     pub(super) urls: Vec<String>,
@@ -54,7 +54,7 @@ pub(super) struct Place {
     /// How a program names its server, where a url does not do.
     named: Option<leasehold::Server>,
     /// Keeps a shared memory store alive between two programs.
-    _first: Vec<Leases>,
+    _first: Vec<Client>,
     pub(super) servers: Arc<Servers>,
     min_replicas: u8,
 }
@@ -102,7 +102,7 @@ impl Place {
     }
 
     fn in_memory(urls: Vec<String>) -> Self {
-        let connect = |url| one_thread().block_on(Leases::connect(url)).unwrap();
+        let connect = |url| one_thread().block_on(Client::connect(url)).unwrap();
         Self { _first: urls.iter().map(connect).collect(), ..Self::of(urls, Servers::InMemory) }
     }
 
@@ -299,7 +299,7 @@ impl Place {
     }
 
     pub(super) fn builder(&self) -> Builder {
-        let builder = Leases::builder().ttl(TTL).fair(self.fair).min_replicas(self.min_replicas);
+        let builder = Client::builder().ttl(TTL).fair(self.fair).min_replicas(self.min_replicas);
         match (&self.named, &*self.urls) {
             (Some(server), _) => builder.server(server.clone()),
             (None, [url]) => builder.url(url),
@@ -308,7 +308,7 @@ impl Place {
         }
     }
 
-    /// One program's `Leases`.
+    /// One program's `Client`.
     pub(super) async fn program(&self, label: &str) -> Program {
         Program { leases: self.builder().label(label).build().await.unwrap(), uses: self.uses }
     }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Leases, Owner};
+use leasehold::{Client, Owner};
 use support::{
     Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
     scripts::{LEAVE, POLL, RELEASE},
@@ -15,8 +15,8 @@ use crate::common::{Confirmed as _, LONG, told};
 
 const GRANT: Duration = Duration::from_millis(200);
 
-async fn program(url: impl Into<String>, ttl: Duration) -> Leases {
-    Leases::builder().url(url).ttl(ttl).grant_timeout(GRANT).build().await.unwrap()
+async fn program(url: impl Into<String>, ttl: Duration) -> Client {
+    Client::builder().url(url).ttl(ttl).grant_timeout(GRANT).build().await.unwrap()
 }
 
 /// Notes on the server that somebody is in the lock, or out of it, and when.
@@ -427,7 +427,7 @@ async fn f36_there_are_never_two_fair_holders() {
         let proxy = Proxy::to(&server);
         proxy.messages(fate);
         // The grant is shorter than what is late. A lease is not: no busy machine may end it.
-        let builder = Leases::builder().url(proxy.url()).ttl(LONG);
+        let builder = Client::builder().url(proxy.url()).ttl(LONG);
         let leases = builder.grant_timeout(Duration::from_millis(50)).build().await.unwrap();
         proxies.push(proxy);
         for _ in 0..3 {

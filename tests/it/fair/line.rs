@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases, Lock, Owner};
+use leasehold::{Client, Error, Lease, Lock, Owner};
 use tokio::{sync::Notify, task::JoinHandle};
 
 use support::{Server, Value, Wire, eventually_async, within};
@@ -26,10 +26,10 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 pub(crate) type Waiter = JoinHandle<(Result<Lease, Error>, Instant)>;
 
 /// Several programs on one server.
-pub(crate) async fn programs<const N: usize>(server: &Server) -> [Leases; N] {
+pub(crate) async fn programs<const N: usize>(server: &Server) -> [Client; N] {
     let mut all = Vec::new();
     for n in 0..N {
-        all.push(Leases::builder().url(server.url()).label(format!("program {n}")).build().await.unwrap());
+        all.push(Client::builder().url(server.url()).label(format!("program {n}")).build().await.unwrap());
     }
     all.try_into().unwrap()
 }

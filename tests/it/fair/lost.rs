@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases, LossReason, Released};
+use leasehold::{Client, Error, LossReason, Released};
 use support::{ClockShim, Lag, Server, Wire, eventually_async, eventually_but_for, scripts::RELEASE, seen, within};
 
 use super::line::{
@@ -37,7 +37,7 @@ async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<W
 }
 
 /// Waiters of several programs.
-async fn line_of(wire: &mut Wire, all: &[Leases], name: &str, count: usize) -> (Vec<Waiter>, Vec<String>) {
+async fn line_of(wire: &mut Wire, all: &[Client], name: &str, count: usize) -> (Vec<Waiter>, Vec<String>) {
     let mut waiters = Vec::new();
     for n in 0..count {
         waiters.push(place(&all[n % all.len()].lock(name)).await);
@@ -46,7 +46,7 @@ async fn line_of(wire: &mut Wire, all: &[Leases], name: &str, count: usize) -> (
     (waiters, tokens(wire, name))
 }
 
-async fn three(server: &Server, ttl: Duration) -> [Leases; 3] {
+async fn three(server: &Server, ttl: Duration) -> [Client; 3] {
     let url = server.url();
     [program_with(&*url, ttl).await, program_with(&*url, ttl).await, program_with(&*url, ttl).await]
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use leasehold::{Leases, Owner};
+use leasehold::{Client, Owner};
 use support::{
     Child, Lag, Match, Part, Proxy, Server, Wire, eventually_async,
     scripts::{POLL, RENEW},
@@ -125,7 +125,7 @@ async fn a_thousand_fair_waiters_cost_a_heartbeat_for_each_process() {
     let server = Server::start();
     let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
     // Renewed every 2.5 s, and never so near to its end that anybody looks whether it has come.
-    let holder = Leases::builder().url(proxy.url()).ttl(SPAN * 3 / 4).build().await.unwrap();
+    let holder = Client::builder().url(proxy.url()).ttl(SPAN * 3 / 4).build().await.unwrap();
     let lease = holder.lock("job").acquire().await.unwrap();
     let (all, mut waiters) = (programs::<PROCESSES>(&server).await, Vec::new());
     for n in 0..1_000 {
@@ -149,10 +149,10 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     const WAITERS: usize = 10_000;
     let server = Server::start();
     // A program that a busy machine keeps from its grant for a second would be passed over.
-    let patient_of_grants = async || Leases::builder().url(server.url()).grant_timeout(SOON).build().await.unwrap();
+    let patient_of_grants = async || Client::builder().url(server.url()).grant_timeout(SOON).build().await.unwrap();
     let (holder, one, two) = (program(server.url()).await, patient_of_grants().await, patient_of_grants().await);
     // The server will be busy with their heartbeats, and that is not what this is about.
-    let patient = Leases::builder().url(server.url()).command_timeout(SOON).build().await.unwrap();
+    let patient = Client::builder().url(server.url()).command_timeout(SOON).build().await.unwrap();
     let (mut wire, lag, began) = (server.wire(), Lag::start(), Instant::now());
     let lease = holder.lock("job").acquire().await.unwrap();
     let mut waiters = Vec::new();

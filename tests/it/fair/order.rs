@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Leases, LossReason, Owner};
+use leasehold::{Client, Error, LossReason, Owner};
 use support::{Dropped, Lag, Match, Polls, Proxy, Server, eventually_async, scripts::POLL, within};
 use tokio::sync::Notify;
 
@@ -346,7 +346,7 @@ async fn unreachable_waiters_acquire_in_order_too() {
     let url = server.url_without_push(server.port());
     let mut all = Vec::new();
     for _ in 0..2 {
-        all.push(Leases::builder().url(&url).grant_timeout(grant).build().await.unwrap());
+        all.push(Client::builder().url(&url).grant_timeout(grant).build().await.unwrap());
     }
     let lease = all[0].lock("job").acquire().await.unwrap();
     let (history, mut tasks) = (History::new(), Vec::new());

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Leases, LossReason};
+use leasehold::{Builder, Client, Error, LossReason};
 use support::{Action, HANGS, Match, Proxy, Server, eventually_async, scripts::ACQUIRE, within};
 
 use crate::common::{Confirmed as _, LONG, MEDIUM};
@@ -15,7 +15,7 @@ use crate::common::{Confirmed as _, LONG, MEDIUM};
 const PAUSE: Duration = Duration::from_millis(200);
 
 fn program(proxy: &Proxy) -> Builder {
-    Leases::builder().url(proxy.url()).ttl(MEDIUM).label("program").check_address_every(PAUSE)
+    Client::builder().url(proxy.url()).ttl(MEDIUM).label("program").check_address_every(PAUSE)
 }
 
 /// How many connections of ours a server has.
@@ -201,7 +201,7 @@ async fn a_program_that_holds_nothing_and_waits_for_nothing_does_not_look() {
         assert_eq!(made(&proxy), 2 + usize::from(holds));
         drop(held);
     }
-    let refused = Leases::builder().url(server.url()).check_address_every(Duration::from_millis(99)).build().await;
+    let refused = Client::builder().url(server.url()).check_address_every(Duration::from_millis(99)).build().await;
     assert!(
         matches!(&refused, Err(Error::Config(text)) if text.to_string().contains("check_address_every")),
         "{refused:?}"

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Lease, Leases, LossReason, Status};
+use leasehold::{Client, Lease, LossReason, Status};
 use support::{HANGS, Lag, Match, Proxy, SIGNAL, Seen, Server, eventually_async, scripts::RENEW, seen, within};
 use tokio::task::JoinSet;
 
@@ -32,7 +32,7 @@ fn of_one(proxy: &Proxy, lease: &Lease) -> Vec<Instant> {
 }
 
 /// Takes the locks at once; again, until they travel together.
-async fn travelling_together(leases: &Leases, proxy: &Proxy) -> Vec<Lease> {
+async fn travelling_together(leases: &Client, proxy: &Proxy) -> Vec<Lease> {
     loop {
         proxy.forget();
         let mut acquires: JoinSet<_> = (0..LEASES).map(|job| leases.lock(format!("job {job}")).acquire()).collect();
@@ -58,7 +58,7 @@ async fn f96_one_key_of_a_renewal_batch_overwritten_with_each_other_type() {
     let url = server.url_without_push(proxy.port());
     let string: &[&str] = &["SET", "made", "somebody-else"];
     for make in OTHER_TYPES.into_iter().chain([string]) {
-        let leases = Leases::builder().url(&url).ttl(TTL).build().await.unwrap();
+        let leases = Client::builder().url(&url).ttl(TTL).build().await.unwrap();
         let mut held = within(HANGS, "they travel together", travelling_together(&leases, &proxy)).await;
         let batches = of_all(&proxy, &held);
         replace(&mut wire, make, held[LEASES / 2].name());

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Fence, Leases, LossReason, Owner};
+use leasehold::{Client, Fence, LossReason, Owner};
 use support::{ClockShim, HANGS, Lag, SIGNAL, Server, Wire, seen, within};
 
 use crate::common::Confirmed as _;
@@ -13,7 +13,7 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 struct Rig {
-    leases: Leases,
+    leases: Client,
     wire: Wire,
     // Before the clock that it goes by.
     server: Server,
@@ -25,14 +25,14 @@ impl Rig {
     async fn start() -> Self {
         let clock = ClockShim::new();
         let server = Server::builder().clock(&clock).start();
-        let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.unwrap();
+        let leases = Client::builder().url(server.url()).ttl(TTL).build().await.unwrap();
         Self { leases, wire: server.wire(), server, clock, lag: Lag::start() }
     }
 
     /// Acquires and releases a few times, as this program and as a new one; panics unless all fences are larger than
     /// this one and than each other. Answers the last.
     async fn fences_grow(&self, mut last: Fence, when: &str) -> Fence {
-        let newcomer = Leases::builder().url(self.server.url()).ttl(TTL).build().await.unwrap();
+        let newcomer = Client::builder().url(self.server.url()).ttl(TTL).build().await.unwrap();
         for leases in [&self.leases, &newcomer, &self.leases] {
             let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
             assert!(lease.fence() > last, "{when}: {} after {last}", lease.fence());

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Credentials, Error, Leases, Owner, Server};
+use leasehold::{Client, Credentials, Error, Owner, Server};
 use parking_lot::Mutex;
 use support::{
     Action, HANGS, Lag, Match, Proxy, Server as RealServer, Wire, eventually_async, scripts::ACQUIRE, within,
@@ -85,13 +85,13 @@ fn know_many(wire: &mut Wire) {
     wire.must(&user);
 }
 
-async fn connect(server: Server) -> Leases {
-    let building = Leases::builder().server(server).ttl(MEDIUM).connect_timeout(CONNECT).build();
+async fn connect(server: Server) -> Client {
+    let building = Client::builder().server(server).ttl(MEDIUM).connect_timeout(CONNECT).build();
     within(HANGS, "build", building).await.unwrap()
 }
 
 async fn turned_down(server: Server) -> Error {
-    let building = Leases::builder().server(server).connect_timeout(CONNECT).build();
+    let building = Client::builder().server(server).connect_timeout(CONNECT).build();
     let error = within(HANGS, "build", building).await.map(drop).expect_err("nobody gets in");
     let text = format!("{error} {error:?}");
     assert!(!text.contains(SECRET), "{text}");
@@ -276,7 +276,7 @@ async fn f61_an_open_connection_outlives_a_token_that_is_refused() {
 async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() {
     let server = RealServer::start();
     know_many(&mut server.wire());
-    let stranger = Leases::connect(server.url()).await.unwrap();
+    let stranger = Client::connect(server.url()).await.unwrap();
     let _busy = stranger.lock("busy").acquire().await.unwrap();
     let (proxy, turn) = (Proxy::to(&server), AtomicUsize::new(0));
     let token = move || {
@@ -533,7 +533,7 @@ mod tls {
         };
         replace(&good, &good_key);
         let server_of_it = at(&server, Tls::new().client_cert_files(&ours, &our_key));
-        let building = Leases::builder().server(server_of_it).ttl(LONG).connect_timeout(CONNECT).build();
+        let building = Client::builder().server(server_of_it).ttl(LONG).connect_timeout(CONNECT).build();
         let leases = within(HANGS, "build", building).await.unwrap();
         let held = leases.lock("held").acquire().await.unwrap();
         let mut wire = server.wire();

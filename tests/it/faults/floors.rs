@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Fence, Lease, Leases};
+use leasehold::{Client, Error, Fence, Lease};
 use support::{
     ClockShim, HANGS, Nodes, Server, Wire,
     scripts::{ACQUIRE, POLL},
@@ -25,23 +25,23 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 const TOKEN: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@host:7";
 
-async fn remembering(url: impl Into<String>, memory: Duration) -> Leases {
+async fn remembering(url: impl Into<String>, memory: Duration) -> Client {
     // A server that is kept busy, on a machine that is, may answer late: no test here is about that.
-    Leases::builder().url(url).ttl(DAY).fence_memory(memory).command_timeout(HANGS).build().await.unwrap()
+    Client::builder().url(url).ttl(DAY).fence_memory(memory).command_timeout(HANGS).build().await.unwrap()
 }
 
-async fn take(leases: &Leases, name: &str) -> Lease {
+async fn take(leases: &Client, name: &str) -> Lease {
     within(HANGS, "the lock is free", leases.lock(name).acquire()).await.unwrap()
 }
 
-async fn next_fence(leases: &Leases, name: &str) -> Fence {
+async fn next_fence(leases: &Client, name: &str) -> Fence {
     let lease = take(leases, name).await;
     let fence = lease.fence();
     lease.release().await.unwrap().confirmed();
     fence
 }
 
-async fn seen(leases: &Leases, name: &str) -> Option<Fence> {
+async fn seen(leases: &Client, name: &str) -> Option<Fence> {
     leases.lock(name).holder().await.unwrap().expect("it is held").fence()
 }
 
@@ -148,7 +148,7 @@ async fn f97_floors_are_evicted_from_a_quorum_while_locks_are_held() {
     let nodes = Nodes::seasoned(3);
     // A fast clock issues fences of its own, which are raised on the others.
     nodes.clock(1).forward(SECOND / 2);
-    let program = || Leases::builder().quorum(nodes.urls()).ttl(LONG).build();
+    let program = || Client::builder().quorum(nodes.urls()).ttl(LONG).build();
     let (holder, other) = (program().await.unwrap(), program().await.unwrap());
     let mut held = Vec::new();
     for n in 0..20 {
@@ -283,7 +283,7 @@ async fn a_fence_memory_is_the_locks_or_the_builders_and_at_most_a_day() {
         assert_eq!(lives(lock.fence_memory(Duration::ZERO)).await, 0, "fair {fair}");
     }
     let too_long = DAY + Duration::from_nanos(1);
-    let built = Leases::builder().url(server.url()).fence_memory(too_long).build().await.unwrap_err();
+    let built = Client::builder().url(server.url()).fence_memory(too_long).build().await.unwrap_err();
     let refused = leases.lock("job").fence_memory(too_long).acquire().await.unwrap_err();
     for error in [built, refused] {
         assert!(matches!(error, Error::Config(_)));
@@ -306,7 +306,7 @@ async fn a_share_of_floors_that_a_user_may_not_weigh_is_not_made_up() {
     ] {
         let user = ["ACL", "SETUSER", "clerk", "reset", "on", ">secret", "&*", "+@all"];
         server.wire().must(&[&user[..], &rights[..]].concat());
-        let clerk = Leases::connect(format!("redis://clerk:secret@127.0.0.1:{}", server.port())).await.unwrap();
+        let clerk = Client::connect(format!("redis://clerk:secret@127.0.0.1:{}", server.port())).await.unwrap();
         let said = told(&clerk).await;
         assert_eq!(said.floors.is_some(), is_told, "{rights:?}: {said:?}");
     }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Lease, Leases, Lock, LossReason, Lost, Owner, Status};
+use leasehold::{Builder, Client, Error, Lease, Lock, LossReason, Lost, Owner, Status};
 use support::{
     Action, HANGS, Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, on_no_runtime, one_thread,
     scripts::{RELEASE, RENEW},
@@ -508,7 +508,7 @@ async fn f46_invalid_names_are_refused_before_any_io() {
         assert_eq!(proxy.commands(), 0, "{name:?}: {:?}", proxy.seen());
     }
     // The prefix makes a name no better.
-    let prefixed = Leases::builder().url(proxy.url()).prefix("{job}:lh:").build().await.unwrap();
+    let prefixed = Client::builder().url(proxy.url()).prefix("{job}:lh:").build().await.unwrap();
     proxy.forget();
     assert!(matches!(prefixed.lock("fence").acquire().await, Err(Error::Config(_))));
     assert_eq!(proxy.commands(), 0);
@@ -544,7 +544,7 @@ async fn f46_unusual_names_work_on_exactly_that_key() {
     let mut wire = server.wire();
     let longest = "k".repeat(1_024);
     for prefix in ["", "app:", "{tenant}:"] {
-        let leases = Leases::builder().url(server.url()).ttl(TTL).prefix(prefix).build().await.unwrap();
+        let leases = Client::builder().url(server.url()).ttl(TTL).prefix(prefix).build().await.unwrap();
         for name in [
             "nul\0inside",
             "\0",
@@ -639,12 +639,12 @@ async fn f47_settings_out_of_bounds_fail_in_build_naming_field_and_bound() {
     let proxy = Proxy::to(&server);
     let (day, hour) = (Duration::from_secs(24 * 60 * 60), Duration::from_secs(60 * 60));
     let ms = Duration::from_millis;
-    let set = |change: fn(Builder, Duration) -> Builder, value| change(Leases::builder().url(proxy.url()), value);
+    let set = |change: fn(Builder, Duration) -> Builder, value| change(Client::builder().url(proxy.url()), value);
     let ttl: fn(Builder, Duration) -> Builder = Builder::ttl;
     let max_hold: fn(Builder, Duration) -> Builder = |builder, value| builder.ttl(TTL).max_hold(value);
     let connect: fn(Builder, Duration) -> Builder = Builder::connect_timeout;
     let command: fn(Builder, Duration) -> Builder = Builder::command_timeout;
-    let named = || Leases::builder().url(proxy.url());
+    let named = || Client::builder().url(proxy.url());
     for (builder, field, bound) in [
         (set(ttl, Duration::ZERO), "ttl ", "from 100 ms"),
         (set(ttl, ms(99)), "ttl ", "from 100 ms"),
@@ -660,7 +660,7 @@ async fn f47_settings_out_of_bounds_fail_in_build_naming_field_and_bound() {
         (named().label("x".repeat(129)), "label ", "1 to 128 bytes"),
         (named().label("line\nbreak"), "label ", "control characters"),
         (named().prefix("x".repeat(257)), "prefix ", "256"),
-        (Leases::builder(), "url ", "redis://"),
+        (Client::builder(), "url ", "redis://"),
     ] {
         let shown = format!("{builder:?}");
         let error = within(HANGS, "build", builder.build()).await.expect_err(&shown);
@@ -750,7 +750,7 @@ fn multi_thread() -> tokio::runtime::Runtime {
 }
 
 /// Everything a clone can be used for, each step within the time that the documentation promises.
-async fn use_everything(leases: Leases, busy: &str, name: &str) {
+async fn use_everything(leases: Client, busy: &str, name: &str) {
     let lag = Lag::start();
     let step = async |what: &str, start: Instant| {
         let (took, bound) = (start.elapsed(), COMMAND_TIMEOUT + lag.worst());
@@ -796,7 +796,7 @@ async fn use_everything(leases: Leases, busy: &str, name: &str) {
 }
 
 /// Uses clones of `leases` from other runtimes and from none.
-fn use_from_everywhere(leases: &Leases, busy: &str) {
+fn use_from_everywhere(leases: &Client, busy: &str) {
     for (at, runtime) in [one_thread(), multi_thread()].into_iter().enumerate() {
         let name = format!("on runtime {at}");
         let leases = leases.clone();
@@ -880,7 +880,7 @@ fn f48_a_lease_of_an_ended_runtime_is_released_when_dropped() {
     let runtime = one_thread();
     let (leases, lease) = runtime.block_on(async {
         // So long that only a release can be the key's end.
-        let leases = Leases::builder().url(server.url()).ttl(Duration::from_secs(3_600)).build().await.unwrap();
+        let leases = Client::builder().url(server.url()).ttl(Duration::from_secs(3_600)).build().await.unwrap();
         let lease = leases.lock("job").acquire().await.unwrap();
         (leases, lease)
     });
@@ -892,7 +892,7 @@ fn f48_a_lease_of_an_ended_runtime_is_released_when_dropped() {
 
 /// Panics unless closing ends within a command time-out.
 #[track_caller]
-fn close_is_bounded(leases: &Leases) {
+fn close_is_bounded(leases: &Client) {
     let (lag, start) = (Lag::start(), Instant::now());
     on_no_runtime("close", leases.close());
     let (took, bound) = (start.elapsed(), COMMAND_TIMEOUT + Duration::from_millis(50));

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases, Released, Status};
+use leasehold::{Client, Error, Lease, Released, Status};
 use support::{
     Action, HANGS, Lag, Match, Proxy, RuleHandle, Server, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
@@ -27,7 +27,7 @@ async fn f11_a_link_that_is_slow_each_way() {
     let ttls = if seen::is_wanted() { 100 } else { 10 };
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(TTL).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).ttl(TTL).command_timeout(TTL).build().await.unwrap();
     let started = Instant::now();
     // From the keeper through the proxy to the server and back, each of which may be as late as the control: then the
     // machine, not the link, was too slow.
@@ -67,7 +67,7 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
     let (server, lag) = (Server::start(), Arc::new(Lag::start()));
     let proxy = Proxy::to(&server);
     proxy.delay(EACH_WAY);
-    let build = Leases::builder().url(proxy.url()).command_timeout(ANSWER).build();
+    let build = Client::builder().url(proxy.url()).command_timeout(ANSWER).build();
     let leases = within(HANGS, "it connects", build).await.expect("every answer is in time");
     let lease = within(HANGS, "a free lock", leases.lock("job").acquire()).await.expect("every answer is in time");
     for turn in 0..3 {
@@ -110,8 +110,8 @@ fn server() -> Server {
     server
 }
 
-async fn program(proxy: &Proxy) -> Leases {
-    Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(COMMAND).build().await.unwrap()
+async fn program(proxy: &Proxy) -> Client {
+    Client::builder().url(proxy.url()).ttl(TTL).command_timeout(COMMAND).build().await.unwrap()
 }
 
 /// Loses replies of renewals at random, but leaves one of three: never more than two within two thirds of a TTL.

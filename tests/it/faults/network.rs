@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, Lease, LeaseHandle, Leases, Lock, LossReason, Owner, Status, StatusChanges};
+use leasehold::{Client, Error, Lease, LeaseHandle, Lock, LossReason, Owner, Status, StatusChanges};
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, SIGNAL, Server, Stamped, eventually, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RELEASE, RENEW},
@@ -33,7 +33,7 @@ const HANGS: Duration = Duration::from_secs(5);
 
 /// A server, a proxy in front of it, and a client that goes through the proxy.
 struct Rig {
-    leases: Leases,
+    leases: Client,
     proxy: Proxy,
     server: Server,
     lag: Lag,
@@ -114,8 +114,8 @@ impl Rig {
     }
 }
 
-async fn client(url: &str) -> Leases {
-    Leases::builder().url(url).command_timeout(COMMAND).build().await.expect("the server is there")
+async fn client(url: &str) -> Client {
+    Client::builder().url(url).command_timeout(COMMAND).build().await.expect("the server is there")
 }
 
 /// Whether the last renewal was confirmed just now: without one, a third of the TTL is gone when the next is due.
@@ -399,7 +399,7 @@ async fn f8_link_reset_in_the_middle_of_every_release() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_release_that_comes_when_the_key_has_expired() {
     let rig = Rig::start().await;
-    let patient = Leases::builder().url(rig.proxy.url()).command_timeout(HANGS);
+    let patient = Client::builder().url(rig.proxy.url()).command_timeout(HANGS);
     let patient = patient.build().await.expect("the server is well");
     let lease = within(HANGS, "the lock is free", patient.lock(NAME).ttl(SHORT).acquire()).await.expect("it is");
     let held_up = rig.on(RELEASE, Action::Hold);
@@ -443,7 +443,7 @@ async fn f9_reply_of_an_acquire_swallowed() {
 async fn f9_link_of_an_acquire_that_ends_for_good() {
     let (server, patience) = (Server::start(), HANGS * 2);
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).command_timeout(patience).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).command_timeout(patience).build().await.unwrap();
     let cut = proxy.on(Match::script(ACQUIRE), 1, Action::CutAfter);
     proxy.refuse(true);
     let trying = tokio::spawn(leases.lock(NAME).ttl(LONG).try_acquire());
@@ -663,7 +663,7 @@ impl Away {
     const ALL: [Self; 3] = [Self::Killed, Self::Stopped, Self::BlackHoled];
 
     /// A client of a server that was there and is away.
-    async fn begin(self) -> (Rig, Leases) {
+    async fn begin(self) -> (Rig, Client) {
         let rig = Rig::start().await;
         // Only without a proxy between is a connection to a killed server refused.
         let leases = match self {
@@ -759,7 +759,7 @@ async fn concurrent_waits_share_connections() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases =
-        Leases::builder().url(proxy.url()).command_timeout(Duration::from_secs(1)).build().await.expect("there");
+        Client::builder().url(proxy.url()).command_timeout(Duration::from_secs(1)).build().await.expect("there");
     // The scripts are known, so that each call is one command.
     leases.lock("first").acquire().await.expect("free").release().await.expect("ours").confirmed();
     // So is the third connection there, which a lease asks for after a while.
@@ -807,7 +807,7 @@ async fn f9_acquire_that_a_stopped_server_executes_when_it_goes_on() {
     const TAKEN_BACK: Duration = Duration::from_millis(500);
     let rig = Rig::start().await;
     // On another connection the undo would be in the server's socket as well.
-    let leases = on_one_connection(Leases::builder().url(rig.proxy.url()).command_timeout(COMMAND)).await;
+    let leases = on_one_connection(Client::builder().url(rig.proxy.url()).command_timeout(COMMAND)).await;
     rig.server.stop();
     let outcome = within(HANGS, "the try ends", leases.lock(NAME).ttl(TTL).try_acquire()).await;
     assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Leases};
+use leasehold::{Client, Error};
 use support::{Child, Lag, Part, Proxy, Server, eventually, seen};
 use tokio::time::MissedTickBehavior;
 
@@ -129,7 +129,7 @@ fn f90_an_outage_of_minutes_under_waiters_and_failing_tries() {
 /// The client's part.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn client(part: &Part) {
-    let leases = Leases::builder().url(&part.url).ttl(TTL).build().await.expect("the server is there");
+    let leases = Client::builder().url(&part.url).ttl(TTL).build().await.expect("the server is there");
     // The connection for notifications is there as well.
     leases.lock("before").acquire().await.expect("the server is there").release().await.expect("as it was").confirmed();
     part.say("connected");
@@ -174,7 +174,7 @@ async fn client(part: &Part) {
     assert_eq!(tokio::task::block_in_place(|| part.hear()), "end");
 }
 
-async fn try_again_and_again(leases: Leases, away: Arc<AtomicBool>, failed: Arc<AtomicUsize>) {
+async fn try_again_and_again(leases: Client, away: Arc<AtomicBool>, failed: Arc<AtomicUsize>) {
     let mut at = tokio::time::interval(TRY_EVERY);
     // Where the machine is late, the tries that were missed would come all at once, and take more memory than ever
     // before.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use leasehold::{
-    Leases, Lock, LossReason,
+    Client, Lock, LossReason,
     testing::{Clock as _, ManualClock},
 };
 use support::{
@@ -31,15 +31,15 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 /// A server counts in whole milliseconds.
 const MILLI: Duration = Duration::from_millis(1);
 
-async fn program(url: String) -> Leases {
-    Leases::builder().url(url).ttl(TTL).command_timeout(COMMAND).build().await.unwrap()
+async fn program(url: String) -> Client {
+    Client::builder().url(url).ttl(TTL).command_timeout(COMMAND).build().await.unwrap()
 }
 
-fn delayed(leases: &Leases) -> Lock {
+fn delayed(leases: &Client) -> Lock {
     leases.lock("delayed").lock_delay(DELAY)
 }
 
-fn hourly(leases: &Leases) -> Lock {
+fn hourly(leases: &Client) -> Lock {
     leases.lock("hourly").once_per(INTERVAL)
 }
 
@@ -263,7 +263,7 @@ impl Wake for Slow {
 async fn f78_an_interval_is_no_longer_for_what_a_release_wakes_up() {
     for drops in [false, true] {
         let clock = ManualClock::new();
-        let leases = Leases::builder().url("memory://").clock(clock.clone()).build().await.unwrap();
+        let leases = Client::builder().url("memory://").clock(clock.clone()).build().await.unwrap();
         let lock = leases.lock("hourly").ttl(Duration::from_secs(5)).once_per(Duration::from_secs(10));
         let (began, lease) = (clock.now(), lock.acquire().await.unwrap());
         let token = lease.cancellation_token();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Lease, Leases, LossReason, NodeAnswer, Owner, Status};
+use leasehold::{Client, Error, Lease, LossReason, NodeAnswer, Owner, Status};
 use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
 use crate::common::{COMMAND, Calm, Confirmed as _, LONG, MEDIUM, NAME, are_watched};
@@ -13,8 +13,8 @@ const TTL: Duration = Duration::from_millis(1_200);
 /// The longest pause between two looks of a waiter.
 const LOOK: Duration = Duration::from_secs(1);
 
-async fn connect(url: String) -> Leases {
-    Leases::builder().url(url).ttl(TTL).command_timeout(COMMAND).build().await.unwrap()
+async fn connect(url: String) -> Client {
+    Client::builder().url(url).ttl(TTL).command_timeout(COMMAND).build().await.unwrap()
 }
 
 /// The error of an acquire that the server turned down for now; panics unless it has all of these words.
@@ -175,7 +175,7 @@ async fn f23_no_more_clients_are_let_in() {
     close_the_door(&mut wire);
 
     let started = Instant::now();
-    let newcomer = Leases::builder().url(server.url()).connect_timeout(COMMAND).build();
+    let newcomer = Client::builder().url(server.url()).connect_timeout(COMMAND).build();
     let error = within(HANGS, "the build ends", newcomer).await.expect_err("it is full");
     let took = started.elapsed();
     assert!(matches!(error, Error::Unavailable(_)) && error.is_transient(), "{error}");
@@ -219,7 +219,7 @@ async fn f23_programs_do_not_shut_each_other_out() {
     let program = |number: usize| {
         let url = server.url();
         tokio::spawn(async move {
-            let leases = Leases::connect(url).await?;
+            let leases = Client::connect(url).await?;
             leases.lock(format!("of:{number}")).acquire().await?.release().await?.confirmed();
             leases.close().await;
             Ok::<_, Error>(())
@@ -270,7 +270,7 @@ fn evict(wire: &mut Wire, policy: &str) -> Instant {
 }
 
 /// What the row asks of a lease that was evicted, once the loss was told.
-async fn the_next_one_is_later(leases: &Leases, wire: &mut Wire, lease: Lease) {
+async fn the_next_one_is_later(leases: &Client, wire: &mut Wire, lease: Lease) {
     let evicted = wire.info_field("stats", "evicted_keys").unwrap();
     assert_ne!(evicted, "0", "nothing was evicted");
     wire.must(&["CONFIG", "SET", "maxmemory", "0"]);

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use leasehold::{Error, Fence, Lease, Leases, Lock, LossReason, Owner, Status, SystemClock, testing::Clock};
+use leasehold::{Client, Error, Fence, Lease, Lock, LossReason, Owner, Status, SystemClock, testing::Clock};
 use support::{
     Child, ClockShim, Dropped, HANGS, Lag, Nodes, Part, Polls, Server, Wire, eventually, eventually_async,
     fenced_write, one_thread, seen, two_workers, within,
@@ -268,9 +268,9 @@ fn f30_machine_suspends() {
     let over = |servers: &[Server]| -> Vec<Wire> { servers.iter().map(Server::wire).collect() };
     two_workers().block_on(async {
         for (builder, mut wires) in [
-            (Leases::builder().url(server.url()), over(std::slice::from_ref(&server))),
-            (Leases::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO), over(&nodes)),
-            (Leases::builder().url("memory://"), Vec::new()),
+            (Client::builder().url(server.url()), over(std::slice::from_ref(&server))),
+            (Client::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO), over(&nodes)),
+            (Client::builder().url("memory://"), Vec::new()),
         ] {
             let clock = Sleeper::default();
             let leases = builder.ttl(TTL).clock(clock.clone()).build().await.unwrap();
@@ -331,7 +331,7 @@ impl Call {
 
 /// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. Returns
 /// the names that were used and the fewest polls that any of the acquires took to be ready.
-async fn drop_after_each_poll(ours: &Leases, theirs: &Leases) -> (Vec<String>, usize) {
+async fn drop_after_each_poll(ours: &Client, theirs: &Client) -> (Vec<String>, usize) {
     const MOST_POLLS: usize = 200;
     let (mut names, mut fewest) = (Vec::new(), MOST_POLLS);
     for dropped in [Dropped::AtOnce, Dropped::WhenWoken] {
@@ -380,7 +380,7 @@ async fn drop_after_each_poll(ours: &Leases, theirs: &Leases) -> (Vec<String>, u
 
 /// Nothing is left of the acquires that `ours` dropped: neither a key, nor a place in line or an owner's seat, nor a
 /// task. `ours` is closed after this. It must have been built with [`UNDO`] as its command time-out.
-async fn nothing_is_left(ours: Leases, look: &Leases, names: &[String]) {
+async fn nothing_is_left(ours: Client, look: &Client, names: &[String]) {
     seen::counted("acquires dropped at some poll", names.len());
     for name in names {
         // The same owner asks: of what it dropped, nothing is in its way once the undo is done.
@@ -405,7 +405,7 @@ const UNDO: Duration = Duration::from_secs(4);
 fn calls_go_on_where_their_process_stood_still() {
     if let Some(part) = Part::mine() {
         return two_workers().block_on(async {
-            let leases = Leases::builder().url(&part.url).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+            let leases = Client::builder().url(&part.url).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
             let ended = Arc::new(AtomicU64::new(0));
             let callers: Vec<_> = (0..300)
                 .map(|number| {
@@ -452,7 +452,7 @@ fn f31_acquire_dropped_after_any_poll() {
     // With more it may. On a runtime that is not the connection's own, requests take another way.
     for (built_on, used_on) in [(one_thread(), None), (two_workers(), None), (two_workers(), Some(one_thread()))] {
         let (ours, theirs) = built_on.block_on(async {
-            let ours = Leases::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
+            let ours = Client::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
             (ours, program_with(server.url(), LONG).await)
         });
         let deterministic = used_on.is_none() && built_on.metrics().num_workers() == 1;
@@ -474,7 +474,7 @@ fn f31_acquire_dropped_after_any_poll() {
 fn f31_acquire_dropped_after_any_poll_in_memory() {
     one_thread().block_on(async {
         let url = "memory://f31";
-        let ours = Leases::builder().url(url).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
+        let ours = Client::builder().url(url).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
         let theirs = program_with(url, LONG).await;
         let (names, _) = drop_after_each_poll(&ours, &theirs).await;
         nothing_is_left(ours, &theirs, &names).await;
@@ -694,7 +694,7 @@ fn f34_close_with_holders_and_waiters_in_memory() {
 async fn close_ends_everything(url: &str) {
     const COMMAND: Duration = Duration::from_secs(1);
     let lag = Lag::start();
-    let leases = Leases::builder().url(url).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+    let leases = Client::builder().url(url).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
     let others = program_with(url, LONG).await;
     let (ours, again) = (leases.lock("ours").reentrant(true), leases.lock("alone"));
     let held = [
@@ -766,7 +766,7 @@ fn f34_close_while_the_server_is_stopped() {
     let mut wire = server.wire();
     two_workers().block_on(async {
         let lag = Lag::start();
-        let leases = Leases::builder().url(server.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+        let leases = Client::builder().url(server.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
         let others = program_with(server.url(), LONG).await;
         let held = leases.lock("ours").acquire().await.unwrap();
         let theirs = others.lock("theirs").acquire().await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::Leases;
+use leasehold::Client;
 use support::{
     Action, HANGS, Match, Proxy, Server, eventually_async,
     scripts::{ACQUIRE, RELEASE},
@@ -21,7 +21,7 @@ async fn f93_an_acquire_that_was_queued_and_dropped_takes_no_lock_after_the_outa
     let server = Server::start();
     let mut wire = server.wire();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.expect("it is there");
+    let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build().await.expect("it is there");
 
     wire.must(&["SET", "job", "somebody", "PX", "2000"]);
     let tracked =

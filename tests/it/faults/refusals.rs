@@ -11,7 +11,7 @@ use futures_util::{
     FutureExt,
     future::{try_join, try_join_all},
 };
-use leasehold::{Builder, Error, Lease, Leases, LossReason, Released, Status, StatusChanges};
+use leasehold::{Builder, Client, Error, Lease, LossReason, Released, Status, StatusChanges};
 use support::{HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async, scripts::RENEW, within};
 
 /// No error and no `Debug` may contain these.
@@ -24,11 +24,11 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn builder(url: impl Into<String>) -> Builder {
-    let builder = Leases::builder().url(url).ttl(TTL);
+    let builder = Client::builder().url(url).ttl(TTL);
     builder.command_timeout(COMMAND_TIMEOUT).connect_timeout(CONNECT_TIMEOUT)
 }
 
-async fn connect(url: impl Into<String>) -> Leases {
+async fn connect(url: impl Into<String>) -> Client {
     let leases = within(HANGS, "build", builder(url).build()).await.unwrap();
     keeps_secrets(&format!("{leases:?} {leases:#?}"));
     leases
@@ -94,7 +94,7 @@ fn refused<T: Debug>(outcome: Result<T, Error>) -> Error {
 }
 
 /// What every call says while the server serves nobody: each names the server's `words`, and none says "busy".
-async fn every_call_says(leases: &Leases, words: &[&str]) {
+async fn every_call_says(leases: &Client, words: &[&str]) {
     let lock = leases.lock("every-call");
     for error in [
         unavailable(within(HANGS, "try_acquire", lock.try_acquire()).await),

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases, LossReason};
+use leasehold::{Client, Error, LossReason};
 use support::{HANGS, Lag, SIGNAL, Server, seen, within};
 
 const TTL: Duration = Duration::from_millis(900);
@@ -13,7 +13,7 @@ async fn is_told_by_the_next_renewal(faults: &[&[&[&str]]], reason: LossReason) 
     let (server, lag) = (Server::start(), Lag::start());
     let mut wire = server.wire();
     let url = server.url_without_push(server.port());
-    let leases = Leases::builder().url(url).ttl(TTL).build().await.unwrap();
+    let leases = Client::builder().url(url).ttl(TTL).build().await.unwrap();
     for commands in faults {
         let lease = leases.lock("job").acquire().await.unwrap();
         let fault = Instant::now();

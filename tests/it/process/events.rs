@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Credentials, Leases, Lock, Owner};
+use leasehold::{Client, Credentials, Lock, Owner};
 use support::{Cluster, EventLog, HANGS, Replicated, Server, alone, eventually_async, two_workers, within};
 use tracing::Level;
 
@@ -31,7 +31,7 @@ async fn credentials_are_told_once(log: EventLog) {
         ASKED.fetch_add(1, Ordering::SeqCst);
         if fails { Err("the vault is sealed") } else { Ok(Credentials::of_default_user("sesame")) }
     });
-    let leases = Leases::builder().server(place).build().await.unwrap();
+    let leases = Client::builder().server(place).build().await.unwrap();
     let lease = leases.lock("job").acquire().await.unwrap();
     let mut wire = server.wire();
     wire.must(&["AUTH", "sesame"]);
@@ -58,7 +58,7 @@ async fn credentials_are_told_once(log: EventLog) {
 /// A cluster has many servers: an event names the one that was asked.
 async fn of_a_cluster(log: EventLog) {
     let cluster = Cluster::start(2, 0);
-    let leases = Leases::builder().url(cluster.url()).ttl(Duration::from_secs(4)).build().await.unwrap();
+    let leases = Client::builder().url(cluster.url()).ttl(Duration::from_secs(4)).build().await.unwrap();
     let name = cluster.name_at(1, "job");
     let lease = leases.lock(&name).acquire().await.unwrap();
     lease.renew().await.unwrap();
@@ -82,7 +82,7 @@ async fn too_few_replicas_are_told_once(log: EventLog) {
     let servers = Replicated::start(1);
     let [replica] = servers.replicas() else { panic!("there is one") };
     let url = servers.primary().url();
-    let leases = Leases::builder().url(&url).min_replicas(1).ttl(Duration::from_secs(4)).build().await.unwrap();
+    let leases = Client::builder().url(&url).min_replicas(1).ttl(Duration::from_secs(4)).build().await.unwrap();
     replica.stop();
     for name in ["one", "two"] {
         leases.lock(name).try_acquire().await.unwrap_err();
@@ -106,7 +106,7 @@ fn events_have_stable_names_and_never_show_the_token() {
             let server = Server::start();
             // Long enough that no busy machine puts it at risk or ends it.
             let leases =
-                Leases::builder().url(server.url()).label("one").ttl(Duration::from_secs(4)).build().await.unwrap();
+                Client::builder().url(server.url()).label("one").ttl(Duration::from_secs(4)).build().await.unwrap();
             let lock = leases.lock("job");
 
             let lease = lock.acquire().await.unwrap();
@@ -134,7 +134,7 @@ fn events_have_stable_names_and_never_show_the_token() {
                 () = expect(log, "WARN wait", "this task itself acquired it") => {}
             }
 
-            let data = Leases::builder().url(server.url()).prefix("app:").build().await.unwrap();
+            let data = Client::builder().url(server.url()).prefix("app:").build().await.unwrap();
             server.wire().must(&["RPUSH", "app:user:17", "value"]);
             server.wire().set("app:user:18", "value");
             for _ in 0..3 {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use self::scene::{COMMAND, Fault, Foreign, HANGS, Scene, Servers, TRAP, TTL, poll_once, subscribe};
-use leasehold::{Credentials, Leases, LossReason, Owner, SystemClock, testing::Clock};
+use leasehold::{Client, Credentials, LossReason, Owner, SystemClock, testing::Clock};
 use support::{
     Cluster, Lag, Match, Nodes, Proxy, SIGNAL, Server, alone, eventually_async,
     scripts::{ACQUIRE, COMBINED},
@@ -172,7 +172,7 @@ async fn scene(event: &str) -> Scene {
         "primary" => Scene::on(Servers::Cluster(Cluster::start(3, 1))).await,
         "replicas" => {
             let cluster = Cluster::start(1, 1);
-            let builder = Leases::builder().url(cluster.url()).min_replicas(1);
+            let builder = Client::builder().url(cluster.url()).min_replicas(1);
             Scene::with(Servers::Cluster(cluster), None, builder).await
         }
         "crowded" => {
@@ -189,14 +189,14 @@ async fn scene(event: &str) -> Scene {
                 let fails = PROVIDER_FAILS.load(Ordering::SeqCst);
                 if fails { Err("it is meant to") } else { Ok(Credentials::new("worker", PASSWORD)) }
             });
-            Scene::with(Servers::One(server), None, Leases::builder().server(place)).await
+            Scene::with(Servers::One(server), None, Client::builder().server(place)).await
         }
         "same_server" => {
             let nodes = Nodes::seasoned(3);
             let proxy = Proxy::to(&nodes[2]);
             proxy.refuse(true);
             let urls = [nodes[0].url(), nodes[1].url(), proxy.url()];
-            let builder = Leases::builder().quorum(urls).restart_delay(Duration::ZERO);
+            let builder = Client::builder().quorum(urls).restart_delay(Duration::ZERO);
             Scene::with(Servers::Quorum(nodes), Some(proxy), builder).await
         }
         _ => Scene::of_one().await,
@@ -334,7 +334,7 @@ async fn a_waker_of_a_batch_is_called() {
     const TOGETHER: usize = 64;
     let (server, clock) = (Server::start(), Standing::default());
     let proxy = Proxy::to(&server);
-    let builder = Leases::builder().url(proxy.url()).clock(clock.clone());
+    let builder = Client::builder().url(proxy.url()).clock(clock.clone());
     let scene = Scene::with(Servers::One(server), Some(proxy), builder).await;
     let goes_wrong = |number: usize| number % 8 == 5;
     TRAP.arm("told", Fault::Panics);
@@ -463,7 +463,7 @@ fn f91_a_keeper_panic_ends_every_lease_and_later_ones_are_renewed() {
     alone(|| {
         two_workers().block_on(async {
             let (server, clock) = (Server::start(), Panicking::default());
-            let builder = Leases::builder().url(server.url()).ttl(TTL).clock(clock.clone());
+            let builder = Client::builder().url(server.url()).ttl(TTL).clock(clock.clone());
             let leases = builder.build().await.unwrap();
             let (one, two) = (leases.lock("one").acquire().await.unwrap(), leases.lock("two").acquire().await.unwrap());
             clock.0.store(true, Ordering::SeqCst);

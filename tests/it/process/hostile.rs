@@ -1,7 +1,7 @@
 //! Hostile answers: a proxy changes, cuts, repeats and invents bytes of a real server's answers, at random.
 //!
 //! Nothing panics, every call ends in time, no lease is valid for longer than its TTL, memory stays bounded, and the
-//! same [`Leases`] work again once the answers are right. Not tried is what SECURITY.md calls open: arrays that are
+//! same [`Client`] work again once the answers are right. Not tried is what SECURITY.md calls open: arrays that are
 //! nested thousands deep, and one long string.
 //!
 //! Some seconds with every run of the tests; a failure names its seed. For an hour, from another seed:
@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases, doctor::survey};
+use leasehold::{Client, Lease, doctor::survey};
 use support::{HANGS, Lag, SIGNAL, Server, Wire, alone, eventually_async, two_workers, within};
 use tokio::task::JoinSet;
 
@@ -320,7 +320,7 @@ async fn hold(lease: Lease, random: &mut Random, lag: &Lag) {
     }
 }
 
-async fn use_locks(leases: Leases, mut random: Random, until: Instant, lag: Arc<Lag>) {
+async fn use_locks(leases: Client, mut random: Random, until: Instant, lag: Arc<Lag>) {
     while Instant::now() < until {
         let name = format!("job:{}", random.below(NAMES));
         let lock = leases.lock(&name).fair(random.one_in(3));
@@ -353,13 +353,13 @@ async fn use_locks(leases: Leases, mut random: Random, until: Instant, lag: Arc<
     }
 }
 
-fn program(spoiler: &Spoiler) -> Leases {
-    let builder = Leases::builder().url(spoiler.url()).ttl(TTL).connect_timeout(Duration::from_secs(1));
+fn program(spoiler: &Spoiler) -> Client {
+    let builder = Client::builder().url(spoiler.url()).ttl(TTL).connect_timeout(Duration::from_secs(1));
     builder.command_timeout(LIMIT).build_lazy().unwrap()
 }
 
 /// The last hostile answers may still come.
-async fn acquired_at_last(leases: &Leases) -> Lease {
+async fn acquired_at_last(leases: &Client) -> Lease {
     let begun = Instant::now();
     loop {
         match leases.lock("afterwards").acquire_within(HANGS).await {

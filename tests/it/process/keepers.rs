@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Leases, Released};
+use leasehold::{Client, Error, Released};
 use support::{Child, HANGS, Part, Server, alone, eventually, on_no_runtime, one_thread};
 use tokio::runtime::Builder;
 
@@ -66,7 +66,7 @@ fn f94_no_thread_can_be_started() {
             let at_first = resources();
             for url in [&*part.url, "memory://"] {
                 for from in From::BOTH {
-                    let error = from.call("build", Leases::connect(url)).expect_err("there is no thread");
+                    let error = from.call("build", Client::connect(url)).expect_err("there is no thread");
                     assert!(matches!(error, Error::Unavailable(_)), "{error}");
                     assert!(error.to_string().contains("the keeper's thread cannot be started"), "{error}");
                     assert_eq!(resources(), at_first, "{from:?}");
@@ -92,7 +92,7 @@ fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
         let url = format!("redis://{}", silent.local_addr().unwrap());
         runtime.block_on(async {
             for _ in 0..3 {
-                let nobody_there = Leases::builder().url(&url).connect_timeout(connect_timeout).build();
+                let nobody_there = Client::builder().url(&url).connect_timeout(connect_timeout).build();
                 tokio::time::timeout(Duration::from_millis(100), nobody_there).await.unwrap_err();
             }
         });
@@ -108,7 +108,7 @@ fn in_a_process_that_was_forked_every_call_says_so_at_once() {
     const TTL: Duration = Duration::from_secs(2);
     alone(|| {
         let server = Server::start();
-        let leases = wait(Leases::builder().url(server.url()).ttl(TTL).build()).unwrap();
+        let leases = wait(Client::builder().url(server.url()).ttl(TTL).build()).unwrap();
         let held = wait(leases.lock("held").acquire()).unwrap();
         let before = wait(leases.lock("before").acquire()).unwrap();
         let handed_over = wait(leases.lock("handed-over").acquire()).unwrap();

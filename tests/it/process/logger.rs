@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leases, LossReason};
+use leasehold::{Client, LossReason};
 use support::{HANGS, Lag, SIGNAL, Server, alone, eventually_async, seen, stamped, two_workers, within};
 
 const TTL: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ fn f91_a_logger_blocks_at_a_connection_that_ends() {
             log::set_logger(&LOG).expect("it is the only one");
             log::set_max_level(log::LevelFilter::Warn);
             let (server, lag) = (Server::start(), Lag::start());
-            let leases = Leases::builder()
+            let leases = Client::builder()
                 .url(server.url())
                 .ttl(TTL)
                 .command_timeout(COMMAND)

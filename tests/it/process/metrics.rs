@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, time::Duration};
 
-use leasehold::{Error, Leases, LossReason, Owner, Status};
+use leasehold::{Client, Error, LossReason, Owner, Status};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::{Cluster, HANGS, Replicated, Server, alone, eventually_async, two_workers, within};
 
@@ -55,7 +55,7 @@ fn leases_and_their_faults_are_counted() {
 
 async fn a_life_of_a_lease(exporter: &Exporter) {
     let server = Server::start();
-    let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.expect("it is there");
+    let leases = Client::builder().url(server.url()).ttl(TTL).build().await.expect("it is there");
     for series in [
         "acquires_total{outcome=\"busy\",mode=\"exclusive\"}",
         "losses_total{reason=\"expired\"}",
@@ -137,7 +137,7 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
 async fn an_adoption_that_comes_too_late_is_busy(exporter: &Exporter) {
     let count =
         |outcome| exporter.value(&format!("leasehold_acquires_total{{outcome=\"{outcome}\",mode=\"exclusive\"}}"));
-    let lock = Leases::in_memory().lock("job");
+    let lock = Client::in_memory().lock("job");
     let ticket = lock.acquire().await.expect("it is free").into_ticket().expect("it is ours alone");
     let [acquired, busy] = ["acquired", "busy"].map(|outcome| count(outcome).map(|before| before + 1.0));
     let heir = lock.adopt(ticket.clone()).await.expect("it is the first");
@@ -149,7 +149,7 @@ async fn an_adoption_that_comes_too_late_is_busy(exporter: &Exporter) {
 }
 
 async fn shares_are_told_from_locks_that_are_held_alone(exporter: &Exporter) {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let of = |mode: &str| {
         let acquires = |outcome| format!("leasehold_acquires_total{{outcome=\"{outcome}\",mode=\"{mode}\"}}");
         let held = format!("leasehold_held{{mode=\"{mode}\"}}");
@@ -176,7 +176,7 @@ async fn shares_are_told_from_locks_that_are_held_alone(exporter: &Exporter) {
 
 async fn a_group_has_series_of_its_own(exporter: &Exporter) {
     let server = Server::start();
-    let builder = Leases::builder().url(server.url()).ttl(TTL).metrics_group("nightly");
+    let builder = Client::builder().url(server.url()).ttl(TTL).metrics_group("nightly");
     let leases = builder.build().await.expect("it is there");
     let others = exporter.value("leasehold_acquires_total{outcome=\"acquired\",mode=\"exclusive\"}");
     let nightly = leases.lock("report:1").acquire().await.expect("it is free");
@@ -214,7 +214,7 @@ async fn a_group_has_series_of_its_own(exporter: &Exporter) {
 async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     let server = Server::builder().arg("--requirepass", "swordfish").start();
     let url = server.url().replace("redis://", "redis://:swordfish@");
-    let leases = Leases::builder().url(&url).ttl(TTL).build().await.expect("it is there");
+    let leases = Client::builder().url(&url).ttl(TTL).build().await.expect("it is there");
     let address = leases.nodes().first().expect("there is one").address().to_owned();
     let of_node = |name: &str| format!("leasehold_{name}{{node=\"{address}\"}}");
     let lease = leases.lock("job").acquire().await.expect("it is free");
@@ -238,11 +238,11 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     exporter.counts(&of_node("node_up"), 1).await;
 
     let nobody = TcpListener::bind("127.0.0.1:0").and_then(|port| port.local_addr()).expect("there is a port");
-    let builder = Leases::builder().url(format!("redis://{nobody}")).connect_timeout(TTL / 40);
+    let builder = Client::builder().url(format!("redis://{nobody}")).connect_timeout(TTL / 40);
     assert!(builder.build().await.is_err(), "nobody is there");
 
     let urls = ["memory://one", "memory://two", "memory://three"];
-    let quorum = Leases::builder().quorum(urls).ttl(TTL).build().await.expect("it is here");
+    let quorum = Client::builder().quorum(urls).ttl(TTL).build().await.expect("it is here");
     let _lease = quorum.lock("job").acquire().await.expect("it is free");
     for node in urls {
         exporter.counts(&format!("leasehold_node_up{{node=\"{node}\"}}"), 1).await;
@@ -257,7 +257,7 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
 async fn too_few_replicas_are_counted(exporter: &Exporter) {
     let servers = Replicated::start(1);
     let url = servers.primary().url();
-    let leases = Leases::builder().url(&url).min_replicas(1).ttl(TTL).build().await.expect("it is there");
+    let leases = Client::builder().url(&url).min_replicas(1).ttl(TTL).build().await.expect("it is there");
     let unreplicated = format!("leasehold_unreplicated_total{{node=\"{}\"}}", url.replace("redis://", ""));
     exporter.counts(&unreplicated, 0).await;
     let lease = leases.lock("job").acquire().await.expect("it is free");
@@ -274,7 +274,7 @@ async fn too_few_replicas_are_counted(exporter: &Exporter) {
 
 async fn a_cluster_tells_which_primary_is_away_and_what_was_redirected(exporter: &Exporter) {
     let cluster = Cluster::start(3, 1);
-    let leases = Leases::builder().url(cluster.url()).ttl(TTL).build().await.expect("it is there");
+    let leases = Client::builder().url(cluster.url()).ttl(TTL).build().await.expect("it is there");
     let hosts = cluster.url().replace("redis-cluster://", "");
     let up = |node: &str| format!("leasehold_node_up{{node=\"{node}\"}}");
     let primary = |at: usize| cluster.primaries().get(at).expect("there are three");

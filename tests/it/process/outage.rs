@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Leases};
+use leasehold::{Builder, Client};
 use support::{EventLog, HANGS, Server, alone, eventually_async, two_workers};
 use tokio::task::JoinSet;
 
@@ -43,7 +43,7 @@ impl Outage {
     }
 
     fn builder(&self) -> Builder {
-        let builder = Leases::builder().ttl(TTL).label(self.kind);
+        let builder = Client::builder().ttl(TTL).label(self.kind);
         match &*self.servers {
             [only] => builder.url(only.url()),
             several => builder.quorum(several.iter().map(Server::url)).restart_delay(Duration::ZERO),

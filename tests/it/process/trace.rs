@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Error, Leases};
+use leasehold::{Client, Error};
 use parking_lot::Mutex;
 use support::{HANGS, Server, alone, eventually_async, one_thread, within};
 use tracing::{
@@ -102,7 +102,7 @@ fn what_happens_to_a_lease_is_in_its_span_though_another_thread_tells_it() {
         recorded(LevelFilter::DEBUG, async |recorder| {
             let server = Server::start();
             let ttl = Duration::from_secs(2);
-            let leases = Leases::builder().url(server.url()).label("one").ttl(ttl).build().await.unwrap();
+            let leases = Client::builder().url(server.url()).label("one").ttl(ttl).build().await.unwrap();
             let job = tracing::info_span!("job", trace = 42);
             let lease = leases.lock(NAME).acquire().instrument(job.clone()).await.unwrap();
             let fields = recorder.fields("lease");
@@ -129,7 +129,7 @@ fn work_runs_in_the_span_of_its_lease_and_its_outcome_is_there() {
     alone(|| {
         for outcome in ["released", "dropped", "handed_over"] {
             recorded(LevelFilter::INFO, async |recorder| {
-                let lock = Leases::in_memory().lock(NAME);
+                let lock = Client::in_memory().lock(NAME);
                 let job = tracing::info_span!("job");
                 if outcome == "released" {
                     let work = lock.run(async |_| {
@@ -161,7 +161,7 @@ fn a_lease_that_is_dropped_as_soon_as_it_is_lost_ended_by_its_loss() {
     alone(|| {
         recorded(LevelFilter::INFO, async |recorder| {
             let server = Server::start();
-            let leases = Leases::builder().url(server.url()).ttl(Duration::from_millis(500)).build().await.unwrap();
+            let leases = Client::builder().url(server.url()).ttl(Duration::from_millis(500)).build().await.unwrap();
             let mut holders = tokio::task::JoinSet::new();
             for number in 0..40 {
                 let lease = leases.lock(format!("job:{number}")).acquire().await.unwrap();
@@ -181,7 +181,7 @@ fn a_lease_that_is_dropped_as_soon_as_it_is_lost_ended_by_its_loss() {
 fn a_span_ends_with_its_lease_whatever_else_is_held() {
     alone(|| {
         recorded(LevelFilter::INFO, async |recorder| {
-            let leases = Leases::builder().url("memory://").ttl(Duration::from_secs(3)).build().await.unwrap();
+            let leases = Client::builder().url("memory://").ttl(Duration::from_secs(3)).build().await.unwrap();
             let _others = (leases.lock("one").acquire().await.unwrap(), leases.lock("two").acquire().await.unwrap());
             let lease = leases.lock(NAME).acquire().await.unwrap();
             let mut left = lease.remaining();
@@ -201,7 +201,7 @@ fn where_the_level_is_off_there_is_no_span() {
     alone(|| {
         recorded(LevelFilter::WARN, async |recorder| {
             let server = Server::start();
-            let leases = Leases::connect(server.url()).await.unwrap();
+            let leases = Client::connect(server.url()).await.unwrap();
             let lease = leases.lock(NAME).acquire().await.unwrap();
             server.wire().del(NAME);
             within(HANGS, "the loss", lease.lost()).await;
@@ -217,7 +217,7 @@ fn a_subscriber_that_panics_at_the_span_leaves_no_lock() {
         let server = Server::start();
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             recorded(LevelFilter::INFO, async |recorder| {
-                let leases = Leases::connect(server.url()).await.unwrap();
+                let leases = Client::connect(server.url()).await.unwrap();
                 recorder.0.lock().panics_at = Some("lease");
                 drop(leases.lock(NAME).acquire().await);
             });

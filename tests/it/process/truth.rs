@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leases, LossReason, Lost, Owner, Status, SystemClock, testing::Clock};
+use leasehold::{Client, LossReason, Lost, Owner, Status, SystemClock, testing::Clock};
 use support::{Action, HANGS, Lag, Match, Proxy, Server, alone, eventually, two_workers, within};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{
@@ -56,7 +56,7 @@ fn a_slow_subscriber_delays_no_signal() {
         });
         let server = Server::start();
         let runtime = two_workers();
-        let leases = runtime.block_on(Leases::connect(server.url())).unwrap();
+        let leases = runtime.block_on(Client::connect(server.url())).unwrap();
         let lock = leases.lock("job").ttl(Duration::from_millis(600));
         let lease = runtime.block_on(lock.acquire()).unwrap();
         let (tell, told) = mpsc::channel();
@@ -98,7 +98,7 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
         let server = Server::start();
         let proxy = Proxy::to(&server);
         let runtime = two_workers();
-        let leases = runtime.block_on(Leases::connect(proxy.url())).unwrap();
+        let leases = runtime.block_on(Client::connect(proxy.url())).unwrap();
         let lease = runtime.block_on(leases.lock("job").ttl(Duration::from_secs(5)).acquire()).unwrap();
         proxy.on(Match::script(support::scripts::RENEW), 1, Action::CutBefore);
         eventually(HANGS, "the keeper to log the risk", || logging.load(Ordering::SeqCst));
@@ -118,7 +118,7 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
 fn no_check_succeeds_without_time_left() {
     alone(|| {
         let runtime = two_workers();
-        let leases = Leases::in_memory();
+        let leases = Client::in_memory();
         let started = Instant::now();
         let mut looks = 0_u32;
         while started.elapsed() < Duration::from_secs(2) {
@@ -161,8 +161,8 @@ fn after_a_suspend_the_same_task_competes_anew() {
             let clock = Suspending::default();
             // Its store goes by the clock of another machine, which is not suspended.
             let url = "memory://awake";
-            let _awake = Leases::connect(url).await.unwrap();
-            let leases = Leases::builder().url(url).clock(clock.clone()).build().await.unwrap();
+            let _awake = Client::connect(url).await.unwrap();
+            let leases = Client::builder().url(url).clock(clock.clone()).build().await.unwrap();
             for _ in 0..50 {
                 let lock = leases.lock("job");
                 let before = lock.acquire().await.unwrap();
@@ -194,7 +194,7 @@ fn a_log_that_panics_ends_no_watch() {
         });
         let server = Server::start();
         two_workers().block_on(async {
-            let leases = Leases::builder().url(server.url()).ttl(TTL).build().await.unwrap();
+            let leases = Client::builder().url(server.url()).ttl(TTL).build().await.unwrap();
             let short = leases.lock("short").max_hold(TTL).acquire().await.unwrap();
             let long = leases.lock("long").acquire().await.unwrap();
             assert_eq!(within(HANGS, "the signal", short.lost()).await.reason(), LossReason::MaxHold);
@@ -216,7 +216,7 @@ async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
     const TTL: Duration = Duration::from_secs(9);
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let leases = Leases::builder().url(proxy.url()).ttl(TTL).command_timeout(HANGS).build();
+    let leases = Client::builder().url(proxy.url()).ttl(TTL).command_timeout(HANGS).build();
     let leases = leases.await.unwrap();
     let lock = leases.lock("job").reentrant(true).owner(Owner::unique());
     let lease = lock.acquire().await.unwrap();

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Leases, LossReason, Owner};
+use leasehold::{Client, LossReason, Owner};
 use support::{
     Action, Lag, Match, Messages, Proxy, SIGNAL, Server, Wire, eventually_async, seen, start_anew, timed,
     waiter_is_tracked, within,
@@ -206,7 +206,7 @@ async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
             let name = format!("{step} {action:?}");
             cases.push(tokio::spawn(async move {
                 let proxy = Proxy::to(&server);
-                let leases = Leases::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
+                let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
                 let mut wire = server.wire();
                 // The waiter is there when the first try is interrupted, in the second round when it has recovered.
                 let fault = proxy.on(wanted, nth, action);
@@ -379,7 +379,7 @@ async fn a_receiving_connection_that_was_being_made_ends_with_its_leases() {
     let server = Server::start();
     let (proxy, mut wire) = (Proxy::to(&server), server.wire());
     let ours = |wire: &mut Wire| wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1;
-    let leases = Leases::builder().url(proxy.url()).build().await.unwrap();
+    let leases = Client::builder().url(proxy.url()).build().await.unwrap();
     take(&mut wire, "job");
     // The handshake begins with it.
     let handshake = proxy.on(Match::command("PING"), 1, Action::Hold);

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use leasehold::{Fence, Leases, Owner};
+use leasehold::{Client, Fence, Owner};
 use support::{Child, Lag, Match, Part, Proxy, Server, eventually_async, seen, within};
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -20,7 +20,7 @@ use crate::common::Confirmed as _;
 const SOON: Duration = Duration::from_secs(30);
 
 /// That many tasks wait for a lock, and each has been told so when this returns.
-async fn wait(leases: &Leases, name: &str, count: usize, won: &mpsc::UnboundedSender<Fence>) -> JoinSet<()> {
+async fn wait(leases: &Client, name: &str, count: usize, won: &mpsc::UnboundedSender<Fence>) -> JoinSet<()> {
     let (tell, mut told) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     let lock = leases.lock(name).owner(Owner::anonymous()).on_wait(move |_| _ = tell.send(()));
@@ -60,7 +60,7 @@ async fn a_thousand_waiters_of_one_process_cost_one_check_for_each_renewal() {
     let [ours_proxy, theirs_proxy, same_proxy] = [Proxy::to(&server), Proxy::to(&server), Proxy::to(&same)];
     // Where the addresses lead is nobody's business here.
     let program = async |url: String| {
-        let builder = Leases::builder().url(url).ttl(TTL).check_address_every(Duration::ZERO);
+        let builder = Client::builder().url(url).ttl(TTL).check_address_every(Duration::ZERO);
         builder.build().await.unwrap()
     };
     let holder = program(theirs_proxy.url()).await;
@@ -119,7 +119,7 @@ async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
     }
     let server = Server::start();
     let mut wire = server.wire();
-    let holder = Leases::connect(server.url()).await.unwrap();
+    let holder = Client::connect(server.url()).await.unwrap();
     let lease = holder.lock("job").acquire().await.unwrap();
     let start = |_| {
         let proxy = Proxy::to(&server);
@@ -168,7 +168,7 @@ async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
 
 /// A process of which a hundred tasks wait, and which says who of them has the lock, and since when.
 async fn waits_with_a_hundred(part: &Part) {
-    let leases = Leases::builder().url(&part.url).ttl(Duration::from_secs(30)).build().await.unwrap();
+    let leases = Client::builder().url(&part.url).ttl(Duration::from_secs(30)).build().await.unwrap();
     let (won, mut winners) = mpsc::unbounded_channel();
     let _waiting = wait(&leases, "job", 100, &won).await;
     part.say("all wait");
@@ -194,7 +194,7 @@ async fn ten_thousand_names_are_waited_for_on_one_receiving_connection() {
     for _ in 0..NAMES {
         assert!(wire.reply().unwrap().is_ok());
     }
-    let leases = Leases::connect(server.url()).await.unwrap();
+    let leases = Client::connect(server.url()).await.unwrap();
     let woken = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for name in 0..NAMES {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases, LossReason, Owner, Status};
+use leasehold::{Client, Error, LossReason, Owner, Status};
 use support::{
     Action, ClockShim, HANGS, Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, eventually_but_for,
     start_anew, timed, waiter_is_tracked, within,
@@ -104,7 +104,7 @@ async fn our_own_commands_cause_no_more_notifications() {
 async fn a_lease_followed_by_one_of_the_same_process_is_notified() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (leases, mut wire) = (Leases::connect(proxy.url()).await.unwrap(), server.wire());
+    let (leases, mut wire) = (Client::connect(proxy.url()).await.unwrap(), server.wire());
     let lock = leases.lock("job").owner(Owner::anonymous());
     let lease = lock.acquire().await.unwrap();
     eventually_async(HANGS, "the lease is tracked", || wire.tracked_keys() >= 1).await;
@@ -328,7 +328,7 @@ async fn a_wait_that_ends_as_the_lock_is_released_ends_one_way() {
 async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    let (one, two) = (program(server.url()).await, Leases::connect(proxy.url()).await.unwrap());
+    let (one, two) = (program(server.url()).await, Client::connect(proxy.url()).await.unwrap());
     let (lag, mut wire) = (Lag::start(), server.wire());
     let lock = two.lock("job").owner(Owner::anonymous());
     for round in 0..80_u32 {

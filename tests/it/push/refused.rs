@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Leases, Status};
+use leasehold::{Client, Status};
 use support::{
     Action, EventLog, HANGS, Lag, Match, Proxy, SIGNAL, Server, Wire, alone, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RENEW},
@@ -45,7 +45,7 @@ fn client(word: &'static str) -> Match {
 }
 
 /// Waiters poll: the lock is theirs within their longest pause. They cannot be quicker than a pause of nothing.
-async fn locks_work_by_polling(leases: &Leases, wire: &mut Wire, lag: &Lag) {
+async fn locks_work_by_polling(leases: &Client, wire: &mut Wire, lag: &Lag) {
     for round in 0..2 {
         let name = format!("job:{round}");
         wire.must(&["SET", &name, "somebody", "PX", "60000"]);
@@ -81,7 +81,7 @@ async fn is_told_once_and_not_asked_again(
 ) {
     log.forget();
     let lag = Lag::start();
-    let leases = Leases::connect(url).await.unwrap();
+    let leases = Client::connect(url).await.unwrap();
     locks_work_by_polling(&leases, wire, &lag).await;
     // The thread for events reports it.
     eventually_async(HANGS, "the warning", || !log.all().is_empty()).await;
@@ -149,7 +149,7 @@ fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
             let log = Warnings::start();
             let server = Server::builder().arg("--tracking-table-max-keys", "10").start();
             let (proxy, lag) = (Proxy::to(&server), Lag::start());
-            let leases = Leases::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
+            let leases = Client::builder().url(proxy.url()).ttl(TTL).build().await.unwrap();
             let mut held = Vec::new();
             for n in 0..LEASES {
                 held.push(leases.lock(format!("job:{n}")).acquire().await.unwrap());
@@ -190,7 +190,7 @@ fn a_table_that_others_have_filled_is_told_once_however_many_sessions_find_it() 
             for number in 0..TABLE {
                 neighbour.cmd(&["GET", &format!("cached:{number}")]);
             }
-            let leases = Leases::connect(server.url()).await.unwrap();
+            let leases = Client::connect(server.url()).await.unwrap();
             assert_eq!(told(&leases).await.tracked_keys, 0);
             for _ in 0..3 {
                 let keeper = wire.trackers().into_iter().find(|tracker| tracker.told != id).unwrap().reads;
@@ -214,7 +214,7 @@ fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
             let _log = Warnings::start();
             let server = Server::builder().arg("--tracking-table-max-keys", "10").start();
             let proxy = Proxy::to(&server);
-            let leases = Leases::connect(proxy.url()).await.unwrap();
+            let leases = Client::connect(proxy.url()).await.unwrap();
             let (lag, mut wire) = (Lag::start(), server.wire());
             let mut waiters = Vec::new();
             for n in 0..NAMES {

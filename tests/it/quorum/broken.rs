@@ -62,7 +62,7 @@ async fn waiting_for_a_majority_to_return_does_not_spin_on_the_minority() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_server_memory_does_not_spin() {
     let server = Server::start();
-    let leases = leasehold::Leases::builder().url(server.url()).build().await.expect("it is there");
+    let leases = leasehold::Client::builder().url(server.url()).build().await.expect("it is there");
     server.wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
     let waiter = tokio::spawn(leases.lock(NAME).acquire());
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -128,7 +128,7 @@ async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first
     lease.release().await.expect("it was ours").confirmed();
 }
 
-/// Nobody probes for a `Leases` that has gone, so what is left to undo is sent all the same.
+/// Nobody probes for a `Client` that has gone, so what is left to undo is sent all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_dropped_while_a_node_is_silent_is_released_when_the_node_returns() {
     let scene = Scene::of(3).await;

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, LeaseHandle, Leases, LossReason, NodeState, Status, StatusChanges};
+use leasehold::{Client, Error, Lease, LeaseHandle, LossReason, NodeState, Status, StatusChanges};
 use rustix::{
     io::Errno,
     net::{AddressFamily, SocketType, bind, socket},
@@ -36,7 +36,7 @@ const NOTICED: Duration = Duration::from_millis(2 * (300 + 250 + 500));
 
 /// Servers, a proxy in front of each, and a client that goes through the proxies.
 struct Rig {
-    leases: Leases,
+    leases: Client,
     proxies: Vec<Proxy>,
     nodes: Nodes,
     lag: Lag,
@@ -93,8 +93,8 @@ impl Rig {
     }
 }
 
-async fn client(urls: Vec<String>) -> Leases {
-    let builder = Leases::builder().quorum(urls).restart_delay(DELAY).ttl(TTL).command_timeout(COMMAND);
+async fn client(urls: Vec<String>) -> Client {
+    let builder = Client::builder().quorum(urls).restart_delay(DELAY).ttl(TTL).command_timeout(COMMAND);
     builder.build().await.expect("the servers are there")
 }
 

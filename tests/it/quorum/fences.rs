@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Fence, Lease, Leases, LossReason};
+use leasehold::{Client, Error, Fence, Lease, LossReason};
 use support::{
     Action, HANGS, Lag, Match, Nodes, Proxy, RuleHandle, eventually_async,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
@@ -41,28 +41,28 @@ fn set_apart(nodes: &Nodes, clocks: &[Duration]) {
     }
 }
 
-async fn client(urls: Vec<String>, restart_delay: Duration) -> Leases {
-    let builder = Leases::builder().quorum(urls).command_timeout(COMMAND).restart_delay(restart_delay).ttl(TTL);
+async fn client(urls: Vec<String>, restart_delay: Duration) -> Client {
+    let builder = Client::builder().quorum(urls).command_timeout(COMMAND).restart_delay(restart_delay).ttl(TTL);
     builder.build().await.expect("a majority is there")
 }
 
 /// A client with a link of its own to each node, and the one to `without` is dead.
-async fn client_without(nodes: &Nodes, without: usize) -> (Leases, Vec<Proxy>) {
+async fn client_without(nodes: &Nodes, without: usize) -> (Client, Vec<Proxy>) {
     delayed_client_without(nodes, without, LONG + TTL).await
 }
 
-async fn delayed_client_without(nodes: &Nodes, without: usize, restart_delay: Duration) -> (Leases, Vec<Proxy>) {
+async fn delayed_client_without(nodes: &Nodes, without: usize, restart_delay: Duration) -> (Client, Vec<Proxy>) {
     let proxies = nodes.proxies();
     proxies[without].black_hole(true);
     (client(urls(&proxies), restart_delay).await, proxies)
 }
 
-async fn acquire(leases: &Leases) -> Lease {
+async fn acquire(leases: &Client) -> Lease {
     within(HANGS, "the lock is free", leases.lock(NAME).acquire()).await.expect("a majority is well")
 }
 
 /// Acquires and releases.
-async fn cycle(leases: &Leases) -> Fence {
+async fn cycle(leases: &Client) -> Fence {
     let lease = acquire(leases).await;
     let fence = lease.fence();
     lease.release().await.expect("it was ours").confirmed();
@@ -113,7 +113,7 @@ async fn fences_grow_whatever_majority_each_holder_has() {
 
 /// A client of the slow and the fast node, so that every fence has to be raised on the slow one. What becomes of the
 /// raise is up to `fault`; answers the client, once it was told that it has no lease.
-async fn a_raise_that_fails(nodes: &Nodes, action: Action, fault: impl FnOnce()) -> (Leases, String) {
+async fn a_raise_that_fails(nodes: &Nodes, action: Action, fault: impl FnOnce()) -> (Client, String) {
     let (leases, proxies) = client_without(nodes, 2).await;
     set_apart(nodes, &CLOCKS);
     let raise = proxies[SLOW].on(Match::script(RAISE), 1, action);
@@ -198,7 +198,7 @@ async fn another_node_replaces_one_that_fails_to_raise() {
 
 /// Acquires and releases, and waits each time until all nodes have done it: one that lags behind the majority would meet
 /// the next acquire first, and issue another fence. Answers how long the nodes took.
-async fn cycle_everywhere(leases: &Leases, nodes: &Nodes) -> Duration {
+async fn cycle_everywhere(leases: &Client, nodes: &Nodes) -> Duration {
     let began = Instant::now();
     let lease = acquire(leases).await;
     eventually_async(HANGS, "all have granted it", || nodes.with_key(NAME).len() == nodes.iter().count()).await;
@@ -326,7 +326,7 @@ async fn fences_grow_across_nodes_that_restarted_empty() {
 }
 
 /// Fences grow over these steps, and beyond them, for a client that has seen them and for one that has not.
-async fn fences_grow_over(nodes: &Nodes, leases: &Leases, mut last: Fence, what: &str) {
+async fn fences_grow_over(nodes: &Nodes, leases: &Client, mut last: Fence, what: &str) {
     for leases in [leases, &client(nodes.urls(), LONG + TTL).await, leases] {
         let fence = cycle(leases).await;
         assert!(fence > last, "{what}: {fence} after {last}");

@@ -1,12 +1,12 @@
 //! Hand-overs over a quorum: the rows F74 and F75.
 
-use leasehold::{Error, Lease, Leases, LossReason, Ticket};
+use leasehold::{Client, Error, Lease, LossReason, Ticket};
 use support::{Action, Match, eventually_async, scripts::SUCCEED, within};
 
 use super::scene::{HANGS, Scene, Share, at_once};
 use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, is_ours};
 
-async fn adopt(leases: &Leases, ticket: &Ticket) -> Result<Lease, Error> {
+async fn adopt(leases: &Client, ticket: &Ticket) -> Result<Lease, Error> {
     within(HANGS, "an adoption", leases.lock(NAME).ttl(LONG).adopt(ticket.clone())).await
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Lease, Leases, LossReason, Lost, NodeAnswer, Vote};
+use leasehold::{Client, Lease, LossReason, Lost, NodeAnswer, Vote};
 use support::{Action, Match, SIGNAL, eventually_async, scripts::REPAIR, seen, timed, within};
 use tokio::task::JoinHandle;
 
@@ -112,7 +112,7 @@ async fn closing_deletes_the_keys_of_a_lease_that_a_majority_denied() {
 }
 
 /// A client of the same nodes that none of them may push to.
-async fn without_push(scene: &Scene) -> Leases {
+async fn without_push(scene: &Scene) -> Client {
     built(builder(scene.nodes.iter().map(Node::url_without_push).collect())).await
 }
 

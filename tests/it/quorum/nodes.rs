@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Leases, NodeAnswer, NodeState};
+use leasehold::{Builder, Client, Error, NodeAnswer, NodeState};
 use support::{
     AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, alone, eventually_async,
     scripts::{RAISE, REPAIR},
@@ -29,10 +29,10 @@ const SECRET: &str = "open-s3same";
 
 fn builder<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Builder {
     let urls = urls.into_iter().map(Into::<String>::into);
-    Leases::builder().quorum(urls).command_timeout(COMMAND).connect_timeout(CONNECT)
+    Client::builder().quorum(urls).command_timeout(COMMAND).connect_timeout(CONNECT)
 }
 
-async fn build(urls: Vec<String>) -> Leases {
+async fn build(urls: Vec<String>) -> Client {
     within(HANGS, "build", builder(urls).build()).await.expect("a majority is there")
 }
 
@@ -68,11 +68,11 @@ async fn turned_down(builder: Builder, is_it: fn(&Error) -> bool, words: &[&str]
     error
 }
 
-fn state(leases: &Leases, at: usize) -> NodeState {
+fn state(leases: &Client, at: usize) -> NodeState {
     leases.nodes()[at].state().clone()
 }
 
-async fn eventually_is(leases: &Leases, at: usize, what: &str, is: impl Fn(&NodeState) -> bool) {
+async fn eventually_is(leases: &Client, at: usize, what: &str, is: impl Fn(&NodeState) -> bool) {
     eventually_async(HANGS, what, || is(leases.nodes()[at].state())).await;
 }
 

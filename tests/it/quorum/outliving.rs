@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases, LossReason};
+use leasehold::{Client, Error, LossReason};
 use support::{Wire, within};
 
 use super::scene::{HANGS, Scene, Share, at_once, builder, built};
@@ -75,7 +75,7 @@ async fn f78_no_key_outlives_what_a_restarted_server_has_forgotten() {
     let scene = Scene::of(3).await;
     let build = || builder(scene.urls()).restart_delay(DELAY).ttl(secs(10));
     let leases = built(build()).await;
-    let refused = async |leases: &Leases, delay, interval: Option<Duration>| {
+    let refused = async |leases: &Client, delay, interval: Option<Duration>| {
         let lock = leases.lock(NAME).lock_delay(delay);
         match interval.into_iter().fold(lock, leasehold::Lock::once_per).try_acquire().await {
             Err(Error::Config(text)) => Some(text.to_string()),
@@ -93,7 +93,7 @@ async fn f78_no_key_outlives_what_a_restarted_server_has_forgotten() {
     let built = build().lock_delay(secs(22)).build_lazy();
     assert!(matches!(&built, Err(Error::Config(text)) if text.to_string().contains("lock_delay")), "{built:?}");
     // One server with a restart delay forgets as well.
-    let alone = Leases::builder().url(&scene.urls()[0]).restart_delay(DELAY).ttl(secs(10)).build().await.unwrap();
+    let alone = Client::builder().url(&scene.urls()[0]).restart_delay(DELAY).ttl(secs(10)).build().await.unwrap();
     assert!(refused(&alone, secs(21) + MEDIUM, None).await.is_some());
     assert!(refused(&alone, Duration::ZERO, Some(secs(31))).await.is_some());
 }

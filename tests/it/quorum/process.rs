@@ -149,7 +149,7 @@ async fn hold_while_the_clock_steps(part: &Part) {
 
 /// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. Answers
 /// the names that were used.
-async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Leases, held: bool) -> Vec<String> {
+async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Client, held: bool) -> Vec<String> {
     const MOST_POLLS: usize = 200;
     let mut names = Vec::new();
     for polls in 1..=MOST_POLLS {
@@ -300,7 +300,7 @@ fn f34_close_with_holders_and_waiters_while_a_node_is_black_holed() {
     });
 }
 
-async fn close_ends_everything(scene: &Scene, other: &leasehold::Leases, bound: Duration) {
+async fn close_ends_everything(scene: &Scene, other: &leasehold::Client, bound: Duration) {
     let leases = &scene.leases;
     let ours = leases.lock("ours").ttl(LONG).reentrant(true);
     let held = [ours.acquire().await, ours.acquire().await, leases.lock("alone").ttl(LONG).acquire().await];

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, Leases};
+use leasehold::{Client, Error};
 use support::{HANGS, Nodes, Server, Wire, within};
 
 use super::scene::{builder, built};
@@ -13,11 +13,11 @@ const DELAY: Duration = Duration::from_secs(2);
 /// A server counts its uptime in whole seconds, and up to one too many.
 const SECOND: Duration = Duration::from_secs(1);
 
-async fn client(nodes: &Nodes, restart_delay: Duration) -> Leases {
+async fn client(nodes: &Nodes, restart_delay: Duration) -> Client {
     built(builder(nodes.urls()).restart_delay(restart_delay).ttl(TTL)).await
 }
 
-async fn cycle(leases: &Leases) {
+async fn cycle(leases: &Client) {
     let lease = within(HANGS, "it is free", leases.lock(NAME).acquire()).await.expect("they are there");
     lease.release().await.expect("it was ours").confirmed();
 }
@@ -42,14 +42,14 @@ impl Asked {
 }
 
 /// How often each server was asked during this cycle. One that was slower than the majority may be asked by the next.
-async fn asked_by_a_cycle(leases: &Leases, all: &mut [Asked]) -> Vec<usize> {
+async fn asked_by_a_cycle(leases: &Client, all: &mut [Asked]) -> Vec<usize> {
     let before: Vec<usize> = all.iter_mut().map(Asked::times).collect();
     cycle(leases).await;
     all.iter_mut().zip(before).map(|(asked, before)| asked.times() - before).collect()
 }
 
 /// Cycles until no server is asked any more.
-async fn until_nobody_is_asked(leases: &Leases, all: &mut [Asked]) {
+async fn until_nobody_is_asked(leases: &Client, all: &mut [Asked]) {
     let began = Instant::now();
     while asked_by_a_cycle(leases, all).await.iter().any(|&times| times > 0) {
         assert!(began.elapsed() < HANGS, "every vote asks");

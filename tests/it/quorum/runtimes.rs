@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Lease, Leases};
+use leasehold::{Client, Lease};
 use support::{Child, Lag, Nodes, Part, SIGNAL, Wire, eventually_async, eventually_but_for, seen, two_workers, within};
 
 use super::scene::{HANGS, builder, built};
 use crate::common::{Confirmed as _, NAME};
 
-async fn acquired(leases: &Leases, name: &str) -> Lease {
+async fn acquired(leases: &Client, name: &str) -> Lease {
     within(HANGS, "a free lock", leases.lock(name).acquire()).await.expect("the nodes are well")
 }
 

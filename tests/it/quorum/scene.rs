@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Builder, Lease, Leases, Status};
+use leasehold::{Builder, Client, Lease, Status};
 use support::{
     Action, Lag, Match, Proxy, RuleHandle, Server, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, RAISE, RELEASE, RENEW, REPAIR},
@@ -31,7 +31,7 @@ impl Node {
 /// The servers, and a client that goes through their proxies.
 #[derive(Debug)]
 pub(crate) struct Scene {
-    pub(crate) leases: Leases,
+    pub(crate) leases: Client,
     pub(crate) nodes: Vec<Node>,
     pub(crate) lag: Lag,
 }
@@ -49,10 +49,10 @@ impl Share {
 
 /// Servers of a test are all newborn and remember everything that there is to remember.
 pub(crate) fn builder(urls: Vec<String>) -> Builder {
-    Leases::builder().quorum(urls).restart_delay(Duration::ZERO).command_timeout(COMMAND)
+    Client::builder().quorum(urls).restart_delay(Duration::ZERO).command_timeout(COMMAND)
 }
 
-pub(crate) async fn built(builder: Builder) -> Leases {
+pub(crate) async fn built(builder: Builder) -> Client {
     builder.build().await.expect("the nodes are there")
 }
 
@@ -85,7 +85,7 @@ impl Scene {
     }
 
     /// Another process, with links of its own.
-    pub(crate) async fn other(&self) -> Leases {
+    pub(crate) async fn other(&self) -> Client {
         built(builder(self.urls()).label("other")).await
     }
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Fence, Leases, Owner};
+use leasehold::{Client, Fence, Owner};
 use support::{HANGS, Nodes, Server, Wire, eventually_async, within};
 use tokio::task::JoinSet;
 
@@ -39,7 +39,7 @@ struct Held {
 
 impl Work {
     /// A task of cycles, until it is over or has had so many. How many it has had.
-    async fn cycles(self: Arc<Self>, leases: Leases, task: usize, locks: usize, most: usize) -> usize {
+    async fn cycles(self: Arc<Self>, leases: Client, task: usize, locks: usize, most: usize) -> usize {
         let name = format!("job:{}", task % locks);
         let mut done = 0;
         while done < most && !self.is_over.load(Ordering::Relaxed) {
@@ -79,7 +79,7 @@ struct Tasks {
 }
 
 impl Tasks {
-    fn start(leases: &Leases, locks: usize, most: usize) -> Self {
+    fn start(leases: &Client, locks: usize, most: usize) -> Self {
         let (work, mut running) = (Arc::new(Work::default()), JoinSet::new());
         for task in 0..TASKS {
             running.spawn(work.clone().cycles(leases.clone(), task, locks, most));
@@ -151,7 +151,7 @@ async fn votes_that_come_after_the_release_leave_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn no_release_comes_before_its_acquire() {
     let nodes = Nodes::start(3);
-    let builder = Leases::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO).command_timeout(HANGS);
+    let builder = Client::builder().quorum(nodes.urls()).restart_delay(Duration::ZERO).command_timeout(HANGS);
     let leases = built(builder).await;
     let tasks = Tasks::start(&leases, TASKS, usize::MAX);
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -185,7 +185,7 @@ async fn a_silent_node_holds_up_nobody_and_keeps_nothing() {
 async fn a_node_that_was_restarted_empty_gives_no_votes_in_batches() {
     const DELAY: Duration = Duration::from_secs(60);
     let nodes = Nodes::seasoned(3);
-    let builder = Leases::builder().quorum(nodes.urls()).restart_delay(DELAY).command_timeout(COMMAND);
+    let builder = Client::builder().quorum(nodes.urls()).restart_delay(DELAY).command_timeout(COMMAND);
     let leases = built(builder).await;
     let tasks = Tasks::start(&leases, TASKS, usize::MAX);
     let node = nodes.iter().next_back().unwrap();

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Leases, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
+use leasehold::{Builder, Client, Error, LossReason, NodeAnswer, NodeState, NodeStatus, Status};
 use support::{
     Action, HANGS, Lag, Match, Nodes, RuleHandle, Value, Wire, eventually_async, eventually_but_for,
     scripts::{ACQUIRE, COMBINED, RAISE, RELEASE, RENEW, REPAIR},
@@ -31,11 +31,11 @@ const LOOK: Duration = Duration::from_secs(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn builder(urls: Vec<String>) -> Builder {
-    Leases::builder().quorum(urls).command_timeout(COMMAND)
+    Client::builder().quorum(urls).command_timeout(COMMAND)
 }
 
 /// A client of servers that are restarted.
-async fn client(urls: Vec<String>) -> Leases {
+async fn client(urls: Vec<String>) -> Client {
     builder(urls).restart_delay(DELAY).ttl(TTL).build().await.expect("the servers are there")
 }
 
@@ -213,7 +213,7 @@ async fn f40_an_acquire_that_fails_for_nodes_that_forgot_says_so() {
 
 /// A quorum whose second and third node are slow to take part.
 struct Late {
-    leases: Leases,
+    leases: Client,
     proxies: Vec<support::Proxy>,
     nodes: Nodes,
 }

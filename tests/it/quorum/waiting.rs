@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Error, Lease, Leases, doctor::survey};
+use leasehold::{Client, Error, Lease, doctor::survey};
 use support::{
     Child, Lag, Match, Part, SIGNAL, Server, Wire, eventually_async,
     scripts::{RENEW, REPAIR},
@@ -21,7 +21,7 @@ use super::scene::{HANGS, Scene, builder, built, renewals};
 use crate::common::{COMMAND, Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, in_vain};
 
 /// Has the waiter wait for the lock, which is then released. How long the hand-off took, and the new lease.
-async fn handed_over(scene: &Scene, holder: &Leases, waiter: &Leases, watching: usize) -> (Duration, Lease) {
+async fn handed_over(scene: &Scene, holder: &Client, waiter: &Client, watching: usize) -> (Duration, Lease) {
     let mut wires = scene.wires();
     start_anew(&mut wires).await;
     let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("it is free");

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use leasehold::{Error, Lease, Leases, LossReason, Status};
+use leasehold::{Client, Error, Lease, LossReason, Status};
 use support::{
     Action, Child, ClockShim, Cluster, HANGS, Lag, Match, Part, Proxy, Server, Wire, eventually_async, fenced_write,
     scripts::{DOWNGRADE, JOIN, PART, POLL, RENEW_SHARES},
@@ -235,7 +235,7 @@ async fn f84_the_key_of_a_shared_lock_is_overwritten() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f84_the_key_of_a_shared_lock_in_a_cluster_is_deleted() {
     let cluster = Cluster::start(3, 0);
-    let leases = Leases::builder().url(cluster.url()).ttl(4 * MEDIUM).build().await.unwrap();
+    let leases = Client::builder().url(cluster.url()).ttl(4 * MEDIUM).build().await.unwrap();
     let name = cluster.name_at(1, "deleted");
     let readers = vec![acquired(&leases.rw_lock(&name).read()).await, acquired(&leases.rw_lock(&name).read()).await];
     let mut wire = cluster.primaries()[1].wire();
@@ -582,7 +582,7 @@ async fn f105_one_of_many_shares_of_a_batch_is_refused_or_of_another_type() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f106_the_slot_of_a_shared_lock_is_moved() {
     let cluster = Cluster::start(3, 0);
-    let leases = Leases::builder().url(cluster.url()).ttl(MEDIUM).build().await.unwrap();
+    let leases = Client::builder().url(cluster.url()).ttl(MEDIUM).build().await.unwrap();
     for moved in ["nothing", "the lock", "the places"] {
         let tag = cluster.name_at(0, moved);
         let (slot, name) = (cluster.slot_of(&tag), format!("{{{tag}}}shared"));
@@ -613,7 +613,7 @@ async fn f106_the_slot_of_a_shared_lock_is_moved() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f106_the_key_of_a_shared_lock_is_deleted_while_its_slot_is_moved() {
     let cluster = Cluster::start(3, 0);
-    let leases = Leases::builder().url(cluster.url()).ttl(MEDIUM).build().await.unwrap();
+    let leases = Client::builder().url(cluster.url()).ttl(MEDIUM).build().await.unwrap();
     let tag = cluster.name_at(0, "deleted");
     let (slot, name) = (cluster.slot_of(&tag), format!("{{{tag}}}shared"));
     let reading = acquired(&leases.rw_lock(&name).read()).await;

@@ -263,14 +263,14 @@ async fn an_owner_that_shares_a_name_gets_it_again_but_not_alone() {
 
 #[tokio::test]
 async fn permits_out_of_bounds_and_a_quorum_are_refused_before_anything_is_sent() {
-    let leases = leasehold::Leases::connect_lazy("redis://127.0.0.1:1").unwrap();
+    let leases = leasehold::Client::connect_lazy("redis://127.0.0.1:1").unwrap();
     for permits in [0, 1_000_001] {
         let error = leases.semaphore(NAME, permits).acquire().await.unwrap_err();
         assert_eq!(error.to_string(), format!("permits is {permits}: it must be from 1 to 1,000,000"));
     }
-    let quorum = leasehold::Leases::builder().quorum((1..=3).map(|port| format!("redis://127.0.0.1:{port}")));
+    let quorum = leasehold::Client::builder().quorum((1..=3).map(|port| format!("redis://127.0.0.1:{port}")));
     let quorum = quorum.build_lazy().unwrap();
-    let memory = leasehold::Leases::builder().quorum((1..=3).map(|n| format!("memory://shared-{n}")));
+    let memory = leasehold::Client::builder().quorum((1..=3).map(|n| format!("memory://shared-{n}")));
     let memory = memory.build().await.unwrap();
     for leases in [quorum, memory] {
         let name = leases.rw_lock(NAME);

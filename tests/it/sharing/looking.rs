@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use leasehold::{Error, Holder, Leases, Lock, LossReason, Mode};
+use leasehold::{Client, Error, Holder, Lock, LossReason, Mode};
 use support::{HANGS, Server, within};
 
 use super::acquired;
@@ -192,7 +192,7 @@ async fn a_key_of_nobodys_acquisition_without_a_fence_is_another_librarys() {
 
 #[tokio::test]
 async fn a_share_that_is_kept_is_listed_as_released() {
-    let leases = Leases::in_memory();
+    let leases = Client::in_memory();
     let lock = leases.semaphore(NAME, 2).label("worker").keep_for(Duration::from_secs(60));
     acquired(&lock).await.release().await.unwrap().confirmed();
     let all = holders(&lock).await;
@@ -202,7 +202,7 @@ async fn a_share_that_is_kept_is_listed_as_released() {
 #[tokio::test]
 async fn over_a_quorum_the_one_holder_is_listed() {
     let nodes = (0..3).map(|node| format!("memory://looking-{node}"));
-    let leases = Leases::builder().quorum(nodes).build().await.unwrap();
+    let leases = Client::builder().quorum(nodes).build().await.unwrap();
     let lock = leases.lock(NAME);
     assert!(holders(&lock).await.is_empty());
     let _lease = acquired(&lock).await;

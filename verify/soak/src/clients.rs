@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Builder, Error, Leases, NodeStatus, Server};
+use leasehold::{Builder, Client, Error, NodeStatus, Server};
 
 use crate::{
     record::{Line, Ports, Process, now},
@@ -18,7 +18,7 @@ const NAME_EVERY: Duration = Duration::from_millis(20);
 
 /// The settings that every client here has.
 pub fn builder(process: Process) -> Builder {
-    Leases::builder()
+    Client::builder()
         .label(process.to_string())
         .command_timeout(COMMAND_TIMEOUT)
         .connect_timeout(Duration::from_secs(1))
@@ -26,7 +26,7 @@ pub fn builder(process: Process) -> Builder {
 }
 
 /// The clients for the locks of its stage. With servers on their own, the second one is the quorum's.
-pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option<Leases>)> {
+pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Client, Option<Client>)> {
     let (first, nodes) = part.servers.split_first().expect("the parent names the servers");
     if part.stage.is_routed() {
         let all = || builder(part.process).url(first).min_replicas(part.min_replicas);
@@ -43,7 +43,7 @@ pub async fn built_for(part: &Part, over: &AtomicBool) -> Option<(Leases, Option
 }
 
 /// Reports which servers are the primaries, whenever that changes: from then on no answer of another server counts.
-pub async fn name_primaries(process: Process, leases: Leases) {
+pub async fn name_primaries(process: Process, leases: Client) {
     let mut last: Ports = [].into();
     loop {
         let port = |node: &NodeStatus| node.address().rsplit_once(':')?.1.parse().ok();
@@ -59,7 +59,7 @@ pub async fn name_primaries(process: Process, leases: Leases) {
 }
 
 /// Tries until the servers are there.
-pub async fn built(over: &AtomicBool, builder: impl Fn() -> Builder) -> Option<Leases> {
+pub async fn built(over: &AtomicBool, builder: impl Fn() -> Builder) -> Option<Client> {
     while !over.load(Ordering::SeqCst) {
         match builder().build().await {
             Ok(leases) => return Some(leases),

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Lease, Leases, Mode};
+use leasehold::{Client, Lease, Mode};
 
 use support::{Action, Match, eventually_async, scripts::ACQUIRE, urls};
 
@@ -36,7 +36,7 @@ const C: usize = LONE + NODES;
 struct Duellist<'a> {
     scene: &'a Scene,
     process: Process,
-    leases: Leases,
+    leases: Client,
     lock: &'static str,
     numbers: AtomicU32,
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Leases, Lock};
+use leasehold::{Client, Lock};
 use support::Server;
 use tokio::task::JoinSet;
 
@@ -76,7 +76,7 @@ async fn acquire_all(scene: &Scene) {
 }
 
 /// A name in the mode in which the most processes can hold it.
-fn as_shared(leases: &Leases, name: &str, access: Access) -> Lock {
+fn as_shared(leases: &Client, name: &str, access: Access) -> Lock {
     match access {
         Access::Permits(of) => leases.semaphore(name, of),
         _ => leases.rw_lock(name).read(),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{Election, Error, Fence, Lease, Leases, Lock, Mode, Released, Ticket};
+use leasehold::{Client, Election, Error, Fence, Lease, Lock, Mode, Released, Ticket};
 
 use crate::{
     chance::Chance,
@@ -174,7 +174,7 @@ pub struct Job {
     stage: Stage,
     /// The lock, to be held alone.
     pub lock: Lock,
-    pub leases: Leases,
+    pub leases: Client,
     resource: Resource,
     /// The place of the last ticket that was handed over, and the fence of the last ticket that was looked at.
     tickets: Resource,

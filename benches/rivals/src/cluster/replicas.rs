@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Lease, Leases};
+use leasehold::{Client, Lease};
 use support::{Lag, Replicated};
 use tokio::{
     runtime::{Builder, Runtime},
@@ -125,7 +125,7 @@ async fn missing(servers: &Replicated) -> Result<Vec<Vec<String>>> {
 }
 
 /// Each lock is tried once, on the connection of the calls beside it, because an acquire that waits uses another one.
-fn acquires(leases: &Leases) -> JoinSet<Result<()>> {
+fn acquires(leases: &Client) -> JoinSet<Result<()>> {
     let mut running = JoinSet::new();
     for task in 0..TASKS {
         let lock = leases.lock(format!("job-{task}"));

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use leasehold::{Leases, Lock};
+use leasehold::{Client, Lock};
 use tokio::time::sleep;
 
 use super::PLACE;
@@ -24,7 +24,7 @@ const PERMIT: usize = 3;
 /// The contestants, in the order of the numbers above.
 pub async fn contestants(url: &str) -> Result<Vec<Contestant>> {
     let leases = leases_at(url, TTL, true).await?;
-    let of = |title, lock_of: fn(&Leases, &str) -> Lock| {
+    let of = |title, lock_of: fn(&Client, &str) -> Lock| {
         let leases = leases.clone();
         Contestant::Locks(title, Arc::new(move |name| lock_of(&leases, name)))
     };

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Error, Lease, LeaseHandle, Leases, LossReason, Lost, Status};
+use leasehold::{Builder, Client, Error, Lease, LeaseHandle, LossReason, Lost, Status};
 use tokio::sync::oneshot;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -212,7 +212,7 @@ impl Servers {
 /// A client with leases that have nothing to do with the foreign code.
 pub(super) struct Scene {
     pub(super) others: Others,
-    pub(super) leases: Leases,
+    pub(super) leases: Client,
     pub(super) proxy: Option<Proxy>,
     pub(super) servers: Servers,
     pub(super) lag: Lag,
@@ -226,9 +226,9 @@ impl Scene {
     pub(super) async fn on(servers: Servers) -> Self {
         let urls: Vec<_> = servers.all().into_iter().map(Server::url).collect();
         let builder = match &servers {
-            Servers::One(_) => Leases::builder().url(&*urls[0]),
-            Servers::Quorum(_) => Leases::builder().quorum(urls).restart_delay(Duration::ZERO),
-            Servers::Cluster(cluster) => Leases::builder().url(cluster.url()),
+            Servers::One(_) => Client::builder().url(&*urls[0]),
+            Servers::Quorum(_) => Client::builder().quorum(urls).restart_delay(Duration::ZERO),
+            Servers::Cluster(cluster) => Client::builder().url(cluster.url()),
         };
         Self::with(servers, None, builder).await
     }
@@ -263,7 +263,7 @@ pub(super) struct Others {
 }
 
 impl Others {
-    async fn hold(leases: &Leases) -> Self {
+    async fn hold(leases: &Client) -> Self {
         let mut held = Vec::new();
         for name in ["other:0", "other:1", "other:2"] {
             held.push(within(HANGS, "a lock", leases.lock(name).acquire()).await.expect("it is free"));

@@ -36,19 +36,19 @@ pub use self::builder::Builder;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// # let leases = leasehold::Leases::in_memory();
-/// let (one, same) = (leases.clone(), leases);
+/// # let client = leasehold::Client::in_memory();
+/// let (one, same) = (client.clone(), client);
 /// let lease = one.lock("reports:nightly").acquire().await?;
 /// assert!(same.lock("reports:nightly").try_acquire().await?.is_none());
 /// # Ok(()) }
 /// ```
 #[doc(alias = "redisson")]
 #[derive(Clone)]
-pub struct Leases {
+pub struct Client {
     pub(crate) scope: Scope,
 }
 
-impl Leases {
+impl Client {
     /// Connects with the defaults of [`builder`](Self::builder).
     ///
     /// - `redis://[user[:password]@]host[:port][/database]`, or `rediss://` for TLS (crate feature `tls-rustls` or
@@ -56,8 +56,8 @@ impl Leases {
     /// - `unix:///path[?db=…&user=…&password=…]`
     /// - `redis-cluster://[user[:password]@]host[:port][,host[:port]…]` for a [cluster], given by some of its servers
     /// - `redis-sentinel://[user[:password]@]sentinel[:port][,…]/SERVICE` for the [primary] that these Sentinels watch
-    /// - `memory://` for a private store inside this process; `memory://name` for a store that all `Leases` of this
-    ///   process with the same name share, while any of them lives. It uses the clock of the `Leases` that created it
+    /// - `memory://` for a private store inside this process; `memory://name` for a store that all `Client` of this
+    ///   process with the same name share, while any of them lives. It uses the clock of the `Client` that created it
     ///
     /// For locks over several independent servers see [`Builder::quorum`].
     ///
@@ -81,7 +81,7 @@ impl Leases {
     }
 
     /// Creates locks in memory, which behave the same without a server: for tests, demos and first tries. Only this
-    /// `Leases` and its clones see them.
+    /// `Client` and its clones see them.
     ///
     /// # Panics
     ///
@@ -128,8 +128,8 @@ impl Leases {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let gpu = leases.semaphore("gpu:inference", 2);
+    /// # let client = leasehold::Client::in_memory();
+    /// let gpu = client.semaphore("gpu:inference", 2);
     /// let (one, other) = (gpu.acquire().await?, gpu.acquire().await?);
     /// assert!(gpu.try_acquire().await?.is_none(), "both are taken");
     /// one.release().await?;
@@ -157,7 +157,7 @@ impl Leases {
         MultiLock::new(&self.scope.engine, locks)
     }
 
-    /// This `Leases` with another prefix, appended to those that it has: for a tenant, or a part of the program.
+    /// This `Client` with another prefix, appended to those that it has: for a tenant, or a part of the program.
     /// Together the prefixes have at most 256 bytes. Cheap: it shares the connections and the keeper, so closing it
     /// closes all.
     ///
@@ -166,8 +166,8 @@ impl Leases {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let tenant = leases.prefix("tenant7:").label("req-91");
+    /// # let client = leasehold::Client::in_memory();
+    /// let tenant = client.prefix("tenant7:").label("req-91");
     /// let lease = tenant.lock("invoice:12").acquire().await?; // the key tenant7:invoice:12
     /// let held = tenant.list("*").await?;
     /// assert_eq!((held.len(), held[0].name(), lease.label()), (1, "invoice:12", "req-91"));
@@ -178,14 +178,14 @@ impl Leases {
         Self { scope: self.scope.clone().prefix(prefix.as_ref()) }
     }
 
-    /// This `Leases` with a label for its locks, by which others see who holds them: 1 to 128 bytes without control
+    /// This `Client` with a label for its locks, by which others see who holds them: 1 to 128 bytes without control
     /// characters; the builder's unless set. A bad value is reported like that of a [prefix](Self::prefix).
     #[must_use = "it is there for its locks"]
     pub fn label(&self, label: impl Into<String>) -> Self {
         Self { scope: self.scope.clone().label(label.into()) }
     }
 
-    /// This `Leases` with a metrics group of this name for its locks, unless the lock [sets
+    /// This `Client` with a metrics group of this name for its locks, unless the lock [sets
     /// another](Lock::metrics_group).
     #[cfg(feature = "metrics")]
     #[must_use = "it is there for its locks"]
@@ -251,8 +251,8 @@ impl Leases {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let status = match leases.health().await {
+    /// # let client = leasehold::Client::in_memory();
+    /// let status = match client.health().await {
     ///     Ok(()) => (200, "ready".to_owned()),
     ///     Err(error) => (503, error.to_string()),
     /// };
@@ -280,8 +280,8 @@ impl Leases {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// for node in leases.nodes() {
+    /// # let client = leasehold::Client::in_memory();
+    /// for node in client.nodes() {
     ///     println!("{}: {:?}", node.address(), node.state());
     /// }
     /// # Ok(()) }
@@ -305,14 +305,14 @@ impl Leases {
     /// ```
     /// # use std::time::Duration;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// # let leases = leasehold::Leases::in_memory();
-    /// let lease = leases.lock("reports:nightly").acquire().await?;
+    /// # let client = leasehold::Client::in_memory();
+    /// let lease = client.lock("reports:nightly").acquire().await?;
     /// let job = tokio::spawn(async move {
     ///     lease.lost().await; // the shutdown asks for a stop
     ///     lease.check()?; // the lease is held all the same: time to tidy up
     ///     lease.release().await
     /// });
-    /// assert_eq!(leases.shutdown(Duration::from_secs(10)).await, 0);
+    /// assert_eq!(client.shutdown(Duration::from_secs(10)).await, 0);
     /// job.await.expect("it does not panic")?;
     /// # Ok(()) }
     /// ```
@@ -344,9 +344,9 @@ impl Leases {
     }
 }
 
-impl fmt::Debug for Leases {
+impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leases")
+        f.debug_struct("Client")
             .field("nodes", &self.scope.engine.quorum.members().map(|(_, member)| member.address()).collect::<Vec<_>>())
             .field("prefix", &self.scope.whole_prefix())
             .field("closed", &self.scope.engine.closed.is_cancelled())
@@ -367,7 +367,7 @@ mod tests {
         server.set_nonblocking(true).unwrap();
         for scheme in ["rediss", "valkeys"] {
             let url = format!("{scheme}://:secret@{}", server.local_addr().unwrap());
-            let error = Leases::connect(url).await.unwrap_err();
+            let error = Client::connect(url).await.unwrap_err();
             assert!(matches!(error, Error::Config(_)), "{error}");
             let text = error.to_string();
             assert!(["TLS", "tls-rustls", "tls-native"].iter().all(|word| text.contains(word)), "{text}");

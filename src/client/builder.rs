@@ -1,4 +1,4 @@
-//! The settings of a `Leases`, checked when it is built.
+//! The settings of a `Client`, checked when it is built.
 
 use std::{
     fmt, io,
@@ -9,7 +9,7 @@ use std::{
 
 use leasehold_protocol::rounded::Rounded;
 
-use super::Leases;
+use super::Client;
 use crate::{
     clock::{Clock, SystemClock},
     engine::{Engine, Options},
@@ -38,20 +38,20 @@ const DEFAULT_RESTART_DELAY: Duration = Duration::from_secs(31);
 const MOST_REPLICAS: u8 = 9;
 const LONGEST_RESTART_DELAY: Duration = Duration::from_secs(24 * 60 * 60 + 1);
 
-/// Settings of a [`Leases`]. [`build`](Self::build) checks them all.
+/// Settings of a [`Client`]. [`build`](Self::build) checks them all.
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use leasehold::Leases;
+/// # use leasehold::Client;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// let leases = Leases::builder()
+/// let client = Client::builder()
 ///     .url("memory://") // or "redis://127.0.0.1:6379"
 ///     .ttl(Duration::from_secs(20))
 ///     .prefix("jobs:")
 ///     .label("worker-1")
 ///     .build()
 ///     .await?;
-/// # leases.lock("a").acquire().await?.release().await?;
+/// # client.lock("a").acquire().await?.release().await?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -97,12 +97,12 @@ impl Builder {
         }
     }
 
-    /// The settings that a [`Leases`] in memory needs.
+    /// The settings that a [`Client`] in memory needs.
     pub(super) fn in_memory(self) -> (Options, Arc<dyn Clock>) {
         (self.options, self.clock)
     }
 
-    /// The url of the server that keeps the locks; see [`Leases::connect`] for the possible urls. This,
+    /// The url of the server that keeps the locks; see [`Client::connect`] for the possible urls. This,
     /// [`server`](Self::server) or [`quorum`](Self::quorum) is required.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.server = Some(Server::try_from(url.into()));
@@ -178,7 +178,7 @@ impl Builder {
     }
 
     /// The label by which others see the holder of a lock, 1 to 128 bytes without control characters, unless the
-    /// [lock](crate::Lock::label) or the [`Leases`](Leases::label) overrides it. Default `host:pid`.
+    /// [lock](crate::Lock::label) or the [`Client`](Client::label) overrides it. Default `host:pid`.
     ///
     /// Connections are named after it, `leasehold:label:role`, in the server's `CLIENT LIST`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -206,8 +206,8 @@ impl Builder {
     /// another one; the first match counts. Default none: announced addresses are used as they are.
     ///
     /// ```
-    /// # use leasehold::Leases;
-    /// let builder = Leases::builder()
+    /// # use leasehold::Client;
+    /// let builder = Client::builder()
     ///     .url("redis-cluster://localhost:7001")
     ///     .address_map([("172.18.0.2:6379", "localhost:7001"), ("172.18.0.3:6379", "localhost:7002")]);
     /// # let _ = builder;
@@ -248,7 +248,7 @@ impl Builder {
     ///
     /// A service whose cluster is made of proxies [may return no such
     /// error](crate::docs::services#several-shards-behind-one-address). With `false` each lock has its own script,
-    /// which declares all its keys. [`Leases::list`](crate::Leases::list) declares none in any case, and only reads.
+    /// which declares all its keys. [`Client::list`](crate::Client::list) declares none in any case, and only reads.
     pub fn undeclared_keys(mut self, yes: bool) -> Self {
         self.undeclared_keys = yes;
         self
@@ -323,7 +323,7 @@ impl Builder {
     /// # Cancel safety
     ///
     /// Dropping it closes what was opened.
-    pub async fn build(self) -> Result<Leases, Error> {
+    pub async fn build(self) -> Result<Client, Error> {
         let leases = self.build_lazy()?;
         relayed!(leases.scope.engine.connect())?;
         Ok(leases)
@@ -339,7 +339,7 @@ impl Builder {
     /// # Errors
     ///
     /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started.
-    pub fn build_lazy(self) -> Result<Leases, Error> {
+    pub fn build_lazy(self) -> Result<Client, Error> {
         let places = self.check()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
         let Self { mut options, connect_timeout, address_map, min_replicas, undeclared_keys, clock, .. } = self;
@@ -356,7 +356,7 @@ impl Builder {
         let quorum = Quorum::at(&places, restart_delay, &config);
         metrics::describe();
         let to_connect = Some((places, config));
-        Ok(Leases::of(Engine::new(options, clock, host, stop, quorum, to_connect)))
+        Ok(Client::of(Engine::new(options, clock, host, stop, quorum, to_connect)))
     }
 
     fn restarts_after(&self) -> Duration {
