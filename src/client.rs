@@ -56,7 +56,7 @@ impl Client {
     /// - `unix:///path[?db=…&user=…&password=…]`
     /// - `redis-cluster://[user[:password]@]host[:port][,host[:port]…]` for a [cluster], given by some of its servers
     /// - `redis-sentinel://[user[:password]@]sentinel[:port][,…]/SERVICE` for the [primary] that these Sentinels watch
-    /// - `memory://` for a private store inside this process; `memory://name` for a store that all `Client` of this
+    /// - `memory://` for a private store inside this process; `memory://name` for a store that all clients of this
     ///   process with the same name share, while any of them lives. It uses the clock of the `Client` that created it
     ///
     /// For locks over several independent servers see [`Builder::quorum`].

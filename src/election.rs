@@ -209,7 +209,7 @@ impl fmt::Debug for Election {
 /// A state was true when the servers were asked. The leader may have resigned since, so a request that must not reach a
 /// former leader should carry the term's fence.
 ///
-/// It is a [`Stream`], which ends when the [`Client`](crate::Client) are closed.
+/// It is a [`Stream`], which ends when the [`Client`](crate::Client) is closed.
 #[must_use = "call `next` to hear who leads"]
 pub struct Leaders {
     pub(crate) engine: Arc<Engine>,

@@ -53,7 +53,7 @@ pub struct Acquisition {
     /// The route of the release, once it has begun and while it is certain that it was sent (invariant 5).
     released_on: Option<Route>,
     fence: Option<Fence>,
-    /// Whether `Client` was closed, and whatever is left has been released.
+    /// Whether the `Client` was closed, and whatever is left has been released.
     is_closed: bool,
     outliving: Outliving,
     stage: Stage,
@@ -252,7 +252,7 @@ impl Acquisition {
         self.lease(now, |lease| lease.finish(now, reason))
     }
 
-    /// Ends the lease because `Client` closes, and has whatever is left of it released in the background.
+    /// Ends the lease because its `Client` closes, and has whatever is left of it released in the background.
     pub fn close(&mut self, now: Time) -> Actions {
         let was_closed = std::mem::replace(&mut self.is_closed, true);
         let mut actions = self.finish(now, LossReason::Closed);

@@ -1,4 +1,4 @@
-//! The measurements of each node, by its address. Two `Client` on one server share its series.
+//! The measurements of each node, by its address. Two clients of one server share its series.
 
 use std::{
     sync::{

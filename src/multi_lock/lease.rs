@@ -35,7 +35,7 @@ use crate::{
 /// let held = client.multi_lock([client.lock("account:7"), client.lock("account:9")]).acquire().await?;
 /// client.lock("account:7").force_release().await?; // an operator takes it away
 /// assert_eq!(held.lost().await.name(), "account:7");
-/// assert!(held.client()[1].is_held());
+/// assert!(held.leases()[1].is_held());
 /// # Ok(()) }
 /// ```
 #[must_use = "leases that are dropped are released"]

@@ -70,8 +70,8 @@ fn the_words_of_other_libraries_find_ours() {
         ("src/lease/handle.rs", "extend", "pub async fn renew("),
         ("src/lock.rs", "try_lock", "pub fn try_acquire("),
         ("src/lock.rs", "mutex", "pub struct Lock "),
-        ("src/leases/builder.rs", "redlock", "pub fn quorum"),
-        ("src/leases.rs", "redisson", "pub struct Client "),
+        ("src/client/builder.rs", "redlock", "pub fn quorum"),
+        ("src/client.rs", "redisson", "pub struct Client "),
         ("src/docs.rs", "leader", "pub mod cookbook "),
     ];
     for (file, alias, item) in aliases {

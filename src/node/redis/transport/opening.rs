@@ -204,7 +204,7 @@ pub(crate) fn cannot_connect() -> Error {
 fn advice(target: &Target, reason: &str) -> &'static str {
     match target.address {
         _ if reason.contains(NO_ROOM) => {
-            "It has no room for another client: raise its maxclients, or open fewer connections (one Client is enough for a process)"
+            "It has no room for another client: raise its maxclients, or open fewer connections (one `Client` is enough for a process)"
         }
         _ if ENDED.iter().any(|ended| reason.contains(ended)) => {
             "It takes connections and ends them: is it a port for TLS (rediss://), or a proxy that does not know CLIENT or INFO?"
