@@ -48,6 +48,16 @@ pub struct Client {
     pub(crate) scope: Scope,
 }
 
+/// The held locks that [`Client::list_reachable`] has found.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Listing {
+    /// The locks of the primaries that have answered.
+    pub locks: Vec<Lock>,
+    /// The error that names the primaries whose locks are missing, and why; `None` if all have answered.
+    pub missing: Option<Error>,
+}
+
 impl Client {
     /// Connects with the defaults of [`builder`](Self::builder).
     ///
@@ -210,14 +220,12 @@ impl Client {
     ///
     /// It only reads.
     pub async fn list(&self, pattern: impl AsRef<str>) -> Result<Vec<Lock>, Error> {
-        match self.list_reachable(pattern).await? {
-            (locks, None) => Ok(locks),
-            (_some, Some(missing)) => Err(missing),
-        }
+        let Listing { locks, missing } = self.list_reachable(pattern).await?;
+        missing.map_or(Ok(locks), Err)
     }
 
-    /// Like [`list`](Self::list), for a cluster of which some primaries may be unreachable. Returns the locks of the
-    /// others, and an error that names the primaries whose locks are missing, and why.
+    /// Like [`list`](Self::list), for a cluster of which some primaries may be unreachable: lists the locks of the
+    /// others.
     ///
     /// # Errors
     ///
@@ -226,7 +234,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// It only reads.
-    pub async fn list_reachable(&self, pattern: impl AsRef<str>) -> Result<(Vec<Lock>, Option<Error>), Error> {
+    pub async fn list_reachable(&self, pattern: impl AsRef<str>) -> Result<Listing, Error> {
         let Scope { engine, .. } = &self.scope;
         self.scope.check()?;
         engine.ready().await?;
@@ -236,7 +244,7 @@ impl Client {
         // A token of ours may have been copied to a key that cannot be a lock's.
         let is_lock = |name: &&str| self.scope.key(name).is_ok();
         let names = held.locks.iter().filter_map(|lock| lock.strip_prefix(prefix)).filter(is_lock);
-        Ok((names.map(|name| self.lock(name)).collect(), held.missing.map(Error::of)))
+        Ok(Listing { locks: names.map(|name| self.lock(name)).collect(), missing: held.missing.map(Error::of) })
     }
 
     /// Checks whether a lock could be acquired now, for the readiness probe of a service: whether the server, or a

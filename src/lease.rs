@@ -145,7 +145,7 @@ impl Lease {
     }
 
     /// Like [`release`](Self::release), but the key stays for `keep`, so that no one acquires the lock before that:
-    /// 1 ms to 24 hours, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see
+    /// 1 ms to 31 days, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see
     /// `label (released)` as its holder meanwhile. For a time that counts from the acquire, use
     /// [`Lock::keep_for`](crate::Lock::keep_for).
     ///

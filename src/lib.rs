@@ -92,7 +92,7 @@ pub use leasehold_protocol::{
 pub use crate::options::check_reason;
 pub use crate::{
     block_on::block_on,
-    client::{Builder, Client},
+    client::{Builder, Client, Listing},
     clock::SystemClock,
     credentials::Credentials,
     election::{Election, Leaders},

@@ -228,7 +228,7 @@ fn longest_life(restart_delay: Duration) -> Option<Duration> {
 const WHY: &str = "1 s less than restart_delay: a server that was restarted has forgotten the key";
 
 /// The longest time for which a key is kept without a lease.
-const LONGEST_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
+const LONGEST_KEEP: Duration = Duration::from_secs(31 * 24 * 60 * 60);
 
 /// Checks how long a key may be kept without a lease; `bound` is the quorum's own.
 pub(crate) fn check_keep(name: &str, keep: Duration, least: Duration, bound: Option<Duration>) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use clap::{
 };
 
 use crate::{
-    duration::{self, A_DAY, written},
+    duration::{self, A_DAY, LONGEST_KEEP, brief, written},
     pages,
     servers::Servers,
     settings::{self, refused},
@@ -191,11 +191,11 @@ pub(crate) struct Held {
         hide_env_values = true
     )]
     pub(crate) ttl: Duration,
-    /// Hold the lock at least this long, even if the work ends sooner. At most a day; with --quorum at most
+    /// Hold the lock at least this long, even if the work ends sooner. At most 31 days; with --quorum at most
     /// --restart-delay.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) keep_for: Option<Duration>,
-    /// Acquire the lock at most once in this time, even if the work fails, or its machine dies. At most a day; with
+    /// Acquire the lock at most once in this time, even if the work fails, or its machine dies. At most 31 days; with
     /// --restart-delay at least a second less than that.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) once_per: Option<Duration>,
@@ -242,10 +242,10 @@ impl Held {
     fn check_outliving(&self) -> Result<(), Error> {
         match (self.once_per, self.lock_delay) {
             (Some(interval), _) if interval.is_zero() => Err(refused("--once-per 0s is no time: leave it out")),
-            (Some(interval), _) if interval > A_DAY => Err(refused(format_args!(
+            (Some(interval), _) if interval > LONGEST_KEEP => Err(refused(format_args!(
                 "--once-per {} is too long: {} is the most",
                 written(interval),
-                written(A_DAY)
+                brief(LONGEST_KEEP)
             ))),
             (_, Some(delay)) if delay > AN_HOUR => Err(refused(format_args!(
                 "--lock-delay {} is too long: {} is the most",

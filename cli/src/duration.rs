@@ -4,8 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use humantime::{format_duration, parse_duration};
 
-/// The longest that a server can be asked to keep a key, or a floor of fences.
+/// The longest that a server can be asked to keep a floor of fences.
 pub(crate) const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The longest that a server can be asked to keep the key of a lock without a holder.
+pub(crate) const LONGEST_KEEP: Duration = A_DAY.saturating_mul(31);
 
 /// The longest text, and the longest number in it. The parser panics at a sum that overflows by its last nanosecond,
 /// and no text within these limits has such a sum.

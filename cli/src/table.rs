@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use leasehold::{Client, Error, Fence, Lock, Waiter};
+use leasehold::{Client, Error, Fence, Listing, Lock, Waiter};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -95,7 +95,7 @@ pub(crate) struct Table {
 /// Reads the held locks whose names match, sorted by name.
 pub(crate) async fn read(leases: &Client, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
     let Table { mut rows, mut unread, .. } = Table::default();
-    let (locks, missing) = leases.list_reachable(pattern).await?;
+    let Listing { locks, missing, .. } = leases.list_reachable(pattern).await?;
     for some in locks.chunks(AT_ONCE) {
         let ask = |lock: Lock| async move { (row(&lock, have_queues).await, lock) };
         let mut asked: JoinSet<_> = some.iter().cloned().map(ask).collect();

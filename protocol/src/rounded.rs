@@ -11,6 +11,7 @@ pub struct Rounded(
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
 
 impl fmt::Display for Rounded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,7 +19,8 @@ impl fmt::Display for Rounded {
         match seconds {
             0..120 => in_one_unit(self.0.as_nanos(), f),
             120..7_200 => in_two_units((seconds / MINUTE, "min"), (seconds % MINUTE, "s"), f),
-            _ => in_two_units((seconds / HOUR, "h"), (seconds % HOUR / MINUTE, "min"), f),
+            7_200..172_800 => in_two_units((seconds / HOUR, "h"), (seconds % HOUR / MINUTE, "min"), f),
+            _ => in_two_units((seconds / DAY, "days"), (seconds % DAY / HOUR, "h"), f),
         }
     }
 }
@@ -75,6 +77,7 @@ mod tests {
             (Duration::from_secs(7_200), "2 h"),
             (Duration::from_secs(9_059), "2 h 30 min"),
             (Duration::from_secs(86_400), "24 h"),
+            (Duration::from_secs(176_400), "2 days 1 h"),
         ];
         for (span, text) in cases {
             assert_eq!(Rounded(span).to_string(), text, "{span:?}");

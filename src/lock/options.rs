@@ -92,7 +92,7 @@ impl Lock {
     ///
     /// For work that must not be repeated too soon once it is finished, such as a report that every machine of a fleet
     /// would write once an hour. After a crash it is repeated at once: if it must not even begin again, use
-    /// [`once_per`](Self::once_per). At most 24 hours, and over a quorum at most the
+    /// [`once_per`](Self::once_per). At most 31 days, and over a quorum at most the
     /// [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and
@@ -120,7 +120,7 @@ impl Lock {
     /// dies.
     ///
     /// For work that must not *begin* again too soon, even after a crash, such as a mail to everybody once an hour. The
-    /// interval, 1 ms to 24 hours, counts from the sending of the acquire, by the server's clock. With a
+    /// interval, 1 ms to 31 days, counts from the sending of the acquire, by the server's clock. With a
     /// [`restart_delay`](crate::Builder::restart_delay) it must be at least a second less than that, because a
     /// restarted server has forgotten the key. Unless this is set, there is no limit.
     ///

@@ -1291,20 +1291,23 @@ async fn a_lock_is_kept_for_its_time_however_it_is_let_go_of(place: Place) {
 }
 
 async fn what_cannot_be_kept_is_refused(place: Place) {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const LONGEST: Duration = Duration::from_secs(31 * 24 * 60 * 60);
     let leases = place.program("one").await;
-    let longer = DAY + Duration::from_nanos(1);
+    let longer = LONGEST + Duration::from_nanos(1);
     let refused = leases.lock("job").keep_for(longer).acquire().await.unwrap_err();
     assert!(matches!(&refused, Error::Config(text) if text.to_string().contains("keep_for")), "{refused}");
     for keep in [longer, Duration::ZERO] {
         let lease = leases.lock("job").acquire().await.unwrap();
         let refused = lease.release_keeping(keep).await.unwrap_err();
-        assert!(matches!(&refused, Error::Config(text) if text.to_string().contains("from 1 ms to 24 h")), "{refused}");
+        assert!(
+            matches!(&refused, Error::Config(text) if text.to_string().contains("from 1 ms to 31 days")),
+            "{refused}"
+        );
         assert!(leases.lock("job").try_acquire().await.unwrap().is_some(), "it is dropped");
     }
-    leases.lock("job").keep_for(DAY).acquire().await.unwrap().release().await.unwrap().confirmed();
+    leases.lock("job").keep_for(LONGEST).acquire().await.unwrap().release().await.unwrap().confirmed();
     let left = leases.lock("job").holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap();
-    assert!(left + HANGS > DAY, "{left:?}");
+    assert!(left + HANGS > LONGEST, "{left:?}");
 }
 
 async fn a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of(place: Place) {
@@ -1412,7 +1415,7 @@ async fn a_release_frees_a_lock_with_a_delay_at_once(place: Place) {
 }
 
 async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const LONGEST: Duration = Duration::from_secs(31 * 24 * 60 * 60);
     const HOUR: Duration = Duration::from_secs(60 * 60);
     const NANO: Duration = Duration::from_nanos(1);
     let leases = place.program("one").await;
@@ -1422,9 +1425,9 @@ async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
         }
         other => panic!("{lock:?}: {other:?}"),
     };
-    for interval in [Duration::ZERO, DAY + NANO, 25 * HOUR, Duration::MAX] {
+    for interval in [Duration::ZERO, LONGEST + NANO, LONGEST + HOUR, Duration::MAX] {
         // An error tells what was given, and no number that somebody made of it.
-        refused(leases.lock("job").once_per(interval), [&format!("once_per is {interval:?}:"), "from 1 ms to 24 h"])
+        refused(leases.lock("job").once_per(interval), [&format!("once_per is {interval:?}:"), "from 1 ms to 31 days"])
             .await;
     }
     for delay in [HOUR + NANO, Duration::MAX] {
@@ -1445,12 +1448,12 @@ async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
     let Err(Error::Config(text)) = forced else { panic!("{forced:?}") };
     assert!(text.to_string().len() < 200 && text.to_string().contains("reason is 100000 bytes long"), "{text}");
     // The least and the most.
-    let lock = leases.lock("job").lock_delay(HOUR).once_per(DAY).label("x".repeat(128));
+    let lock = leases.lock("job").lock_delay(HOUR).once_per(LONGEST).label("x".repeat(128));
     let lease = lock.acquire().await.unwrap();
     lease.renew().await.unwrap();
     lease.release().await.unwrap().confirmed();
     let left = lock.holder().await.unwrap().and_then(|holder| holder.remaining()).unwrap();
-    assert!(left + HANGS > DAY && left <= DAY, "{left:?}");
+    assert!(left + HANGS > LONGEST && left <= LONGEST, "{left:?}");
     let least = leases.lock("little").lock_delay(Duration::ZERO).once_per(Duration::from_millis(1));
     least.acquire().await.unwrap().release().await.unwrap().confirmed();
 }

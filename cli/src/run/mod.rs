@@ -23,7 +23,7 @@ use self::{
 use crate::{
     args::{LockArgs, Run},
     connect::{block_on, build},
-    duration::{A_DAY, written},
+    duration::{LONGEST_KEEP, brief, written},
     exit::{Ended, Exit},
     own,
     say::{self, tell},
@@ -56,10 +56,10 @@ const A_MOMENT: Duration = Duration::from_millis(250);
 /// delay, so no key is kept for longer than that delay.
 fn keeps_for_that_long(options: &LockArgs) -> Result<(), Ended> {
     let Some(keep_for) = options.lease.keep_for else { return Ok(()) };
-    if keep_for > A_DAY {
+    if keep_for > LONGEST_KEEP {
         return Err(Ended::new(
             Exit::Usage,
-            format!("--keep-for {} is longer than a day, for which a lock is kept at most", written(keep_for)),
+            format!("--keep-for {} is too long: {} is the most", written(keep_for), brief(LONGEST_KEEP)),
         ));
     }
     if options.servers.quorum.is_empty() {

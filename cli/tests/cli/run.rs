@@ -197,9 +197,9 @@ fn invalid_options_are_refused_before_anything_is_sent() {
             &["run", "--quorum", "redis://a,redis://b,redis://c", "--keep-for", "50s", NAME, "--", "true"],
             &["--keep-for", "31s"],
         ),
-        (&["run", "--keep-for", "25h", NAME, "--", "true"], &["--keep-for", "a day"]),
+        (&["run", "--keep-for", "32d", NAME, "--", "true"], &["--keep-for", "31days"]),
         (&["run", "--once-per", "0", NAME, "--", "true"], &["--once-per", "leave it out"]),
-        (&["run", "--once-per", "25h", NAME, "--", "true"], &["--once-per 1day1h", "1day is"]),
+        (&["run", "--once-per", "32d", NAME, "--", "true"], &["--once-per", "31days is"]),
         (&["run", "--lock-delay", "61m", NAME, "--", "true"], &["--lock-delay 1h1m", "1h is"]),
         (&["hold", "--restart-delay", "31s", "--once-per", "31s", NAME], &["--once-per 31s", "--restart-delay, 31s"]),
         (

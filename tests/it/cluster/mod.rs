@@ -112,14 +112,14 @@ async fn a_list_that_lacks_a_primary_is_an_error_which_names_it_and_the_others_c
         held.push(acquire(&leases, name, Duration::from_secs(60)).await);
     }
     let reachable = async || within(HANGS, "a list", leases.list_reachable("job*")).await;
-    assert!(matches!(reachable().await, Ok((locks, None)) if locks.len() == 3));
+    assert!(matches!(reachable().await, Ok(leasehold::Listing { locks, missing: None, .. }) if locks.len() == 3));
     let [first, second, third] = cluster.primaries() else { panic!("there are three") };
     first.kill();
     let error = within(HANGS, "a list", leases.list("job*")).await.unwrap_err();
     let text = error.to_string();
     let names_it = format!("the locks of 1 of 3 primaries are missing: 127.0.0.1:{}: ", first.port());
     assert!(matches!(error, Error::Unavailable(_)) && text.contains(&names_it), "{text}");
-    let (locks, missing) = reachable().await.unwrap();
+    let leasehold::Listing { locks, missing, .. } = reachable().await.unwrap();
     let mut rest = names[1..].to_vec();
     rest.sort();
     assert_eq!(locks.iter().map(leasehold::Lock::name).collect::<Vec<_>>(), rest);

@@ -1,6 +1,6 @@
 //! A connection to one server: how a request is sent on its links, and what its failure means.
 
-use std::{fmt, ops::Deref, pin::pin, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use leasehold_protocol::{failure::Failure, time::Time};
 use parking_lot::Mutex;
@@ -442,8 +442,8 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
 async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> (Answer, bool) {
     let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
     let wait = link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit);
-    // In one flight, in this order.
-    let mut waiting = pin!(async { tokio::join!(biased; wait, link.has_another_history(limit)) });
+    // In one flight, in this order. Boxed, because they are large.
+    let mut waiting = Box::pin(async { tokio::join!(biased; wait, link.has_another_history(limit)) });
     tokio::select! {
         biased;
         count = &mut waiting => count,
@@ -548,7 +548,7 @@ mod tests {
         let error = link.command("PING", Vec::new(), LIMIT).await.unwrap_err();
         assert_eq!(error.kind, WireKind::Unsent, "{error:?}");
         // As if it had been handed over just before the task had ended.
-        let left = tokio::time::timeout(LIMIT, link.or_over(pin!(std::future::pending::<Answer>()))).await;
+        let left = tokio::time::timeout(LIMIT, link.or_over(std::pin::pin!(std::future::pending::<Answer>()))).await;
         let error = left.expect("nobody waits on it").unwrap_err();
         assert_eq!(error.kind, WireKind::Unsent, "{error:?}");
         connection.command("PING", Vec::new(), LIMIT).await.expect("the next link has an answer");
