@@ -524,7 +524,7 @@ fn a_killed_runner_takes_the_command_along() {
 }
 
 /// How a script starts its worker, which ignores what would ask it to stop.
-const STARTS: [&str; 9] = [
+const STARTS: [&str; 6] = [
     "exec sh WORKER",
     "sh WORKER; :",
     "sh WORKER & wait",
@@ -532,10 +532,6 @@ const STARTS: [&str; 9] = [
     "sh WORKER & until [ -s SIGN ]; do sleep 0.01; done",
     "setsid sh WORKER & wait",
     "(setsid sh WORKER &); sleep 60; :",
-    // A run inside the job: as its first process, as a child in its group, and outside of its group.
-    "exec LEASEHOLD run inner-NUMBER sh -c 'sh WORKER & wait'",
-    "LEASEHOLD run inner-NUMBER sh -c 'sh WORKER & wait'; :",
-    "setsid LEASEHOLD run inner-NUMBER sh -c 'setsid sh WORKER & wait' & wait",
 ];
 
 #[test]
@@ -548,7 +544,6 @@ fn nothing_of_a_killed_runners_job_is_there_when_the_next_one_begins() {
                 let (directory, sign) = directory();
                 let (worker, name) = (directory.path().join("worker"), format!("job-{number}"));
                 let with_paths = |script: &str| {
-                    let script = script.replace("LEASEHOLD", LEASEHOLD).replace("NUMBER", &number.to_string());
                     script.replace("WORKER", worker.to_str().unwrap()).replace("SIGN", sign.to_str().unwrap())
                 };
                 let ignores = with_paths("trap '' TERM\necho $$ > SIGN\nwhile :; do sleep 0.05; done");
@@ -565,6 +560,39 @@ fn nothing_of_a_killed_runners_job_is_there_when_the_next_one_begins() {
                 let next = run("0s", &sees).output().unwrap();
                 ends_with(&next, 0, &[]);
                 assert_eq!(String::from_utf8_lossy(&next.stdout), "", "{start}");
+            });
+        }
+    });
+}
+
+/// How a script starts a run inside its job: as its first process, as a child in its group, and outside of its group.
+const INNER_STARTS: [&str; 3] = [
+    "exec INNER sh -c 'sh WORKER & wait'",
+    "INNER sh -c 'sh WORKER & wait'; :",
+    "setsid INNER sh -c 'setsid sh WORKER & wait' & wait",
+];
+
+/// The inner run would give its job more time than the lock of the outer run has.
+#[test]
+fn the_job_of_an_inner_run_ends_before_the_lock_of_a_killed_runner_is_free() {
+    let server = Server::start();
+    thread::scope(|scope| {
+        for (number, start) in INNER_STARTS.into_iter().enumerate() {
+            let server = &server;
+            scope.spawn(move || {
+                let (directory, sign) = directory();
+                let (worker, name) = (directory.path().join("worker"), format!("job-{number}"));
+                fs::write(&worker, format!("trap '' TERM\necho $$ > {}\nwhile :; do sleep 0.05; done", sign.display()))
+                    .unwrap();
+                let inner = format!("{LEASEHOLD} run --ttl 60s --grace 18s inner-{number}");
+                let script = start.replace("INNER", &inner).replace("WORKER", worker.to_str().unwrap());
+                let mut runner = tool(server, &["run", "--ttl", "12s", "--grace", "500ms", &name, "sh", "-c", &script]);
+                let mut runner = runner.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+                eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
+                runner.kill().unwrap();
+                runner.wait().unwrap();
+                eventually(HANGS, "the worker is killed", || !is_there(&sign));
+                assert!(server.wire().exists(&name), "{start}: another holder could have the lock before that");
             });
         }
     });
