@@ -5,8 +5,8 @@
 //!
 //! 1. A link is given up once requests have gone unanswered for its patience since its last answer. Overlapping waits
 //!    count once.
-//! 2. Until a request was answered in time, its patience is no shorter than its handshake was, because each answer may
-//!    take as long.
+//! 2. Its patience is no shorter than its handshake was, because each answer may take as long, until a request is
+//!    answered within the least patience.
 //! 3. A link that is younger than its patience is not doubted, because no silence on it can be noticed yet. Nor is one
 //!    whose server has just reported that replicas are missing: that server is late with the requests that wait for
 //!    them, but answers.
@@ -24,7 +24,7 @@ const TIMES_TO_THE_NEXT: u32 = 5;
 pub struct LinkHealth {
     made: Time,
     patience: Duration,
-    /// The patience once a request was answered in time.
+    /// The patience once a request was answered within it.
     least: Duration,
     /// The time without an answer since the last one, and the moment up to which it was counted.
     waited: Duration,
@@ -45,9 +45,18 @@ impl LinkHealth {
         self.patience
     }
 
-    /// Notes that a request was answered in time.
+    /// Notes that a request was answered.
     pub fn answered(&mut self) {
-        (self.waited, self.patience) = (Duration::ZERO, self.least);
+        self.waited = Duration::ZERO;
+    }
+
+    /// Notes that a request was answered after it `took` this long. Returns whether the patience is the least one now.
+    pub fn answered_in(&mut self, took: Duration) -> bool {
+        self.answered();
+        if took <= self.least {
+            self.patience = self.least;
+        }
+        self.patience == self.least
     }
 
     /// Notes that a request timed out after `waited`. Returns whether the link is to be given up.
@@ -94,10 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_time_ends_the_patience_of_a_slow_handshake() {
+    fn a_quick_answer_ends_the_patience_of_a_slow_handshake() {
         let mut slow = LinkHealth::new(at(500), at(1_000), ms(100));
         slow.answered();
-        assert_eq!(slow.patience(), ms(100));
+        assert!(!slow.answered_in(ms(101)) && slow.patience() == ms(500), "the link is slow");
+        assert!(slow.answered_in(ms(100)) && slow.patience() == ms(100));
         assert!(slow.timed_out(ms(100), at(2_000)));
     }
 

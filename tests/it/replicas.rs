@@ -379,9 +379,13 @@ async fn f53_answers_that_are_lost_confirm_nothing() {
         nothing_is_left(servers.primary()).await;
     }
     let lost = proxy.on(Match::script(scripts::ACQUIRE), 1, Action::CutAfter);
-    let tried = within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await;
-    assert!(matches!(tried, Err(Error::Unavailable(_))), "{tried:?}");
-    within(HANGS, "the fault happens", lost.hit()).await;
+    // Beside what takes back the last try, a try may travel in a batch, which has another script.
+    let mut failed = false;
+    while lost.hits() == 0 {
+        let tried = within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await;
+        failed = matches!(tried, Err(Error::Unavailable(_)));
+    }
+    assert!(failed);
     nothing_is_left(servers.primary()).await;
     let lease = within(HANGS, "the lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap();
     nothing_is_left_after(lease, servers.primary()).await;
@@ -642,8 +646,8 @@ async fn f112_a_primary_that_was_a_replica_before_the_wait_confirms_nothing() {
     let proxy = Proxy::to(servers.primary());
     // Time for all that happens before the `WAIT`.
     let (command, ttl) = (2 * HANGS, 8 * HANGS);
-    let building = Client::builder().url(proxy.url()).min_replicas(1).command_timeout(command).ttl(ttl).build();
-    let leases = within(HANGS, "build", building).await.unwrap();
+    let builder = Client::builder().url(proxy.url()).min_replicas(1).command_timeout(command).ttl(ttl);
+    let leases = within(HANGS, "build", builder.build()).await.unwrap();
     drop(within(HANGS, "a first lock", leases.lock("first").acquire()).await.unwrap());
     nothing_is_left(servers.primary()).await;
     let [other, third] = servers.replicas() else { panic!("two replicas") };
@@ -664,7 +668,10 @@ async fn f112_a_primary_that_was_a_replica_before_the_wait_confirms_nothing() {
     await_replicas(servers.primary(), 2);
     held.release();
     let acquired = within(HANGS, "an answer", acquiring).await.unwrap();
-    assert!(matches!(&acquired, Err(error) if error.to_string().contains("has been a replica")), "{acquired:?}");
+    assert!(
+        matches!(&acquired, Err(error) if error.to_string().contains("another replication history")),
+        "{acquired:?}"
+    );
     let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
     assert!(is_on(&mut other.wire(), &lease) || is_on(&mut third.wire(), &lease));
 }

@@ -142,7 +142,7 @@ impl Connection {
             };
             match outcome {
                 Ok((value, tracked)) => {
-                    link.answered();
+                    link.answered_in(|| limit.saturating_sub(until.since(self.now())));
                     return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number }));
                 }
                 // The link had ended before, unnoticed: on the next link this is still the first sending.
@@ -237,11 +237,11 @@ impl Connection {
         let until = self.now() + limit;
         let read = |count: Value| count.as_u64().and_then(|count| u32::try_from(count).ok());
         match count_replicas(&link, wanted, time, limit).await {
-            (Ok(_), true) => {
+            (Ok(_), Err(why)) => {
                 self.give_up(&link);
-                Err(Failure::unknown(format!("redis at {} has been a replica since it wrote", self.server)))
+                Err(Failure::unknown(format!("redis at {} has written it, but {why} (min_replicas)", self.server)))
             }
-            (Ok(count), false) => {
+            (Ok(count), Ok(())) => {
                 link.answered();
                 let count = read(count);
                 if count.is_some_and(|count| count < u32::from(wanted)) {
@@ -438,12 +438,17 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
 }
 
 /// The answer to a `WAIT` that takes up to `time`.
-/// The answer to `WAIT`, and whether the server may have been a replica since the link was made.
-async fn count_replicas(link: &Link, wanted: u8, time: Duration, limit: Duration) -> (Answer, bool) {
+/// The answer to `WAIT`, and whether it is of the history that the link's writes belong to.
+async fn count_replicas(
+    link: &Link,
+    wanted: u8,
+    time: Duration,
+    limit: Duration,
+) -> (Answer, Result<(), &'static str>) {
     let millis = i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
     let wait = link.command("WAIT", vec![i64::from(wanted).into(), millis.into()], limit);
     // In one flight, in this order. Boxed, because they are large.
-    let mut waiting = Box::pin(async { tokio::join!(biased; wait, link.has_another_history(limit)) });
+    let mut waiting = Box::pin(async { tokio::join!(biased; wait, link.has_its_history(limit)) });
     tokio::select! {
         biased;
         count = &mut waiting => count,

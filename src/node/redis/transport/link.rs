@@ -89,20 +89,21 @@ pub(crate) struct NextLink {
 
 impl NextLink {
     /// Asks for the server's kind, and right behind that for its history (invariant 5).
-    async fn question(&self, wire: &Wire, history: &OnceLock<String>) -> Result<ServerKind, WireError> {
+    async fn question(&self, wire: &Wire, history: &History) -> Result<ServerKind, WireError> {
         let (kind, ()) = tokio::join!(self.kind(wire), self.note_history(wire, history));
         kind
     }
 
-    async fn note_history(&self, wire: &Wire, history: &OnceLock<String>) {
-        let Endpoint { limits, .. } = &self.endpoint;
-        if limits.min_replicas == 0 || self.left_out.check(INFO, self.endpoint.now()).is_err() {
-            return;
-        }
-        let answer = wire.ask(INFO, vec!["replication".into()], limits.connect).await;
-        self.left_out.note(INFO, &answer, self.endpoint.now());
-        if let Some(known) = answer.ok().as_ref().and_then(history_in) {
-            let _first = history.set(known);
+    /// The question is never [left out](LeftOut): without its answer, no write of this link counts.
+    async fn note_history(&self, wire: &Wire, history: &History) {
+        let Limits { connect, min_replicas, .. } = self.endpoint.limits;
+        if min_replicas > 0 {
+            match wire.ask(INFO, vec!["replication".into()], connect).await {
+                Err(error) if !is_answer(&error) => {}
+                answer => {
+                    let _first = history.set(answer.ok().as_ref().and_then(history_in));
+                }
+            }
         }
     }
 
@@ -116,12 +117,7 @@ impl NextLink {
     }
 
     /// Sends the first commands, in one flight: the question for the kind, and the introduction.
-    async fn greet(
-        &self,
-        wire: &Wire,
-        history: &OnceLock<String>,
-        has_answered: &AtomicBool,
-    ) -> Result<ServerKind, WireError> {
+    async fn greet(&self, wire: &Wire, history: &History, has_answered: &AtomicBool) -> Result<ServerKind, WireError> {
         let kind = async {
             let kind = self.question(wire, history).await;
             has_answered.store(true, Ordering::Relaxed);
@@ -145,6 +141,9 @@ impl NextLink {
 /// The outcome of a try to connect.
 pub(crate) type Opened = Result<(Link, Ending), WireError>;
 
+/// The server's replication history when a link was made, once heard of; `None` inside if the server does not report it.
+type History = OnceLock<Option<String>>;
+
 /// One link.
 pub(crate) struct Link {
     wire: Arc<Wire>,
@@ -157,14 +156,16 @@ pub(crate) struct Link {
     health: Mutex<LinkHealth>,
     /// Whether an answer arrived that `health` does not know of yet: each request sets this, without a lock.
     has_answered: AtomicBool,
+    /// Whether the link is still as patient as its handshake was slow.
+    was_slow: AtomicBool,
     /// The scripts that were sent on this link, so the server knows them.
     known: AtomicU32,
     /// The scripts of votes for the server's run, once that is known.
     of_run: Mutex<Option<Arc<OfRun>>>,
     /// The run of the link's server, once asked; `None` inside if not reported. A link never changes its server.
     leads_to: OnceLock<Option<Box<str>>>,
-    /// The server's replication history when the link was made, if it is asked for and reported (invariant 5).
-    history: Arc<OnceLock<String>>,
+    /// What the link's writes belong to (invariant 5), if replicas must confirm them.
+    history: Arc<History>,
     given_up: Arc<Notify>,
     /// Cancelled once the task has ended (invariant 3).
     over: CancellationToken,
@@ -248,7 +249,7 @@ impl Link {
         let began = next.endpoint.now();
         let (wire, mut running) = wire::connect(config, limits.connect, limits.command, false).await?;
         let wire = Arc::new(wire);
-        let (given_up, history) = (Arc::<Notify>::default(), Arc::<OnceLock<String>>::default());
+        let (given_up, history) = (Arc::<Notify>::default(), Arc::<History>::default());
         let kind = if next.is_wary {
             let has_answered = AtomicBool::new(false);
             let mut greeting = pin!(next.greet(&wire, &history, &has_answered));
@@ -276,12 +277,14 @@ impl Link {
             drop(tokio::task::spawn(introducing));
             kind
         };
+        let health = LinkHealth::new(began, next.endpoint.now(), limits.command / 2);
         let link = Self {
             wire,
             number: next.number,
             login,
             kind,
-            health: Mutex::new(LinkHealth::new(began, next.endpoint.now(), limits.command / 2)),
+            was_slow: AtomicBool::new(health.patience() > limits.command / 2),
+            health: Mutex::new(health),
             has_answered: AtomicBool::new(false),
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
@@ -499,17 +502,31 @@ impl Link {
         self.unless_over(pin!(self.wire.ask(command, arguments, limit))).await
     }
 
-    /// Whether the server may have been a replica since the link was made (invariant 5).
-    pub(crate) async fn has_another_history(&self, limit: Duration) -> bool {
-        let Some(known) = self.history.get() else { return false };
-        match self.command(INFO, vec!["replication".into()], limit).await {
-            Ok(info) => history_in(&info).is_some_and(|now| now != *known),
-            Err(error) => !is_answer(&error),
+    /// Whether the server has been a primary since the link was made (invariant 5), as far as it reports that; if not,
+    /// why nobody knows.
+    pub(crate) async fn has_its_history(&self, limit: Duration) -> Result<(), &'static str> {
+        const UNHEARD: &str = "did not say whether it was a replica meanwhile (INFO replication)";
+        match self.history.get() {
+            None => Err(UNHEARD),
+            Some(None) => Ok(()),
+            Some(known) => match self.command(INFO, vec!["replication".into()], limit).await {
+                Ok(info) if history_in(&info) == *known => Ok(()),
+                Ok(_) => Err("has begun another replication history since, so it may have been a replica"),
+                Err(_) => Err(UNHEARD),
+            },
         }
     }
 
     pub(crate) fn answered(&self) {
         self.has_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Like `answered`, for a request that `took` this long. Only a link made by a slow handshake asks how long.
+    pub(crate) fn answered_in(&self, took: impl FnOnce() -> Duration) {
+        self.answered();
+        if self.was_slow.load(Ordering::Relaxed) && self.health().answered_in(took()) {
+            self.was_slow.store(false, Ordering::Relaxed);
+        }
     }
 
     /// The link's health now. Only requests without an answer take the lock.
