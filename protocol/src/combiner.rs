@@ -147,9 +147,6 @@ pub enum Entry {
     Alone,
     /// It waits. The next [sweep](Combiner::sweep) is due no later than this.
     Queued(Time),
-    /// It waits, and the waiting requests get a flight now, which has to [take](Combiner::take) a batch. The next sweep
-    /// is due no later than this.
-    Flies(Time),
     /// Not at all: the queue is full.
     Full,
 }
@@ -245,11 +242,6 @@ impl<T> Combiner<T> {
             return Entry::Full;
         }
         self.waiting.push(Waiting { want, caller, until: now + limit, limit });
-        if self.flights < self.limits.flights && self.is_crowded() && !self.is_called_for {
-            self.begin(now);
-            self.is_called_for = true;
-            return Entry::Flies(now + limit);
-        }
         Entry::Queued(self.stalls_at().min(now + limit))
     }
 
@@ -278,7 +270,13 @@ impl<T> Combiner<T> {
 
     /// When the waiting requests get a flight of their own; never while one is called for.
     fn stalls_at(&self) -> Time {
-        if self.is_called_for { Time::NEVER } else { self.moved + self.limits.pace }
+        if self.is_called_for {
+            Time::NEVER
+        } else if self.is_crowded() && self.flights < self.limits.flights {
+            self.moved
+        } else {
+            self.moved + self.limits.pace
+        }
     }
 
     /// When to sweep next, if requests still wait after a batch was taken.

@@ -221,18 +221,12 @@ impl Combining {
         if let (Entry::Alone, Some(token)) = (entry, &token) {
             state.combiner.may_set_aside(token.clone());
         }
-        let sweeper = match entry {
-            // If nothing has moved for long, the request is overdue already; that is no gap in our own sweeps.
-            Entry::Queued(at) | Entry::Flies(at) => state.sweep_by(at.max(now)),
-            Entry::Alone | Entry::Full => Sweeper::InTime,
-        };
+        // If nothing has moved for long, the request is overdue already; that is no gap in our own sweeps.
+        let sweeper = if let Entry::Queued(at) = entry { state.sweep_by(at.max(now)) } else { Sweeper::InTime };
         drop(state);
         self.see_to(sweeper);
-        if let Entry::Flies(_) = entry {
-            self.fly();
-        }
         match (entry, told) {
-            (Entry::Queued(_) | Entry::Flies(_), Some(told)) => Entered::Queued(told),
+            (Entry::Queued(_), Some(told)) => Entered::Queued(told),
             (Entry::Full, _) => Entered::Full(self.connection.full()),
             _ => Entered::Alone(Flight { combining: self.clone(), token }),
         }

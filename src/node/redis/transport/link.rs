@@ -164,7 +164,7 @@ pub(crate) struct Link {
     of_run: Mutex<Option<Arc<OfRun>>>,
     /// The run of the link's server, once asked; `None` inside if not reported. A link never changes its server.
     leads_to: OnceLock<Option<Box<str>>>,
-    /// What the link's writes belong to (invariant 5), if replicas must confirm them.
+    /// The history that the link's writes belong to (invariant 5), if replicas must confirm them.
     history: Arc<History>,
     given_up: Arc<Notify>,
     /// Cancelled once the task has ended (invariant 3).

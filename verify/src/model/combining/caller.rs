@@ -49,15 +49,12 @@ impl Run<'_> {
                 self.state.session(number).asks.push(ask(Place::Flies { is_counted: true }));
                 self.send_alone(ticket, false);
             }
-            entry @ (Entry::Queued(at) | Entry::Flies(at)) => {
+            Entry::Queued(at) => {
                 self.state.session(number).asks.push(ask(Place::Waits));
                 let planned = self.state.sweeps;
                 let earlier = planned.map_or(at, |planned| planned.min(at));
                 let is_woken = !self.setup.has(SeededBug::SweeperNotWoken);
                 self.state.sweeps = Some(if is_woken { earlier } else { planned.unwrap_or(at) });
-                if let Entry::Flies(_) = entry {
-                    self.fly();
-                }
             }
             Entry::Full => {
                 self.state.session(number).asks.push(ask(Place::Told(Err(unsent()))));

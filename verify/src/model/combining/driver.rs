@@ -46,7 +46,7 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn fly(&mut self) {
+    fn fly(&mut self) {
         if self.state.has_ended {
             return self.crash(None);
         }
