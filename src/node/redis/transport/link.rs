@@ -13,10 +13,6 @@
 //!    8.0 and Valkey 8.1 do not answer an AUTH that they refuse, if they read it together with a command before it. So
 //!    AUTH goes alone, followed by a question whose answer is known. Until that answer has arrived, nothing else is
 //!    sent, and no answer counts.
-//! 5. All writes of a link that replicas must confirm belong to one replication history. A server that was a replica for
-//!    a moment keeps its clients' connections, and may have lost what they wrote. A later `WAIT` counts the replicas of
-//!    its new history all the same. So a link asks for the history before its first request, and again behind each
-//!    `WAIT`.
 
 use std::{
     future::{Future, poll_fn},
@@ -37,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     endpoint::{Endpoint, Limits},
+    history::History,
     introduction::{INTRODUCTION, Role, introduce},
     kind::{Kind, ServerKind, Wanted},
     left_out::LeftOut,
@@ -45,7 +42,6 @@ use super::{
 use crate::{
     credentials::Credentials,
     node::redis::{
-        info,
         script::{OfRun, Script, Text},
         wire::{
             self, Answer, Command, Config, Error as WireError, ErrorKind as WireKind, Running, Value, Wire, is_answer,
@@ -64,8 +60,6 @@ const MOMENT: Duration = Duration::from_millis(20);
 const HELLO: &str = "HELLO";
 
 const PING: &str = "PING";
-
-const INFO: &str = "INFO";
 
 /// Why a request was never sent: there is no wire, or it is left in a queue that is not read any more.
 const LINK_IS_OVER: &str = "The link was over before it was sent";
@@ -88,23 +82,17 @@ pub(crate) struct NextLink {
 }
 
 impl NextLink {
-    /// Asks for the server's kind, and right behind that for its history (invariant 5).
+    /// Asks for the server's kind, and right behind that for its history if replicas must confirm writes.
     async fn question(&self, wire: &Wire, history: &History) -> Result<ServerKind, WireError> {
-        let (kind, ()) = tokio::join!(self.kind(wire), self.note_history(wire, history));
-        kind
-    }
-
-    /// The question is never [left out](LeftOut): without its answer, no write of this link counts.
-    async fn note_history(&self, wire: &Wire, history: &History) {
         let Limits { connect, min_replicas, .. } = self.endpoint.limits;
-        if min_replicas > 0 {
-            match wire.ask(INFO, vec!["replication".into()], connect).await {
-                Err(error) if !is_answer(&error) => {}
-                answer => {
-                    let _first = history.set(answer.ok().as_ref().and_then(history_in));
-                }
+        let of_history = async {
+            if min_replicas > 0 {
+                let (command, arguments) = History::question();
+                history.note(wire.ask(command, arguments, connect).await);
             }
-        }
+        };
+        let (kind, ()) = tokio::join!(biased; self.kind(wire), of_history);
+        kind
     }
 
     async fn kind(&self, wire: &Wire) -> Result<ServerKind, WireError> {
@@ -141,9 +129,6 @@ impl NextLink {
 /// The outcome of a try to connect.
 pub(crate) type Opened = Result<(Link, Ending), WireError>;
 
-/// The server's replication history when a link was made, once heard of; `None` inside if the server does not report it.
-type History = OnceLock<Option<String>>;
-
 /// One link.
 pub(crate) struct Link {
     wire: Arc<Wire>,
@@ -164,7 +149,7 @@ pub(crate) struct Link {
     of_run: Mutex<Option<Arc<OfRun>>>,
     /// The run of the link's server, once asked; `None` inside if not reported. A link never changes its server.
     leads_to: OnceLock<Option<Box<str>>>,
-    /// The history that the link's writes belong to (invariant 5), if replicas must confirm them.
+    /// The history that the link's writes belong to, if replicas must confirm them.
     history: Arc<History>,
     given_up: Arc<Notify>,
     /// Cancelled once the task has ended (invariant 3).
@@ -502,19 +487,11 @@ impl Link {
         self.unless_over(pin!(self.wire.ask(command, arguments, limit))).await
     }
 
-    /// Whether the server has been a primary since the link was made (invariant 5), as far as it reports that; if not,
-    /// why nobody knows.
+    /// Whether the server has been a primary since the link was made, as far as it reports that; if not, why that is not
+    /// certain.
     pub(crate) async fn has_its_history(&self, limit: Duration) -> Result<(), &'static str> {
-        const UNHEARD: &str = "did not say whether it was a replica meanwhile (INFO replication)";
-        match self.history.get() {
-            None => Err(UNHEARD),
-            Some(None) => Ok(()),
-            Some(known) => match self.command(INFO, vec!["replication".into()], limit).await {
-                Ok(info) if history_in(&info) == *known => Ok(()),
-                Ok(_) => Err("has begun another replication history since, so it may have been a replica"),
-                Err(_) => Err(UNHEARD),
-            },
-        }
+        let (command, arguments) = History::question();
+        self.history.goes_on(self.command(command, arguments, limit)).await
     }
 
     pub(crate) fn answered(&self) {
@@ -564,10 +541,6 @@ async fn kind_of(wire: &Wire, limits: Limits, wanted: Wanted) -> Result<ServerKi
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),
         Err(error) => Err(error),
     }
-}
-
-fn history_in(info: &Value) -> Option<String> {
-    info::history(&info.as_str()?).map(ToOwned::to_owned)
 }
 
 /// Whether it is the answer to a `PING` with this marker. The refusal of a user that may not send one names it.

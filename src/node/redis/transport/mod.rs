@@ -4,6 +4,7 @@ mod address_map;
 mod connection;
 mod endpoint;
 mod failure;
+mod history;
 mod introduction;
 mod kind;
 mod left_out;
