@@ -1,6 +1,11 @@
 //! Several locks as one: acquired together, in an order that rules out deadlocks.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use futures_util::future::join_all;
 use leasehold_protocol::{
@@ -12,6 +17,7 @@ use leasehold_protocol::{
 pub use self::lease::{MultiLease, MultiLeaseHandle};
 use crate::{
     acquire::Patience,
+    clock::wall,
     engine::Engine,
     error::Error,
     foreign::relayed,
@@ -23,7 +29,7 @@ mod lease;
 
 /// A holder whose fence is at most this many microseconds before ours may be another try: the clocks of a cluster
 /// differ.
-const JUST_NOW: u64 = 1_000_000;
+const JUST_NOW: u128 = 1_000_000;
 
 /// Several locks, 1 to 1,000, that are acquired together: all of them or none. It holds nothing yet.
 ///
@@ -218,10 +224,10 @@ impl<'a> Acquiring<'a> {
             match self.multi.next(Lease::is_held) {
                 Next::Done => return Ok(self.multi.into_held()),
                 Next::Try(missing) => busy = self.try_all(missing).await?,
-                Next::Wait(at) if self.engine.now() < self.until => self.wait(at, None).await?,
+                Next::Wait(at) if self.engine.now() < self.until => self.wait(at, self.until, false).await?,
                 Next::Wait(at) => match busy.take().unwrap_or_else(Error::unanswered) {
-                    busy if self.may_have_met_a_try(&busy) => self.wait(at, Some(busy)).await?,
-                    busy => return Err(busy),
+                    busy if self.may_have_met_a_try(&busy) => self.wait(at, self.most(), true).await?,
+                    busy => return Err(self.timed(busy)),
                 },
             }
         }
@@ -258,10 +264,12 @@ impl<'a> Acquiring<'a> {
     /// is refused the first lock and gives all of its own back.
     fn may_have_met_a_try(&self, busy: &Error) -> bool {
         let (Some(first), Error::TimedOut { holder, .. }) = (self.multi.first(), busy) else { return false };
-        // A fence is the time of its acquire, in microseconds.
-        let [ours, theirs] = [Some(first.fence()), holder.fence()].map(|fence| fence.map(u64::from));
+        // A fence is the time of its acquire, in microseconds; or more, if there was a larger one before it.
+        let now = wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let ours = u128::from(u64::from(first.fence())).min(now);
+        let theirs = holder.fence().map(|fence| u128::from(u64::from(fence)));
         // The fence of those who share is the time of the first of them, and any of them may have come just now.
-        let is_new = theirs >= ours.map(|ours| ours.saturating_sub(JUST_NOW)) || theirs.is_none() || holder.is_shared();
+        let is_new = theirs.is_none_or(|theirs| theirs + JUST_NOW >= ours) || holder.is_shared();
         self.patience.is_one_try() && is_new && self.engine.now() < self.most()
     }
 
@@ -269,20 +277,23 @@ impl<'a> Acquiring<'a> {
         self.started + self.engine.options.command_timeout / 2
     }
 
-    /// Waits for one lock, for as long as there is time for all. `met` is why a try that has met another was refused:
-    /// it waits for as long as such a try may.
-    async fn wait(&mut self, at: usize, met: Option<Error>) -> Result<(), Error> {
+    /// Waits for one lock until then; if `is_quiet`, its `on_wait` has been called.
+    async fn wait(&mut self, at: usize, until: Time, is_quiet: bool) -> Result<(), Error> {
         let Some(lock) = self.locks.get(at) else { return Ok(()) };
-        let (lock, until) = if met.is_some() { (lock.quiet(), self.most()) } else { (lock.clone(), self.until) };
+        let lock = if is_quiet { lock.quiet() } else { lock.clone() };
         let left = until.since(self.engine.now());
         let patience = if until == Time::NEVER { Patience::Unlimited } else { Patience::Within(left) };
         let outcome = lock.acquire_here(patience, true).await;
-        outcome.map(|lease| self.multi.got(at, lease)).map_err(|error| match (error, met) {
-            (Error::TimedOut { .. }, Some(busy)) => busy,
-            (Error::TimedOut { name, holder, .. }, None) => {
+        outcome.map(|lease| self.multi.got(at, lease)).map_err(|error| self.timed(error))
+    }
+
+    /// The error of one lock as that of all: they have waited since the acquire began.
+    fn timed(&self, error: Error) -> Error {
+        match error {
+            Error::TimedOut { name, holder, .. } => {
                 Error::TimedOut { name, waited: self.engine.now().since(self.started), holder }
             }
-            (error, _) => error,
-        })
+            error => error,
+        }
     }
 }

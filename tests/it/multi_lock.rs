@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use leasehold::{Client, Error, Lock, LossReason, MultiLease, MultiLock, Released};
@@ -406,9 +406,29 @@ async fn of_tries_that_meet_beside_an_older_share_one_wins() {
     for _ in 0..4 {
         programs.push(program_with(server.url(), LONG).await);
     }
+    one_of_each_round_wins(&programs, |ours| [ours.lock("a"), ours.semaphore("b", 2)]).await;
+    held.check().unwrap();
+}
+
+/// The clock of the server was ahead by an hour once, so the fences of the first lock are no times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_tries_that_meet_though_the_first_fence_is_ahead_one_wins() {
+    let server = Server::start();
+    let ahead = (SystemTime::now() + Duration::from_secs(3_600)).duration_since(UNIX_EPOCH).unwrap().as_micros();
+    server.wire().must(&["SET", "{a}:lh:fence", &ahead.to_string(), "EX", "86400"]);
+    let mut programs = Vec::new();
+    for _ in 0..4 {
+        programs.push(program_with(server.url(), LONG).await);
+    }
+    one_of_each_round_wins(&programs, |ours| ["a", "b"].map(|name| ours.lock(name))).await;
+    let first = programs[0].lock("a").acquire().await.unwrap();
+    assert!(u128::from(u64::from(first.fence())) > ahead);
+}
+
+async fn one_of_each_round_wins(programs: &[Client], locks: impl Fn(&Client) -> [Lock; 2]) {
     for round in 0..40 {
         let tries = programs.iter().map(|ours| {
-            let both = ours.multi_lock([ours.lock("a"), ours.semaphore("b", 2)]);
+            let both = ours.multi_lock(locks(ours));
             tokio::spawn(async move { both.try_acquire().await })
         });
         let mut won = Vec::new();
@@ -420,7 +440,6 @@ async fn of_tries_that_meet_beside_an_older_share_one_wins() {
             drop(lease.release().await);
         }
     }
-    held.check().unwrap();
 }
 
 #[tokio::test]

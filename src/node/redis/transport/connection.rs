@@ -324,8 +324,7 @@ impl Connection {
 
     /// The failure of a request that waited for its turn, and was not sent.
     pub(crate) fn late(&self) -> Failure {
-        let in_vain = || Failure::unsent("the requests before this one took all of its time, and it was not sent");
-        self.link_now().err().unwrap_or_else(in_vain)
+        self.link_now().err().unwrap_or_else(|| Failure::unsent("its time was over before it could be sent"))
     }
 
     /// Completes when there is a link. After `limit`, an error says why there is none.
@@ -437,8 +436,7 @@ pub(crate) fn setting(reply: &Value) -> Option<String> {
     value.as_string()
 }
 
-/// The answer to a `WAIT` that takes up to `time`.
-/// The answer to `WAIT`, and whether it is of the history that the link's writes belong to.
+/// The answer to a `WAIT` that takes up to `time`, and whether it is of the history that the link's writes belong to.
 async fn count_replicas(
     link: &Link,
     wanted: u8,
