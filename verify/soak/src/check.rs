@@ -286,9 +286,16 @@ impl<'a> Judge<'a> {
     fn observed_fences_grow(&self, found: &mut Vec<Violation>) {
         let longest = self.leases.iter().map(|lease| lease.ttl).max().unwrap_or(0);
         for fall in self.history.falls.iter().filter(|fall| fall.name == self.name) {
-            let had_two = |loss: &&&Loss| matches!(loss.cause, Cause::Move | Cause::Failover(_));
-            let mut losses = self.losses.iter().filter(had_two);
-            if !losses.any(|loss| loss.from <= fall.to && fall.from <= loss.to.saturating_add(longest)) {
+            let explains = |loss: &&Loss| {
+                let until = loss.to.saturating_add(longest);
+                let until = match loss.cause {
+                    Cause::Move => until,
+                    Cause::Failover(failover) => until.max(self.failovers.believed(failover, fall.process)),
+                    _ => return false,
+                };
+                loss.from <= fall.to && fall.from <= until
+            };
+            if !self.losses.iter().any(explains) {
                 let Fall { process, before, after, .. } = fall;
                 let what = format!("an observer in {process} is told {after} after {before}");
                 found.push(self.violation('i', fall.to, &[], what));

@@ -74,6 +74,12 @@ impl<'a> Failovers<'a> {
         failover.dead.or_else(|| self.known(failover, process)).unwrap_or(Nanos::MAX)
     }
 
+    /// Until when a process may have been told what the old primary says, which grants on where it keeps running.
+    pub fn believed(&self, failover: usize, process: Process) -> Nanos {
+        let silent = self.at(failover).map_or(0, |failover| self.silent(failover, process));
+        silent.saturating_add(ANSWERED + self.history.lag)
+    }
+
     /// For how long the process was stopped around this time.
     fn stopped(&self, process: Process, from: Nanos, to: Nanos) -> Nanos {
         let marks = self.history.marks.iter().filter(|mark| mark.whom == Whom::Process(process));

@@ -150,6 +150,21 @@ fn a_place_that_the_new_primary_grants_once_more_is_not_the_lost_lease() {
 }
 
 #[test]
+fn an_observer_may_go_back_from_what_the_old_primary_said_until_its_process_has_heard() {
+    let with = |killed, slot: u16, from| {
+        let fall = Fall { process: id(slot).process, name: 0, from: at(from), to: at(9_000), before: 8, after: 7 };
+        let mut history = history_of(killed, [Lease { ttl: at(50), ..lease(2, 7, 3_050, 3_055) }]);
+        history.named[1].at = at(5_000);
+        found(&History { falls: vec![fall], ..history })
+    };
+    assert_eq!(with(false, 1, 5_100), "", "an answer that was on its way");
+    assert_eq!(with(false, 1, 5_101), "i");
+    assert_eq!(with(true, 1, 3_061), "i", "the dead say nothing");
+    assert_eq!(with(false, 2, 3_120), "");
+    assert_eq!(with(false, 2, 3_121), "i", "this one had heard");
+}
+
+#[test]
 fn everybody_hears_of_a_new_primary() {
     let end = vec![look(0, 9_000, 9_001, &[Found::Unknown])];
     let with = |of: &[Named]| History { named: of.to_vec(), looks: end.clone(), ..history_of(true, []) };
