@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Owner};
+use leasehold::{Client, Error, Owner};
 use support::{
-    Action, Child, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
+    Action, Child, HANGS, Lag, Match, Messages, Part, Proxy, Server, Value, Wire, eventually_async,
     scripts::{LEAVE, POLL, RELEASE},
     seen, two_workers, within,
 };
@@ -481,4 +481,28 @@ async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
             lease.release().await.unwrap().confirmed();
         }
     }
+}
+
+/// The first poll of a program that the server may or may not notify: it waits to know that, but for no longer than its
+/// caller does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_poll_that_is_answered_late_ends_with_its_caller() {
+    const LIMIT: Duration = Duration::from_millis(800);
+    const LATE: Duration = Duration::from_millis(750);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let holder = program(server.url(), LONG).await;
+    let _held = holder.lock("job").acquire().await.unwrap();
+    let _undecided = proxy.on(Match::command("SUBSCRIBE"), 1, Action::Hold);
+    let waiter = Client::builder().url(proxy.url()).command_timeout(HANGS / 2).build().await.unwrap();
+    let answer = proxy.on(Match::script(POLL), 1, Action::HoldReply);
+    let (lag, began) = (Lag::start(), Instant::now());
+    let waiting = tokio::spawn(waiter.lock("job").fair(true).acquire_within(LIMIT));
+    within(HANGS, "its first poll", answer.hit()).await;
+    tokio::time::sleep_until((began + LATE).into()).await;
+    answer.release();
+    let outcome = within(HANGS, "its end", waiting).await.unwrap();
+    let took = began.elapsed();
+    assert!(matches!(&outcome, Err(Error::TimedOut { .. } | Error::Unavailable(_))), "{outcome:?}");
+    assert!(took <= LIMIT + Duration::from_millis(50) + lag.of(2), "{took:?}, the machine lagged {:?}", lag.worst());
 }

@@ -286,7 +286,7 @@ impl Connections {
             if !matches!(tried, Reply::Polled(Polled::Waits { .. })) {
                 return Ok(tried);
             }
-            let pause = via.limit / 4;
+            let pause = (via.limit / 4).min(until.since(server.keeper.now()));
             let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
             server.host.time_keeper().keep(deciding, || ()).await;
             let (left, _) = server.keeper.left(via.limit, until);
