@@ -17,7 +17,7 @@ const REFUSED: &str = "leasehold::block_on waits, and this thread runs a Tokio r
 /// `spawn_blocking`.
 ///
 /// ```
-/// use leasehold::{Error, Client, block_on};
+/// use leasehold::{Client, Error, block_on};
 ///
 /// # fn compress(_part: u32) {}
 /// fn main() -> Result<(), Error> {

@@ -16,8 +16,8 @@ pub type Surveyed = (NodeStatus, Result<ServerSaid, Error>);
 ///
 /// There is no connection yet and none can be made, or this `Client` was closed. If one of several servers is
 /// unreachable, that is not an error.
-pub async fn survey(leases: &Client) -> Result<Vec<Surveyed>, Error> {
-    let engine = &leases.scope.engine;
+pub async fn survey(client: &Client) -> Result<Vec<Surveyed>, Error> {
+    let engine = &client.scope.engine;
     engine.ready().await?;
     let said = relayed!(engine.quorum.survey(engine.options.command_timeout));
     Ok(said.into_iter().map(|(node, said)| (node, said.map_err(Error::of))).collect())

@@ -41,7 +41,7 @@ use crate::{
 ///   up then awaits `std::future::pending`: if it ends by itself, `lead` ends too.
 ///
 /// ```
-/// # use leasehold::{Error, Leadership, Client};
+/// # use leasehold::{Client, Error, Leadership};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
 /// # let client = Client::in_memory();
 /// let election = client.election("scheduler").candidate("10.0.0.7:8080");
@@ -115,7 +115,7 @@ impl Election {
     /// term's [`fence`](LeaseHandle::fence), so that these refuse a former leader.
     ///
     /// ```
-    /// # use leasehold::{Error, LeaseHandle, Client};
+    /// # use leasehold::{Client, Error, LeaseHandle};
     /// # async fn schedule(term: LeaseHandle) -> u64 { term.fence().into() }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
     /// # let client = Client::in_memory();

@@ -22,7 +22,7 @@ use crate::lost::Lost;
 /// connection, and a server's error reply in the server's words if there was one.
 ///
 /// ```
-/// use leasehold::{Error, Client};
+/// use leasehold::{Client, Error};
 ///
 /// /// The error type of a program: one conversion serves every call.
 /// #[derive(Debug)]

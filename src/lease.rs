@@ -216,7 +216,7 @@ impl Lease {
     /// `Ok::<_, Error>(…)`.
     ///
     /// ```
-    /// # use leasehold::{Error, LeaseHandle, Client};
+    /// # use leasehold::{Client, Error, LeaseHandle};
     /// #[derive(Debug)]
     /// enum ImportError {
     ///     Lock(Error),

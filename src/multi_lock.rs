@@ -50,7 +50,7 @@ const JUST_NOW: u128 = 1_000_000;
 /// time-out. A lost lease is reported at once, and the others stay held until they are released.
 ///
 /// ```
-/// # use leasehold::{Error, Client};
+/// # use leasehold::{Client, Error};
 /// # async fn transfer(_: leasehold::Fence, _: leasehold::Fence) -> Result<(), Error> { Ok(()) }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
 /// # let client = Client::in_memory();

@@ -92,7 +92,7 @@ impl Server {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use leasehold::{Credentials, Client, Server};
+    /// # use leasehold::{Client, Credentials, Server};
     /// # async fn token() -> Result<String, std::io::Error> { Ok("token".into()) }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
     /// let server = Server::at("127.0.0.1", 6379).credentials(|| async {

@@ -54,18 +54,18 @@ impl ManualClock {
         self.jumps.notify();
     }
 
-    /// Moves the clock forward through each moment at which these leases have work due, and waits until it is done.
+    /// Moves the clock forward through each moment at which the leases of this client have work due, and waits until it is done.
     /// Work that is due at the end is done too.
     ///
     /// # Cancel safety
     ///
     /// If it is dropped, the clock stays where it is.
-    pub async fn pass(&self, span: Duration, leases: &Client) {
-        relayed!(self.step_through(span, leases));
+    pub async fn pass(&self, span: Duration, client: &Client) {
+        relayed!(self.step_through(span, client));
     }
 
-    async fn step_through(&self, span: Duration, leases: &Client) {
-        let (engine, end) = (&leases.scope.engine, clock::now(self) + span);
+    async fn step_through(&self, span: Duration, client: &Client) {
+        let (engine, end) = (&client.scope.engine, clock::now(self) + span);
         loop {
             let is_silent = gates(engine).into_iter().flatten().any(Gate::is_closed);
             engine.watchdog.settled(is_silent).await;
@@ -117,9 +117,9 @@ pub struct Silence(Arc<Engine>);
 /// # Errors
 ///
 /// A node is not in memory.
-pub fn silence(leases: &Client) -> Result<Silence, Error> {
-    gates(&leases.scope.engine)?.into_iter().for_each(Gate::close);
-    Ok(Silence(leases.scope.engine.clone()))
+pub fn silence(client: &Client) -> Result<Silence, Error> {
+    gates(&client.scope.engine)?.into_iter().for_each(Gate::close);
+    Ok(Silence(client.scope.engine.clone()))
 }
 
 impl Drop for Silence {

@@ -52,9 +52,9 @@ pub(crate) fn with<T, F: Future<Output = Result<T, Ended>>>(
 ) -> Result<T, Ended> {
     servers.tell_a_guess();
     block_on(async {
-        let leases = build(servers.builder()).await?;
-        let outcome = act(leases.clone()).await;
-        leases.close().await;
+        let client = build(servers.builder()).await?;
+        let outcome = act(client.clone()).await;
+        client.close().await;
         outcome
     })
 }

@@ -4,7 +4,7 @@ use std::{
     fmt::Write as _,
     io::{self, BufRead, IsTerminal, Write},
     process::ExitCode,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use humantime::format_rfc3339_millis;
@@ -33,8 +33,8 @@ struct Seen {
 }
 
 pub(crate) fn show(options: &Show) -> Result<ExitCode, Ended> {
-    let seen = with(&options.servers, |leases| async move {
-        let lock = leases.lock(&options.name);
+    let seen = with(&options.servers, |client| async move {
+        let lock = client.lock(&options.name);
         let unknown = |who: &str, error| tell(format_args!("who {who} {:?} is not known: {error}", options.name));
         let waiters = if options.servers.have_queues() { Some(table::waiting(&lock).await?) } else { None };
         let waiters = waiters.and_then(|told| told.map_err(|error| unknown("waits for", error)).ok());
@@ -101,53 +101,20 @@ impl Seen {
 
     fn as_json(&self, name: &str) -> Value {
         let Self { holder, sharers, waiters } = self;
-        let holder = holder.as_ref();
-        let sharer = |one: &Holder| json!({ "label": one.label(), "remaining_ms": one.remaining().map(millis) });
-        let is_shared = holder.is_some_and(Holder::is_shared);
-        let sharers: Option<Vec<Value>> = is_shared.then(|| sharers.iter().map(sharer).collect());
-        let waiter = |waiter: &Waiter| {
-            let (mode, limit) = match waiter.mode() {
-                Mode::Shared { limit } => ("shared", limit),
-                _ => ("exclusive", None),
-            };
-            json!({ "label": waiter.label(), "waited_ms": millis(waiter.waited()), "mode": mode, "limit": limit })
-        };
-        let waiters: Option<Vec<Value>> = waiters.as_ref().map(|waiters| waiters.iter().map(waiter).collect());
-        json!({ "name": name, "holder": holder.map(as_json), "shared_by": sharers, "waiters": waiters })
+        let sharers = holder.as_ref().is_some_and(Holder::is_shared).then_some(sharers);
+        json!({ "name": name, "holder": holder, "shared_by": sharers, "waiters": waiters })
     }
 }
 
-/// The word for the mode in the library's own JSON.
-fn mode(is_shared: bool) -> &'static str {
-    if is_shared { "shared" } else { "exclusive" }
-}
-
-fn as_json(holder: &Holder) -> Value {
-    json!({
-        "label": holder.label(),
-        "mode": mode(holder.is_shared()),
-        "sharers": holder.sharers(),
-        "since": holder.since().and_then(moment),
-        "held_ms": holder.since().map(ago).map(millis),
-        "remaining_ms": holder.remaining().map(millis),
-        "fence": holder.fence().map(u64::from),
-        "not_a_lock": holder.not_a_lock(),
-    })
-}
-
 /// The moment as text; `None` for one that no calendar has, because a key's value may be anything.
-pub(crate) fn moment(moment: SystemTime) -> Option<String> {
+fn moment(moment: SystemTime) -> Option<String> {
     let mut text = String::new();
     write!(text, "{}", format_rfc3339_millis(moment)).ok().map(|()| text)
 }
 
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
-    let seen = with(&options.servers, |leases| async move {
-        table::read(&leases, &options.pattern, options.servers.have_queues()).await
+    let seen = with(&options.servers, |client| async move {
+        table::read(&client, &options.pattern, options.servers.have_queues()).await
     })?;
     list(&seen.rows, options.json)?;
     seen.unread.iter().chain(&seen.missing).for_each(tell);
@@ -156,22 +123,7 @@ pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
 
 fn list(rows: &[Row], json: bool) -> Result<(), Ended> {
     if json {
-        let rows: Vec<Value> = rows
-            .iter()
-            .map(|row| {
-                json!({
-                    "name": row.name,
-                    "label": row.label,
-                    "mode": mode(row.is_shared),
-                    "sharers": row.sharers,
-                    "since": row.since.and_then(moment),
-                    "held_ms": row.since.map(ago).map(millis),
-                    "remaining_ms": row.remaining.map(millis),
-                    "fence": row.fence.map(u64::from),
-                    "waiters": row.waiters,
-                })
-            })
-            .collect();
+        let rows: Vec<Value> = rows.iter().map(Row::as_json).collect();
         return print(&Value::from(rows).to_string());
     }
     let mut lines = table::lines(rows, None);
@@ -186,8 +138,8 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
     if let Some(reason) = &options.reason {
         check_reason(reason)?;
     }
-    let holder = with(&options.servers, |leases| async move {
-        let lock = leases.lock(&options.name);
+    let holder = with(&options.servers, |client| async move {
+        let lock = client.lock(&options.name);
         let Some(mut holder) = lock.holder().await? else { return Ok(None) };
         loop {
             if options.yes {
@@ -216,7 +168,7 @@ pub(crate) fn release(options: &Release) -> Result<ExitCode, Ended> {
         Ok(was_held.then_some(holder))
     })?;
     if options.json {
-        print(&json!({ "name": options.name, "taken_from": holder.as_ref().map(as_json) }).to_string())?;
+        print(&json!({ "name": options.name, "taken_from": holder }).to_string())?;
     } else {
         print(&format!("{:?} {}", options.name, holder.as_ref().map_or_else(|| "was free".into(), taken_from)))?;
     }

@@ -14,11 +14,11 @@ use tokio::process::{Child, Command};
 use crate::{
     args::Observe,
     connect::with,
-    duration::{ago, brief},
+    duration::brief,
     exit::{Ended, Exit},
-    look::{millis, moment},
     run::troubles_are_told,
     say::{print, print_for_a_reader, reader_is_gone, shown, tell},
+    table::with_fields,
 };
 
 /// The exit codes of `--once` if the lock has no leader, and if the leader is not known.
@@ -29,18 +29,18 @@ pub(crate) fn observe(options: &Observe) -> Result<ExitCode, Ended> {
     if !options.once {
         troubles_are_told(false);
     }
-    with(&options.servers, |leases| async move {
-        let leaders = leases.election(&options.name).observe()?;
-        if options.once { once(options, &leases, leaders).await } else { follow(options, &leases, leaders).await }
+    with(&options.servers, |client| async move {
+        let leaders = client.election(&options.name).observe()?;
+        if options.once { once(options, &client, leaders).await } else { follow(options, &client, leaders).await }
     })
 }
 
-async fn once(options: &Observe, leases: &Client, mut leaders: Leaders) -> Result<ExitCode, Ended> {
+async fn once(options: &Observe, client: &Client, mut leaders: Leaders) -> Result<ExitCode, Ended> {
     let now = leaders.next().await.unwrap_or(Leadership::Unknown);
     print(&line(options, &now))?;
     if now == Leadership::Unknown {
         // The observer does not report why, but this request fails for the same reason.
-        leases.lock(&options.name).holder().await?;
+        client.lock(&options.name).holder().await?;
     }
     Ok(match now {
         Leadership::Led(_) | Leadership::Shared(_) => ExitCode::SUCCESS,
@@ -50,7 +50,7 @@ async fn once(options: &Observe, leases: &Client, mut leaders: Leaders) -> Resul
 }
 
 /// Prints each change, until the program is ended from outside. Without a command it ends once its reader has gone.
-async fn follow(options: &Observe, leases: &Client, mut leaders: Leaders) -> Result<ExitCode, Ended> {
+async fn follow(options: &Observe, client: &Client, mut leaders: Leaders) -> Result<ExitCode, Ended> {
     let mut running: Option<Child> = None;
     // The latest change, while no command was started for it yet.
     let mut news: Option<Leadership> = None;
@@ -60,7 +60,7 @@ async fn follow(options: &Observe, leases: &Client, mut leaders: Leaders) -> Res
         tokio::select! {
             biased;
             now = leaders.next() => {
-                let Some(now) = now else { return Err(leases.health().await.map_or_else(Ended::from, |()| closed())) };
+                let Some(now) = now else { return Err(client.health().await.map_or_else(Ended::from, |()| closed())) };
                 let is_read = print_for_a_reader(&line(options, &now))?;
                 if !is_read && options.exec.is_none() {
                     return Ok(ExitCode::SUCCESS);
@@ -138,17 +138,7 @@ fn holder(now: &Leadership) -> Option<&Holder> {
 fn line(options: &Observe, now: &Leadership) -> String {
     let (state, holder) = (word(now), holder(now));
     if options.json {
-        return json!({
-            "name": options.name,
-            "state": state,
-            "leader": now.leader().map(Holder::label),
-            "sharers": holder.and_then(Holder::sharers),
-            "fence": holder.and_then(Holder::fence).map(u64::from),
-            "since": holder.and_then(Holder::since).and_then(moment),
-            "held_ms": holder.and_then(Holder::since).map(ago).map(millis),
-            "remaining_ms": holder.and_then(Holder::remaining).map(millis),
-        })
-        .to_string();
+        return with_fields(json!(now), [("name", json!(options.name))]).to_string();
     }
     let Some(holder) = holder else { return state.to_owned() };
     let fence = holder.fence().map(|fence| format!(" fence {fence}")).unwrap_or_default();

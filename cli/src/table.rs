@@ -1,11 +1,9 @@
 //! The table of held locks, for `ls` and `top`.
 
-use std::{
-    cmp::Ordering,
-    time::{Duration, SystemTime},
-};
+use std::{cmp::Ordering, time::Duration};
 
-use leasehold::{Client, Error, Fence, Listing, Lock, Waiter};
+use leasehold::{Client, Error, Holder, Listing, Lock, Waiter};
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -22,16 +20,24 @@ const AT_ONCE: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) name: String,
-    pub(crate) label: Option<String>,
-    pub(crate) is_shared: bool,
-    /// The number of sharers, if it is known.
-    pub(crate) sharers: Option<u32>,
-    /// When it was acquired.
-    pub(crate) since: Option<SystemTime>,
-    pub(crate) remaining: Option<Duration>,
-    pub(crate) fence: Option<Fence>,
+    pub(crate) holder: Holder,
     /// The number of waiters in its fair queue, if that is known. Over a quorum there is no queue.
     pub(crate) waiters: Option<usize>,
+}
+
+impl Row {
+    /// The holder as the library writes it, with the lock's name and the number of its waiters.
+    pub(crate) fn as_json(&self) -> Value {
+        with_fields(json!(self.holder), [("name", json!(self.name)), ("waiters", json!(self.waiters))])
+    }
+}
+
+/// An object of the library, with further fields.
+pub(crate) fn with_fields<const N: usize>(mut object: Value, fields: [(&str, Value); N]) -> Value {
+    if let Value::Object(all) = &mut object {
+        all.extend(fields.map(|(name, value)| (name.to_owned(), value)));
+    }
+    object
 }
 
 /// The order of rows. Equal ones are sorted by name.
@@ -70,12 +76,18 @@ impl Order {
         rows.sort_by(|one, other| {
             let by = match self {
                 Self::Name => Ordering::Equal,
-                Self::Held => one.since.is_none().cmp(&other.since.is_none()).then(one.since.cmp(&other.since)),
+                Self::Held => {
+                    let [one, other] = [one, other].map(|row| row.holder.since());
+                    one.is_none().cmp(&other.is_none()).then(one.cmp(&other))
+                }
                 Self::Expiry => {
-                    let lives = |row: &Row| row.remaining.unwrap_or(Duration::MAX);
+                    let lives = |row: &Row| row.holder.remaining().unwrap_or(Duration::MAX);
                     lives(one).cmp(&lives(other))
                 }
-                Self::Holder => one.label.is_none().cmp(&other.label.is_none()).then(one.label.cmp(&other.label)),
+                Self::Holder => {
+                    let [one, other] = [one, other].map(|row| row.holder.label());
+                    one.is_none().cmp(&other.is_none()).then(one.cmp(&other))
+                }
             };
             by.then_with(|| one.name.cmp(&other.name))
         });
@@ -93,9 +105,9 @@ pub(crate) struct Table {
 }
 
 /// Reads the held locks whose names match, sorted by name.
-pub(crate) async fn read(leases: &Client, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
+pub(crate) async fn read(client: &Client, pattern: &str, have_queues: bool) -> Result<Table, Ended> {
     let Table { mut rows, mut unread, .. } = Table::default();
-    let Listing { locks, missing, .. } = leases.list_reachable(pattern).await?;
+    let Listing { locks, missing, .. } = client.list_reachable(pattern).await?;
     for some in locks.chunks(AT_ONCE) {
         let ask = |lock: Lock| async move { (row(&lock, have_queues).await, lock) };
         let mut asked: JoinSet<_> = some.iter().cloned().map(ask).collect();
@@ -116,16 +128,7 @@ pub(crate) async fn read(leases: &Client, pattern: &str, have_queues: bool) -> R
 async fn row(lock: &Lock, has_queue: bool) -> Result<Option<Row>, Error> {
     let Some(holder) = lock.holder().await? else { return Ok(None) };
     let waiters = if has_queue { waiting(lock).await?.ok() } else { None };
-    Ok(Some(Row {
-        name: lock.name().into(),
-        label: holder.label().map(ToOwned::to_owned),
-        is_shared: holder.is_shared(),
-        sharers: holder.sharers(),
-        since: holder.since(),
-        remaining: holder.remaining(),
-        fence: holder.fence(),
-        waiters: waiters.map(|waiters| waiters.len()),
-    }))
+    Ok(Some(Row { name: lock.name().into(), holder, waiters: waiters.map(|waiters| waiters.len()) }))
 }
 
 /// The waiters for a lock. The inner error says why we may not list them, although we may see the holder.
@@ -145,10 +148,10 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
         let number = |number: Option<String>| number.unwrap_or_else(|| "-".into());
         [
             shown(&row.name),
-            holder(row),
-            number(row.since.map(|since| brief(ago(since)))),
-            number(row.remaining.map(|remaining| format!("{:.1}s", remaining.as_secs_f64()))),
-            number(row.fence.map(|fence| fence.to_string())),
+            holder(&row.holder),
+            number(row.holder.since().map(|since| brief(ago(since)))),
+            number(row.holder.remaining().map(|remaining| format!("{:.1}s", remaining.as_secs_f64()))),
+            number(row.holder.fence().map(|fence| fence.to_string())),
             number(row.waiters.map(|waiters| waiters.to_string())),
         ]
     }));
@@ -175,12 +178,12 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
 }
 
 /// The holder by its name, or the number of those who share the lock.
-fn holder(row: &Row) -> String {
-    match (&row.label, row.sharers) {
+fn holder(holder: &Holder) -> String {
+    match (holder.label(), holder.sharers()) {
         (_, Some(1)) => "1 shares it".into(),
         (_, Some(sharers)) => format!("{sharers} share it"),
         (Some(label), None) => shown(label),
-        (None, None) if row.is_shared => "some share it".into(),
+        (None, None) if holder.is_shared() => "some share it".into(),
         (None, None) => "?".into(),
     }
 }
@@ -249,57 +252,50 @@ pub(crate) fn folded(text: &str, columns: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
-    #[allow(clippy::disallowed_methods)]
-    fn before(ago: Duration) -> SystemTime {
-        SystemTime::now() - ago
+    /// A lock of this key's value and PTTL, as a server tells them.
+    fn row_of(name: &str, value: &str, pttl: i64) -> Row {
+        Row { name: name.into(), holder: Holder::read(Some(value), pttl), waiters: Some(3) }
+    }
+
+    fn value(label: &str, fence: u64) -> String {
+        format!("lh1:00000000-0000-4000-8000-000000000000:{fence}@{label}")
     }
 
     fn row(name: &str, label: &str) -> Row {
-        Row {
-            name: name.into(),
-            label: Some(label.into()),
-            is_shared: false,
-            sharers: None,
-            since: Some(before(Duration::from_millis(200_500))),
-            remaining: Some(Duration::from_millis(21_449)),
-            fence: Fence::try_from(1_795_301_966_972_697_u64).ok(),
-            waiters: Some(3),
-        }
+        row_of(name, &value(label, FENCE), 21_449)
     }
+
+    /// In the year 2200: a holder since then has held for no time.
+    const FENCE: u64 = 7_258_118_400_000_000;
 
     #[test]
     fn a_table_has_its_columns_under_each_other() {
-        let foreign = Row { label: None, since: None, remaining: None, fence: None, waiters: None, ..row("other", "") };
+        let foreign = Row { waiters: None, ..row_of("other", "another library's", -1) };
         assert_eq!(
             lines(&[row("hourly-report", "web-3:4711"), foreign], None),
             [
-                "NAME           HOLDER       HELD    TTL             FENCE  WAITING",
-                "hourly-report  web-3:4711  3m20s  21.4s  1795301966972697        3",
-                "other          ?               -      -                 -        -",
+                "NAME           HOLDER      HELD    TTL             FENCE  WAITING",
+                "hourly-report  web-3:4711    0s  21.4s  7258118400000000        3",
+                "other          ?              -      -                 -        -",
             ]
         );
     }
 
     #[test]
     fn a_lock_that_is_shared_has_the_number_of_those_who_share_it_for_a_holder() {
-        let shared = |sharers| Row { label: None, is_shared: true, sharers, ..row("job", "") };
-        for (sharers, says) in
-            [(Some(0), "0 share it"), (Some(1), "1 shares it"), (Some(2), "2 share it"), (None, "some share it")]
-        {
-            assert_eq!(holder(&shared(sharers)), says);
+        let value = format!("lh1:00000000-0000-0000-0000-000000000000:{FENCE}@");
+        let all = Holder::read(Some(&value), 21_449);
+        for (sharers, says) in [(0, "0 share it"), (1, "1 shares it"), (2, "2 share it")] {
+            assert_eq!(holder(&all.clone().shared_by(sharers)), says);
         }
+        assert_eq!(holder(&all), "some share it");
     }
 
     #[test]
     fn rows_are_sorted_and_those_that_do_not_tell_come_last() {
-        let (young, old) = (before(Duration::from_secs(1)), before(Duration::from_secs(99)));
-        let of = |name, label, since, remaining| Row {
-            since,
-            remaining: Some(Duration::from_secs(remaining)),
-            ..row(name, label)
-        };
-        let foreign = Row { label: None, since: None, remaining: None, ..row("b", "") };
-        let mut rows = [of("c", "x", Some(old), 9), foreign, of("a", "z", Some(young), 5), of("d", "x", Some(old), 7)];
+        let of = |name, label, fence, remaining: i64| row_of(name, &value(label, fence), remaining * 1_000);
+        let foreign = row_of("b", "another library's", -1);
+        let mut rows = [of("c", "x", 7, 9), foreign, of("a", "z", 9, 5), of("d", "x", 8, 7)];
         let mut order = Order::Name;
         for expected in ["abcd", "cdab", "adcb", "cdab", "abcd"] {
             order.sort(&mut rows);
@@ -319,7 +315,7 @@ mod tests {
         }
         let line = lines(&rows, Some(80)).remove(1);
         assert!(
-            line.contains("n…") && line.contains("l…") && line.ends_with("21.4s  1795301966972697        3"),
+            line.contains("n…") && line.contains("l…") && line.ends_with("21.4s  7258118400000000        3"),
             "{line}"
         );
         assert!(lines(&[row("hourly", &"l".repeat(100))], Some(80)).remove(1).starts_with("hourly  lll"));

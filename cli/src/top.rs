@@ -31,15 +31,15 @@ pub(crate) fn top(options: &Top) -> Result<ExitCode, Ended> {
             "top draws on a terminal, and this is none that can be drawn on: see `leasehold ls`",
         ));
     }
-    with(&options.servers, |leases| async move { show(options, &leases).await })
+    with(&options.servers, |client| async move { show(options, &client).await })
 }
 
-async fn show(options: &Top, leases: &Client) -> Result<ExitCode, Ended> {
+async fn show(options: &Top, client: &Client) -> Result<ExitCode, Ended> {
     let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
     let (mut keys, mut view) = (keys(), View::new());
     let mut screen = Screen::enter();
     let interval = options.interval.max(SHORTEST);
-    let mut seen = looks(leases.clone(), options, interval);
+    let mut seen = looks(client.clone(), options, interval);
     loop {
         tokio::select! {
             Ok(()) = seen.changed() => {}
@@ -72,7 +72,7 @@ async fn show(options: &Top, leases: &Client) -> Result<ExitCode, Ended> {
         let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
         let seen = seen.borrow_and_update().clone();
         let is_table = seen.is_ok() && !view.explains;
-        draw(&view.frame(leases, interval, seen, width, height), is_table)?;
+        draw(&view.frame(client, interval, seen, width, height), is_table)?;
     }
 }
 
@@ -87,12 +87,12 @@ const SHORTEST: Duration = Duration::from_millis(100);
 
 /// The latest table. A task keeps reading it, so that a slow server does not delay the exit.
 #[allow(clippy::disallowed_methods, reason = "it ends with the program")]
-fn looks(leases: Client, options: &Top, interval: Duration) -> watch::Receiver<Result<Table, String>> {
+fn looks(client: Client, options: &Top, interval: Duration) -> watch::Receiver<Result<Table, String>> {
     let (pattern, have_queues) = (options.pattern.clone(), options.servers.have_queues());
     let (sender, receiver) = watch::channel(Err("no answer yet".to_owned()));
     tokio::spawn(async move {
         loop {
-            let seen = table::read(&leases, &pattern, have_queues).await;
+            let seen = table::read(&client, &pattern, have_queues).await;
             if sender.send(seen.map_err(|ended| ended.why().unwrap_or_default().to_owned())).is_err() {
                 return;
             }
@@ -144,13 +144,13 @@ impl View {
     /// A picture of at most this size: its subject, then the table, the keys or an error.
     fn frame(
         &mut self,
-        leases: &Client,
+        client: &Client,
         interval: Duration,
         seen: Result<Table, String>,
         width: usize,
         height: usize,
     ) -> Vec<String> {
-        let nodes = leases.nodes();
+        let nodes = client.nodes();
         let up = nodes.iter().filter(|node| matches!(node.state(), NodeState::Up | NodeState::Unknown)).count();
         let place = match &nodes[..] {
             [one] => one.address().to_owned(),

@@ -298,20 +298,22 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// `label`, `remaining_seconds`, `fence`, `not_a_lock` and `sharers`, each `null` if there is none, `is_ours`, and
-/// `mode`: `"exclusive"` or `"shared"`; never the token.
+/// `label`, `sharers`, `since_unix_seconds`, `remaining_seconds`, `fence` and `not_a_lock`, each `null` if there is
+/// none, `is_ours`, and `mode`: `"exclusive"` or `"shared"`; never the token.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Holder {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
-        let mut holder = serializer.serialize_struct("Holder", 7)?;
+        let mut holder = serializer.serialize_struct("Holder", 8)?;
+        let since = self.since().and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
         holder.serialize_field("label", &self.label())?;
+        holder.serialize_field("mode", if self.is_shared() { "shared" } else { "exclusive" })?;
+        holder.serialize_field("sharers", &self.sharers())?;
+        holder.serialize_field("since_unix_seconds", &since.map(|since| since.as_secs_f64()))?;
         holder.serialize_field("remaining_seconds", &self.remaining.map(|remaining| remaining.as_secs_f64()))?;
         holder.serialize_field("fence", &self.fence)?;
         holder.serialize_field("is_ours", &self.is_ours)?;
         holder.serialize_field("not_a_lock", &self.not_a_lock)?;
-        holder.serialize_field("mode", if self.is_shared() { "shared" } else { "exclusive" })?;
-        holder.serialize_field("sharers", &self.sharers())?;
         holder.end()
     }
 }

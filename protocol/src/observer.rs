@@ -85,6 +85,24 @@ impl Leadership {
     }
 }
 
+/// `state`: `"led"`, `"shared"`, `"vacant"` or `"unknown"`, and `holder`: the leader or all sharers, else `null`.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Leadership {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let (state, holder) = match self {
+            Self::Led(holder) => ("led", Some(holder)),
+            Self::Shared(holder) => ("shared", Some(holder)),
+            Self::Vacant => ("vacant", None),
+            Self::Unknown => ("unknown", None),
+        };
+        let mut leadership = serializer.serialize_struct("Leadership", 2)?;
+        leadership.serialize_field("state", state)?;
+        leadership.serialize_field("holder", &holder)?;
+        leadership.end()
+    }
+}
+
 /// What is known, and until when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {

@@ -324,9 +324,9 @@ impl Builder {
     ///
     /// Dropping it closes what was opened.
     pub async fn build(self) -> Result<Client, Error> {
-        let leases = self.build_lazy()?;
-        relayed!(leases.scope.engine.connect())?;
-        Ok(leases)
+        let client = self.build_lazy()?;
+        relayed!(client.scope.engine.connect())?;
+        Ok(client)
     }
 
     /// Checks every setting, and connects at the first use: for a program that must start while its server is down. It

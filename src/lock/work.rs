@@ -68,7 +68,7 @@ runs! {
     /// Error + Send + Sync>`. So one `?` serves the lock and the work.
     ///
     /// ```
-    /// # use leasehold::{Error, Client};
+    /// # use leasehold::{Client, Error};
     /// # async fn insert(_: leasehold::Fence) -> Result<u32, std::num::ParseIntError> { "42".parse() }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     /// let lock = Client::in_memory().lock("reports:nightly");

@@ -147,9 +147,9 @@ async fn examine(options: &Doctor) -> Result<(Vec<Section>, bool), Ended> {
         return Ok((sections, false));
     }
     let findings = match build(servers.builder()).await {
-        Ok(leases) => {
-            let findings = try_out(&leases, &options.name, is_quorum).await;
-            leases.close().await;
+        Ok(client) => {
+            let findings = try_out(&client, &options.name, is_quorum).await;
+            client.close().await;
             findings?
         }
         Err(error) => {
@@ -174,13 +174,13 @@ struct Seen {
 }
 
 async fn look(servers: &Servers, name: Option<&str>) -> Result<Seen, Error> {
-    let leases = build(servers.builder()).await?;
-    let said = survey(&leases).await;
+    let client = build(servers.builder()).await?;
+    let said = survey(&client).await;
     let vote = match name {
-        Some(name) => vote(&leases, name).await,
+        Some(name) => vote(&client, name).await,
         None => None,
     };
-    leases.close().await;
+    client.close().await;
     Ok(Seen { servers: said?, vote })
 }
 
@@ -202,8 +202,8 @@ fn not_there(error: &Error) -> Finding {
     problem("server", error.to_string(), advice_for(&error.to_string()).unwrap_or(usual))
 }
 
-async fn vote(leases: &Client, name: &str) -> Option<Finding> {
-    let why = match leases.lock(format!("{name}:doctor")).try_acquire().await {
+async fn vote(client: &Client, name: &str) -> Option<Finding> {
+    let why = match client.lock(format!("{name}:doctor")).try_acquire().await {
         Ok(Some(lease)) => match lease.release().await {
             Ok(Released::Unconfirmed(why)) => why.to_string(),
             Ok(_) => return None,
@@ -224,12 +224,12 @@ fn advice(passes: bool) -> &'static str {
 }
 
 /// Acquires, renews and releases a lock, as `run` would.
-async fn try_out(leases: &Client, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
-    let lock = leases.lock(format!("{name}:doctor"));
+async fn try_out(client: &Client, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
+    let lock = client.lock(format!("{name}:doctor"));
     let mut misplaced = Vec::new();
     for name in [name, lock.name()] {
         // The lock below reports any error.
-        if let Ok(Some(holder)) = leases.lock(name).holder().await {
+        if let Ok(Some(holder)) = client.lock(name).holder().await {
             misplaced.extend(judge_key(name, holder.not_a_lock()));
         }
     }
@@ -250,7 +250,7 @@ async fn try_out(leases: &Client, name: &str, is_quorum: bool) -> Result<Vec<Fin
             return Ok(vec![problem("lock", format!("it cannot be acquired: {error}"), advice)]);
         }
     };
-    let listed = leases.list(lock.name()).await;
+    let listed = client.list(lock.name()).await;
     let renewed = lease.renew().await.map_err(|error| {
         problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, Error::Lost(_))))
     });
@@ -278,9 +278,9 @@ async fn try_out(leases: &Client, name: &str, is_quorum: bool) -> Result<Vec<Fin
     }
     findings.extend(judge_list(&listed));
     if !is_quorum {
-        findings.extend(try_queue_and_share(leases, &lock).await);
+        findings.extend(try_queue_and_share(client, &lock).await);
     }
-    findings.extend(clocks(leases));
+    findings.extend(clocks(client));
     Ok(findings)
 }
 
@@ -297,13 +297,13 @@ fn judge_list<T>(listed: &Result<Vec<T>, Error>) -> Option<Finding> {
 }
 
 /// Acquires the lock as a fair waiter, and shares it: each needs rights of its own.
-async fn try_queue_and_share(leases: &Client, lock: &Lock) -> Option<Finding> {
+async fn try_queue_and_share(client: &Client, lock: &Lock) -> Option<Finding> {
     let (what, error) = match lock.clone().fair(true).try_acquire().await {
         Ok(lease) => {
             if let Some(lease) = lease {
                 drop(lease.release().await);
             }
-            ("shared", share(leases, lock.name()).await.err()?)
+            ("shared", share(client, lock.name()).await.err()?)
         }
         // Sharing a lock needs the same rights, and some more.
         Err(error) => ("fair or shared", error),
@@ -312,9 +312,9 @@ async fn try_queue_and_share(leases: &Client, lock: &Lock) -> Option<Finding> {
 }
 
 /// Shares a lock twice, as `run --shared` and `run --permits` would.
-async fn share(leases: &Client, name: &str) -> Result<(), Error> {
+async fn share(client: &Client, name: &str) -> Result<(), Error> {
     // Without the right to give it back, a share stays for its TTL.
-    let lock = leases.semaphore(name, 2).ttl(Duration::from_secs(1));
+    let lock = client.semaphore(name, 2).ttl(Duration::from_secs(1));
     // Another process may be using it.
     let Some(share) = lock.try_acquire().await? else { return Ok(()) };
     // A second share removes expired shares, which needs a right. A renewal does not show whether we have that right:
@@ -344,8 +344,8 @@ fn is_too_early(error: &Error) -> bool {
 }
 
 /// Whether the clocks of the servers agree, as far as the clocks are known.
-fn clocks(leases: &Client) -> Option<Finding> {
-    let nodes = leases.nodes();
+fn clocks(client: &Client) -> Option<Finding> {
+    let nodes = client.nodes();
     let offsets: Vec<i64> = nodes.iter().filter_map(leasehold::NodeStatus::clock_offset_micros).collect();
     let (least, most) = (offsets.iter().min()?, offsets.iter().max()?);
     (offsets.len() > 1).then(|| judge_clocks(offsets.len(), most.abs_diff(*least)))

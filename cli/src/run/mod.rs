@@ -204,19 +204,19 @@ async fn under_a_lease<T>(
             meanwhile()
         };
         let building = async { build(builder).await.map_err(Ended::from) };
-        tokio::try_join!(building, meanwhile).map(|(leases, ())| leases)
+        tokio::try_join!(building, meanwhile).map(|(client, ())| client)
     };
     let built = tokio::select! {
         ended = &mut gives_up => return Err(ended),
         built = unless_ended(signals, Box::pin(building)) => built,
     };
-    let leases = match built {
+    let client = match built {
         Ok(built) => built?,
         Err(signal) => return Ok(Err(signal)),
     };
     let acquired = tokio::select! {
         ended = gives_up => Ok(Err(ended)),
-        acquired = unless_ended(signals, Box::pin(acquire(options, &leases, waits, began))) => acquired,
+        acquired = unless_ended(signals, Box::pin(acquire(options, &client, waits, began))) => acquired,
     };
     let has_waited_in_vain = matches!(acquired, Ok(Err(_)));
     let outcome = match acquired {
@@ -227,9 +227,9 @@ async fn under_a_lease<T>(
     // Closing also takes a waiter out of its queue. After a failed acquire, a server that refuses this too must not
     // delay the exit.
     if has_waited_in_vain {
-        let _left_behind = timeout(A_MOMENT, leases.close()).await;
+        let _left_behind = timeout(A_MOMENT, client.close()).await;
     } else {
-        leases.close().await;
+        client.close().await;
     }
     outcome
 }
@@ -327,7 +327,7 @@ async fn release(lease: MultiLease, keep_for: Option<Duration>, held: Duration, 
 /// Acquires the lock, or all of them, within `--wait`, which counts from `began`.
 async fn acquire(
     options: &LockArgs,
-    leases: &Client,
+    client: &Client,
     waits: impl Fn() + Send + Sync + 'static,
     began: Duration,
 ) -> Result<MultiLease, Ended> {
@@ -336,9 +336,9 @@ async fn acquire(
     let lock = |name: &String| {
         let (name, waits) = (name.clone(), waits.clone());
         let lock = match options.lease.permits {
-            Some(permits) => leases.semaphore(&name, permits),
-            None if options.lease.shared => leases.rw_lock(&name).read(),
-            None => leases.lock(&name),
+            Some(permits) => client.semaphore(&name, permits),
+            None if options.lease.shared => client.rw_lock(&name).read(),
+            None => client.lock(&name),
         };
         let lock = lock.on_wait(move |holder| {
             if !nonblock {
@@ -359,8 +359,8 @@ async fn acquire(
     let acquired = match (options.names(), limit) {
         ([name], None) => lock(name).acquire().await.map(MultiLease::from),
         ([name], Some(limit)) => lock(name).acquire_within(limit).await.map(MultiLease::from),
-        (names, None) => leases.multi_lock(names.iter().map(lock)).acquire().await,
-        (names, Some(limit)) => leases.multi_lock(names.iter().map(lock)).acquire_within(limit).await,
+        (names, None) => client.multi_lock(names.iter().map(lock)).acquire().await,
+        (names, Some(limit)) => client.multi_lock(names.iter().map(lock)).acquire_within(limit).await,
     };
     let held = acquired.map_err(|error| match error {
         // No message: cron would mail it every hour.

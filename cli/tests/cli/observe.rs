@@ -55,14 +55,14 @@ fn each_change_is_a_line() {
     let (mut observing, mut objects) = (Observing::start(&server, &[]), Observing::start(&server, &["--json"]));
     assert_eq!(observing.line(), "vacant");
     let vacant: Value = serde_json::from_str(&objects.line()).unwrap();
-    assert_eq!((&vacant["name"], &vacant["state"], &vacant["leader"]), (&NAME.into(), &"vacant".into(), &Value::Null));
+    assert_eq!((&vacant["name"], &vacant["state"], &vacant["holder"]), (&NAME.into(), &"vacant".into(), &Value::Null));
     let leader = leader(&server, "10.0.0.7:8080");
     let led = observing.line();
     let fence = led.strip_prefix("led 10.0.0.7:8080 fence ").unwrap_or_else(|| panic!("{led:?}"));
     let object: Value = serde_json::from_str(&objects.line()).unwrap();
-    assert_eq!((&object["state"], &object["leader"]), (&"led".into(), &"10.0.0.7:8080".into()));
-    assert_eq!(object["fence"].as_u64().map(|fence| fence.to_string()).as_deref(), Some(fence));
-    assert!(object["remaining_ms"].as_u64().is_some_and(|left| left > 100), "{object}");
+    assert_eq!((&object["state"], &object["holder"]["label"]), (&"led".into(), &"10.0.0.7:8080".into()));
+    assert_eq!(object["holder"]["fence"].as_u64().map(|fence| fence.to_string()).as_deref(), Some(fence));
+    assert!(object["holder"]["remaining_seconds"].as_f64().is_some_and(|left| left > 0.1), "{object}");
     resigns(leader);
     assert_eq!(observing.line(), "vacant");
 }

@@ -81,10 +81,11 @@ fn a_name_that_is_shared_is_observed_as_that() {
     let line = printed(&shared);
     assert!(line.starts_with(&format!("shared by 2 fence {}, the last for ", fence.trim())), "{line}");
     let object = json(&server, &["observe", "--once", "--json", NAME]);
-    assert_eq!((&object["state"], &object["leader"]), (&"shared".into(), &Value::Null));
-    assert_eq!((&object["sharers"], &object["fence"].to_string()), (&2.into(), &fence.trim().to_owned()));
+    assert_eq!((&object["state"], &object["holder"]["label"]), (&"shared".into(), &Value::Null));
+    let of = &object["holder"];
+    assert_eq!((&of["sharers"], &of["fence"].to_string()), (&2.into(), &fence.trim().to_owned()));
     // The lock's key lives for longer.
-    assert!(object["remaining_ms"].as_u64().is_some_and(|left| left <= 30_000), "{object}");
+    assert!(of["remaining_seconds"].as_f64().is_some_and(|left| left <= 30.0), "{object}");
     let [first, second] = readers;
     sent_away([first]);
     assert!(printed(&once(&[])).starts_with("shared by 1 fence "), "one place is only kept");
@@ -143,7 +144,7 @@ fn readers_and_the_writer_that_waits_for_them_are_shown() {
     let holder = &shown["holder"];
     assert_eq!((&holder["mode"], &holder["sharers"], &holder["label"]), (&"shared".into(), &2.into(), &Value::Null));
     assert_eq!(holder["fence"].to_string(), fence.trim());
-    let of = |one: &Value| (one["label"].clone(), one["remaining_ms"].as_u64().is_some_and(|left| left > 1_000));
+    let of = |one: &Value| (one["label"].clone(), one["remaining_seconds"].as_f64().is_some_and(|left| left > 1.0));
     let mut all: Vec<_> = shown["shared_by"].as_array().unwrap().iter().map(of).collect();
     all.sort_by_key(|(label, _)| label.to_string());
     assert_eq!(all, [("web-1".into(), true), ("web-2".into(), true)]);
