@@ -11,7 +11,7 @@ use leasehold_protocol::{
 use tracing::Instrument as _;
 
 use crate::{
-    acquire::{Acquire, Patience, Wanted},
+    acquire::{Acquire, AcquireSpec, Patience},
     engine::Engine,
     error::Error,
     foreign::relayed,
@@ -84,11 +84,11 @@ impl Lease {
 }
 
 /// A share with all options of this hold.
-fn to_share(engine: &Engine, hold: &Hold, grace: Duration, now: Time) -> Result<Wanted, Error> {
+fn to_share(engine: &Engine, hold: &Hold, grace: Duration, now: Time) -> Result<AcquireSpec, Error> {
     let options = hold.options(now, Access::Read);
     options.check_access(!engine.quorum.is_one())?;
     let (prefix, label) = (engine.options.prefix.clone(), hold.claim.token.label().into());
-    Ok(Wanted {
+    Ok(AcquireSpec {
         key: hold.claim.key.clone(),
         names: Some(Arc::new(Names { prefix, label })),
         options,

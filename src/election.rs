@@ -17,7 +17,7 @@ use leasehold_protocol::{
 use tokio::sync::watch;
 
 use crate::{
-    engine::{Engine, Told},
+    engine::{Engine, LastReport},
     error::Error,
     foreign::relayed,
     lease::{Lease, LeaseHandle},
@@ -214,7 +214,7 @@ impl fmt::Debug for Election {
 pub struct Leaders {
     pub(crate) engine: Arc<Engine>,
     name: Arc<str>,
-    told: watch::Receiver<Told>,
+    told: watch::Receiver<LastReport>,
     /// The state that was returned last.
     last: Option<Leadership>,
     /// The wait for the next change, from its first poll on.
@@ -222,7 +222,7 @@ pub struct Leaders {
 }
 
 /// The outcome of a wait for a change; `None` at the end of the stream.
-type Change = Option<watch::Receiver<Told>>;
+type Change = Option<watch::Receiver<LastReport>>;
 
 // A wait that a panic cut off starts again, and has missed no change.
 impl UnwindSafe for Leaders {}

@@ -18,7 +18,7 @@ use leasehold_protocol::{key::Key, mode::Mode};
 use tracing::Instrument as _;
 
 use crate::{
-    acquire::{Acquire, OnWait, Patience, Wanted},
+    acquire::{Acquire, AcquireSpec, OnWait, Patience},
     error::Error,
     foreign::relayed,
     lease::Lease,
@@ -192,7 +192,7 @@ impl Lock {
         let span = tracing::debug_span!(target: "leasehold", "acquire", lock = &*self.name);
         let (engine, began) = (self.scope.engine.clone(), self.scope.engine.now());
         let acquiring = Acquiring::begins(self.scope.options.metrics_group, self.mode());
-        let acquire = |wanted| Acquire::new(engine.clone(), Wanted { is_on_trial, ..wanted }, patience);
+        let acquire = |wanted| Acquire::new(engine.clone(), AcquireSpec { is_on_trial, ..wanted }, patience);
         // Borrowed, because a value that is moved on takes its memory twice.
         let outcome = match &mut self.wanted().map(acquire) {
             Ok(acquire) => acquire.run().instrument(span).await,
@@ -213,7 +213,7 @@ impl Lock {
     }
 
     /// Checks everything that can be refused without a request.
-    pub(crate) fn wanted(self) -> Result<Wanted, Error> {
+    pub(crate) fn wanted(self) -> Result<AcquireSpec, Error> {
         let Scope { engine, options, .. } = &self.scope;
         engine.check_acquires()?;
         options.check(!engine.quorum.is_one(), engine.quorum.restart_delay())?;
@@ -224,7 +224,7 @@ impl Lock {
         let Self { scope, owner, reentrant, keep_for, once_per, grace, on_wait, .. } = self;
         let (options, names) = (scope.options, scope.into_names());
         let is_on_trial = false;
-        Ok(Wanted { key, names, options, owner, reentrant, keep_for, once_per, grace, on_wait, is_on_trial })
+        Ok(AcquireSpec { key, names, options, owner, reentrant, keep_for, once_per, grace, on_wait, is_on_trial })
     }
 }
 

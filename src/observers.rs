@@ -16,7 +16,7 @@ use leasehold_protocol::{
 use tokio::sync::watch;
 
 use crate::{
-    engine::{Engine, Told},
+    engine::{Engine, LastReport},
     error::Error,
     foreign::{Event, tell},
     quorum::Seen,
@@ -28,7 +28,7 @@ use crate::{
 const READ: usize = 100;
 
 /// Observes this lock through its observer, or through a new one, which lives as long as it has a subscriber.
-pub(crate) fn observe(engine: &Arc<Engine>, key: &Key) -> watch::Receiver<Told> {
+pub(crate) fn observe(engine: &Arc<Engine>, key: &Key) -> watch::Receiver<LastReport> {
     let (told, is_first) = engine.observers.join(key);
     if let Some(telling) = is_first {
         let observer = Observer::new(engine.options.command_timeout, random::jitter());
@@ -42,7 +42,7 @@ pub(crate) fn observe(engine: &Arc<Engine>, key: &Key) -> watch::Receiver<Told> 
 struct Run {
     engine: Arc<Engine>,
     key: Key,
-    telling: Arc<watch::Sender<Told>>,
+    telling: Arc<watch::Sender<LastReport>>,
     observer: Observer,
 }
 

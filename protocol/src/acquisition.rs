@@ -94,12 +94,12 @@ struct Releasing {
 struct Over {
     may_be_on: Nodes,
     mode: ReleaseMode,
-    left: Left,
+    left: KeyRemains,
 }
 
 /// Whether the key is left on the nodes after the end of its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Left {
+enum KeyRemains {
     No,
     /// The lease was lost: the key expires, if it outlives the lease (invariant 6).
     ByLoss,
@@ -288,7 +288,7 @@ impl Acquisition {
             Leaving::Nothing => Stage::Over(Over {
                 may_be_on,
                 mode: ReleaseMode::Delete,
-                left: if runs_out { Left::ByLoss } else { Left::No },
+                left: if runs_out { KeyRemains::ByLoss } else { KeyRemains::No },
             }),
             Leaving::Release { is_forgiven } => {
                 let valid_until = if is_forgiven { now } else { valid_until };
@@ -303,7 +303,7 @@ impl Acquisition {
         let is_held = self.is_held();
         if is_held {
             let (may_be_on, mode) = (Nodes::NONE, ReleaseMode::Delete);
-            self.stage = Stage::Over(Over { may_be_on, mode, left: Left::ToHeir });
+            self.stage = Stage::Over(Over { may_be_on, mode, left: KeyRemains::ToHeir });
         }
         is_held
     }
@@ -330,7 +330,7 @@ impl Acquisition {
             // Without a caller, the requests of a release may never be sent.
             self.released_on = self.released_on.is_none().then_some(Route::Keeper);
         }
-        self.stage = Stage::Over(Over { may_be_on: nodes, mode, left: Left::No });
+        self.stage = Stage::Over(Over { may_be_on: nodes, mode, left: KeyRemains::No });
         Actions { undo: some(undo), ..Actions::default() }
     }
 
@@ -451,7 +451,7 @@ impl Acquisition {
         let answer = said.map(|owned| ReleaseAnswer { owned, only_sending });
         let Some(end) = releasing.tally.answer(now, node, answer) else { return Actions::default() };
         let (nodes, mode) = (releasing.unconfirmed, releasing.mode.clone());
-        self.stage = Stage::Over(Over { may_be_on, mode, left: Left::No });
+        self.stage = Stage::Over(Over { may_be_on, mode, left: KeyRemains::No });
         let undo = some(Undo { nodes, ..self.undo() });
         Actions { undo, news: Some(News::Released(end)), ..Actions::default() }
     }
@@ -473,8 +473,8 @@ impl Acquisition {
             Stage::Held(lease) => {
                 matches!(lease.phase(), Phase::Over { reason, .. } if loss::is_unforeseen(reason))
             }
-            Stage::Over(Over { left: Left::ToHeir, .. }) => return true,
-            Stage::Over(over) => over.left == Left::ByLoss,
+            Stage::Over(Over { left: KeyRemains::ToHeir, .. }) => return true,
+            Stage::Over(over) => over.left == KeyRemains::ByLoss,
             Stage::Attempting { .. } | Stage::Leaving { .. } | Stage::Releasing(_) => false,
         };
         was_lost && self.outliving.outlives_a_loss(now.since(self.sent))

@@ -161,7 +161,7 @@ pub struct Batch {
 
 /// The outcome of a sweep: the expired requests, each with its limit.
 #[derive(Debug)]
-pub struct Swept<T> {
+pub struct SweepOutcome<T> {
     /// Expired requests that were not sent, and never will be.
     pub unsent: Vec<(T, Duration)>,
     /// Expired requests that may have been executed.
@@ -376,7 +376,7 @@ impl<T> Combiner<T> {
     }
 
     /// Expires requests past their limit, and releases those that waited long enough for a flight (invariants 1 and 7).
-    pub fn sweep(&mut self, now: Time) -> Swept<T> {
+    pub fn sweep(&mut self, now: Time) -> SweepOutcome<T> {
         let (mut unsent, mut unknown, mut next) = (Vec::new(), Vec::new(), Time::NEVER);
         if self.waiting.iter().any(|waiting| waiting.until <= now) {
             unsent.extend(
@@ -397,7 +397,7 @@ impl<T> Combiner<T> {
         }
         let ends = self.waiting.iter().map(|waiting| waiting.until).min();
         next = ends.map_or(next, |end| next.min(end).min(self.stalls_at()));
-        Swept { unsent, unknown, flies, next: Some(next).filter(|&next| next != Time::NEVER) }
+        SweepOutcome { unsent, unknown, flies, next: Some(next).filter(|&next| next != Time::NEVER) }
     }
 }
 

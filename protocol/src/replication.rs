@@ -82,7 +82,7 @@ pub enum Next {
 
 /// The consequences of a new write.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Entered<W> {
+pub struct Registration<W> {
     /// The number by which the caller [gives up](Replication::give_up).
     pub number: u64,
     /// Whether a driver has to begin.
@@ -116,7 +116,7 @@ impl<W> Replication<W> {
     }
 
     /// A write was answered on this link. A `WAIT` for it may take `slice`.
-    pub fn enter(&mut self, link: u64, slice: Duration, who: W) -> Entered<W> {
+    pub fn enter(&mut self, link: u64, slice: Duration, who: W) -> Registration<W> {
         let number = self.entries;
         self.entries += 1;
         let mut unknown = Vec::new();
@@ -129,10 +129,10 @@ impl<W> Replication<W> {
         }
         if link < self.link {
             unknown.push(who);
-            return Entered { number, begins: false, unknown };
+            return Registration { number, begins: false, unknown };
         }
         self.heard.push(Entry { number, who, slice, seen: self.too_few });
-        Entered { number, begins: !mem::replace(&mut self.is_driven, true), unknown }
+        Registration { number, begins: !mem::replace(&mut self.is_driven, true), unknown }
     }
 
     /// The driver asks what to do. No `WAIT` is under way.
@@ -212,7 +212,7 @@ mod tests {
         Time::ZERO + Duration::from_millis(millis)
     }
 
-    fn enter(replication: &mut Replication<&'static str>, link: u64, who: &'static str) -> Entered<&'static str> {
+    fn enter(replication: &mut Replication<&'static str>, link: u64, who: &'static str) -> Registration<&'static str> {
         replication.enter(link, SLICE, who)
     }
 

@@ -50,7 +50,7 @@ pub enum Step {
 
 /// The outcome of an answer.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum TripOutcome {
     /// The answer counts.
     Counts,
     /// Another server has the slot by now: it is unknown whether the request was executed there.
@@ -64,7 +64,7 @@ pub enum Heard {
 #[must_use]
 pub struct TripOrders {
     /// The outcome for the request, once the rest is done.
-    pub outcome: Heard,
+    pub outcome: TripOutcome,
     /// The owner has sent the request there, or nowhere: report it to the topology with [`moved`](Topology::moved).
     pub moved: Option<Option<Place>>,
     /// The owner's cluster is down: report it to the topology with [`is_down_now`](Topology::is_down_now).
@@ -110,10 +110,10 @@ impl Trip {
         let is_of_owner = asked.is_none();
         let outcome = self.outcome(from, failure, asked.as_ref(), topology);
         let is_counted = match outcome {
-            Heard::Counts => failure.is_none(),
+            TripOutcome::Counts => failure.is_none(),
             // By sending a request on, a server says that the slot is its own.
-            Heard::Again(_) => is_moving,
-            Heard::Void => false,
+            TripOutcome::Again(_) => is_moving,
+            TripOutcome::Void => false,
         };
         let moved = match redirection {
             Some(Redirection::Moved { to, .. }) if is_of_owner => Some(to.clone()),
@@ -132,23 +132,29 @@ impl Trip {
     }
 
     /// The outcome of an answer of `from`; or of `asked`, the server to which it sent the request on.
-    fn outcome(&mut self, from: Shard, failure: Option<&Failure>, asked: Option<&Place>, topology: &Topology) -> Heard {
+    fn outcome(
+        &mut self,
+        from: Shard,
+        failure: Option<&Failure>,
+        asked: Option<&Place>,
+        topology: &Topology,
+    ) -> TripOutcome {
         let owner = topology.owner(self.slot);
         let is_there_now = asked.is_some() && owner.and_then(|owner| topology.place(owner)) == asked;
         let is_elsewhere = owner != Some(from) && !is_there_now;
         match (failure.and_then(Failure::redirection), failure) {
-            (Some(Redirection::Moved { .. }), _) => Heard::Again(self.pause()),
+            (Some(Redirection::Moved { .. }), _) => TripOutcome::Again(self.pause()),
             (Some(Redirection::Moving { to: Some(place) }), _) => {
                 if asked.is_none() && !is_elsewhere {
                     self.on_to = Some(place.clone());
                 }
-                Heard::Again(self.pause())
+                TripOutcome::Again(self.pause())
             }
             // It was handed to a link that ended; another server may have the slot by now.
-            (None, Some(failure)) if failure.is_unsent() && is_elsewhere => Heard::Again(self.pause()),
-            (None, Some(failure)) if failure.is_silence() => Heard::Counts,
-            _ if is_elsewhere => Heard::Void,
-            _ => Heard::Counts,
+            (None, Some(failure)) if failure.is_unsent() && is_elsewhere => TripOutcome::Again(self.pause()),
+            (None, Some(failure)) if failure.is_silence() => TripOutcome::Counts,
+            _ if is_elsewhere => TripOutcome::Void,
+            _ => TripOutcome::Counts,
         }
     }
 
@@ -190,7 +196,7 @@ mod tests {
         while let Step::Send(to) = trip.next(&topology) {
             port += 1;
             let _changes = topology.moved(to, 7, Some(place(port)));
-            let Heard::Again(pause) = trip.heard(to, Some(&moved(Some(place(port)))), &topology).outcome else {
+            let TripOutcome::Again(pause) = trip.heard(to, Some(&moved(Some(place(port)))), &topology).outcome else {
                 panic!("{port}")
             };
             pauses.push(pause.as_millis());
@@ -206,13 +212,16 @@ mod tests {
         let mut trip = Trip::new(7);
         let Step::Send(old) = trip.next(&topology) else { panic!("it has an owner") };
         let unknown = Failure::unknown("silence");
-        assert_eq!(trip.heard(old, None, &topology).outcome, Heard::Counts);
+        assert_eq!(trip.heard(old, None, &topology).outcome, TripOutcome::Counts);
         assert!(!trip.was_repeated());
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
-        assert_eq!(trip.heard(old, None, &topology).outcome, Heard::Void);
-        assert_eq!(trip.heard(old, Some(&Failure::refused("no")), &topology).outcome, Heard::Void);
-        assert_eq!(trip.heard(old, Some(&unknown), &topology).outcome, Heard::Counts, "it is unknown as it is");
-        assert_eq!(trip.heard(old, Some(&Failure::unsent("no link")), &topology).outcome, Heard::Again(Duration::ZERO));
+        assert_eq!(trip.heard(old, None, &topology).outcome, TripOutcome::Void);
+        assert_eq!(trip.heard(old, Some(&Failure::refused("no")), &topology).outcome, TripOutcome::Void);
+        assert_eq!(trip.heard(old, Some(&unknown), &topology).outcome, TripOutcome::Counts, "it is unknown as it is");
+        assert_eq!(
+            trip.heard(old, Some(&Failure::unsent("no link")), &topology).outcome,
+            TripOutcome::Again(Duration::ZERO)
+        );
     }
 
     #[test]
@@ -221,9 +230,9 @@ mod tests {
         let _changes = topology.merge(&view(1, 1), Time::ZERO);
         let mut trip = Trip::new(7);
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
-        assert_eq!(trip.heard(owner, Some(&Failure::unsent("no link")), &topology).outcome, Heard::Counts);
+        assert_eq!(trip.heard(owner, Some(&Failure::unsent("no link")), &topology).outcome, TripOutcome::Counts);
         let moving = Failure::unavailable("TRYAGAIN").redirected(Some(Redirection::Moving { to: None }));
-        assert_eq!(trip.heard(owner, Some(&moving), &topology).outcome, Heard::Counts);
+        assert_eq!(trip.heard(owner, Some(&moving), &topology).outcome, TripOutcome::Counts);
     }
 
     fn sent_on(port: u16) -> Failure {
@@ -297,7 +306,7 @@ mod tests {
         let (mut trip, owner, mut topology) = asked(true);
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
         let orders = trip.heard(owner, None, &topology);
-        assert_eq!((orders.outcome, orders.is_counted), (Heard::Void, false), "it was replaced");
+        assert_eq!((orders.outcome, orders.is_counted), (TripOutcome::Void, false), "it was replaced");
     }
 
     #[test]
@@ -306,24 +315,24 @@ mod tests {
         let _changes = topology.merge(&view(1, 1), Time::ZERO);
         let mut trip = Trip::new(7);
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
-        assert_eq!(trip.heard(owner, Some(&sent_on(2)), &topology).outcome, Heard::Again(Duration::ZERO));
+        assert_eq!(trip.heard(owner, Some(&sent_on(2)), &topology).outcome, TripOutcome::Again(Duration::ZERO));
         assert_eq!(topology.owner(7), Some(owner), "the slot is not there yet");
         assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
-        assert_eq!(trip.heard(owner, None, &topology).outcome, Heard::Counts);
+        assert_eq!(trip.heard(owner, None, &topology).outcome, TripOutcome::Counts);
         assert!(trip.was_repeated());
         assert_eq!(trip.next(&topology), Step::Send(owner), "it was for one sending");
         // The slot has arrived before the answer is heard.
         let _again = trip.heard(owner, Some(&sent_on(2)), &topology);
         assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
-        assert_eq!(trip.heard(owner, None, &topology).outcome, Heard::Counts);
+        assert_eq!(trip.heard(owner, None, &topology).outcome, TripOutcome::Counts);
         // A third server has it.
         let (mut trip, there) = (Trip::new(7), topology.owner(7).unwrap());
         assert_eq!(trip.next(&topology), Step::Send(there));
         let _again = trip.heard(there, Some(&sent_on(1)), &topology);
         assert_eq!(trip.next(&topology), Step::Ask(there, place(1)));
         let _changes = topology.merge(&view(3, 3), Time::ZERO);
-        assert_eq!(trip.heard(there, None, &topology).outcome, Heard::Void);
+        assert_eq!(trip.heard(there, None, &topology).outcome, TripOutcome::Void);
     }
 
     #[test]
@@ -334,11 +343,14 @@ mod tests {
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
         let _again = trip.heard(owner, Some(&sent_on(2)), &topology);
         assert_eq!(trip.next(&topology), Step::Ask(owner, place(2)));
-        assert_eq!(trip.heard(owner, Some(&moved(Some(place(1)))), &topology).outcome, Heard::Again(Duration::ZERO));
+        assert_eq!(
+            trip.heard(owner, Some(&moved(Some(place(1)))), &topology).outcome,
+            TripOutcome::Again(Duration::ZERO)
+        );
         assert_eq!(trip.next(&topology), Step::Send(owner));
         // The owner was replaced when it sent the request on, so none of that counts.
         let _changes = topology.merge(&view(2, 2), Time::ZERO);
-        let Heard::Again(_) = trip.heard(owner, Some(&sent_on(3)), &topology).outcome else {
+        let TripOutcome::Again(_) = trip.heard(owner, Some(&sent_on(3)), &topology).outcome else {
             panic!("nothing was executed")
         };
         assert_eq!(trip.next(&topology), Step::Send(topology.owner(7).unwrap()));
@@ -352,7 +364,7 @@ mod tests {
         let Step::Send(owner) = trip.next(&topology) else { panic!("it has an owner") };
         let down = Failure::unknown("CLUSTERDOWN").redirected(Some(Redirection::Down));
         topology.is_down_now(owner);
-        assert_eq!(trip.heard(owner, Some(&down), &topology).outcome, Heard::Counts, "it may have happened");
+        assert_eq!(trip.heard(owner, Some(&down), &topology).outcome, TripOutcome::Counts, "it may have happened");
         assert_eq!((trip.next(&topology), topology.down()), (Step::Await, vec![owner]));
         assert!(topology.serves_again(owner) && !topology.serves_again(owner));
         assert_eq!(trip.next(&topology), Step::Send(owner));

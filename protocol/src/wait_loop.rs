@@ -42,11 +42,11 @@ pub struct Facts<'a> {
     /// A fair waiter's place.
     pub queue: Option<Queued<'a>>,
     /// Facts that are looked up only when they matter.
-    pub around: &'a dyn Surroundings,
+    pub around: &'a dyn WaitContext,
 }
 
 /// Facts that are looked up only when they matter.
-pub trait Surroundings {
+pub trait WaitContext {
     /// The holder in this process that keeps this waiter out, if there is one.
     fn held_here(&self) -> Option<Holder>;
     /// Whether servers track keys at all.

@@ -31,10 +31,10 @@ use crate::{
     held::Hold,
     lease::Lease,
     options::LockOptions,
-    quorum::{Asked, ComingVote, FanOut, Quorum, UndoTask, Untold},
+    quorum::{ComingVote, FanOut, PendingReply, Quorum, UndoTask, Unreported},
     random,
     status::Signal,
-    watchdog::Left,
+    watchdog::FollowUp,
 };
 
 /// The age at which a lease is first renewed, if that is before a third of its TTL: from then on the node notifies of
@@ -171,7 +171,7 @@ impl Acquire {
     }
 
     /// Takes a token off the one server, once its last request is answered.
-    pub(super) fn leave_after<T: Send + 'static>(&self, token: &Token, route: Route, answer: Option<Asked<T>>) {
+    pub(super) fn leave_after<T: Send + 'static>(&self, token: &Token, route: Route, answer: Option<PendingReply<T>>) {
         let claim = self.claim(token.clone());
         let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
         self.engine.watchdog.leave_line(claim, route, answer);
@@ -212,12 +212,12 @@ async fn late_vote(
     node: usize,
     route: Route,
     sent: Time,
-    vote: Untold<ComingVote>,
+    vote: Unreported<ComingVote>,
 ) {
     let said = vote.await;
     let Some(member) = engine.quorum.member(node) else { return };
     let sent = Sent { node, ask: Ask::Acquire, at: sent };
-    let Left { raise, undo } = engine.watchdog.on_reply(&hold, sent, said);
+    let FollowUp { raise, undo } = engine.watchdog.on_reply(&hold, sent, said);
     if let Some(order) = undo {
         // Boxed, because it is large and rare.
         Box::pin(engine.watchdog.undoing(node, UndoTask::new(order, hold.claim_at(engine.now())))).await;
@@ -235,7 +235,7 @@ pub(super) struct Round<'a> {
     /// `None` once it is won.
     acquisition: Option<Acquisition>,
     votes: FanOut<ComingVote>,
-    raises: FanOut<Asked<Owned>>,
+    raises: FanOut<PendingReply<Owned>>,
     route: Route,
     pub(super) request: AcquireRequest,
     /// If set, nothing is undone before this: an adoption continues from what an attempt has left.

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use leasehold_protocol::{backoff::Backoff, check::Check, failure::Failure};
 
-use super::{Acquire, FailedAttempts, fair::Standing, tell::tell_acquired, wait::wait};
+use super::{Acquire, FailedAttempts, fair::QueuePlace, tell::tell_acquired, wait::wait};
 use crate::{error::Error, lease::Lease, random};
 
 /// The most retries against the same rival token in split votes: its undo may be in flight.
@@ -17,7 +17,7 @@ impl Acquire {
     pub(super) async fn compete(&self) -> Result<Lease, Error> {
         let (engine, key, is_queued) = (&self.engine, &self.wanted.key, self.wanted.options.is_queued());
         let lines = if is_queued { &engine.queues } else { &engine.lines };
-        let mut standing = if is_queued { Some(Box::new(Standing::new(self)?)) } else { None };
+        let mut standing = if is_queued { Some(Box::new(QueuePlace::new(self)?)) } else { None };
         let asks = is_queued || self.is_one_try() || !self.wanted.is_on_trial && !lines.has(key);
         let seen = match &mut standing {
             Some(standing) => standing.check(engine.quorum.route(), !self.is_one_try()).await?,

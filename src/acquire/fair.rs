@@ -16,14 +16,14 @@ use crate::{error::Error, held::Hold, status::Signal, wait::FairWaiter};
 
 /// The state of a fair acquire on the server: one token from the first poll to the lease, and perhaps a place in the
 /// queue. If it is dropped without a lease, it leaves in the background, and a grant on its way is passed on.
-pub(super) struct Standing<'a> {
+pub(super) struct QueuePlace<'a> {
     place: Taken<'a, Polled>,
     position: QueuePosition,
     pub(super) waiter: FairWaiter,
     had_been_lost: bool,
 }
 
-impl<'a> Standing<'a> {
+impl<'a> QueuePlace<'a> {
     pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
         let place = Taken::new(acquire)?;
         // Registered before the first poll, because a notification may arrive before its answer.
@@ -70,7 +70,7 @@ impl<'a> Standing<'a> {
 
     pub(super) async fn check(&mut self, route: Route, enter: bool) -> Checked {
         let acquire = self.place.acquire;
-        // A `Standing` counts as under way.
+        // A `QueuePlace` counts as under way.
         acquire.may_begin()?;
         let outcome = acquire.unless_ended(pin!(self.poll(route, enter))).await?;
         acquire.conclude(outcome)

@@ -65,7 +65,7 @@ impl Patience {
 }
 
 /// The lock to acquire and the settings of its lease, checked before any I/O.
-pub(crate) struct Wanted {
+pub(crate) struct AcquireSpec {
     pub(crate) key: Key,
     /// The prefix and the label of the lock; `None` for those of the builder.
     pub(crate) names: Option<Arc<Names>>,
@@ -84,7 +84,7 @@ pub(crate) struct Wanted {
 /// One acquire under way.
 pub(crate) struct Acquire {
     engine: Arc<Engine>,
-    wanted: Wanted,
+    wanted: AcquireSpec,
     /// The owner, once it is known.
     owner: Option<OwnerId>,
     /// That owner's slot for this lock, if it may enter again.
@@ -97,7 +97,7 @@ pub(crate) struct Acquire {
 }
 
 impl Acquire {
-    pub(crate) fn new(engine: Arc<Engine>, wanted: Wanted, patience: Patience) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, wanted: AcquireSpec, patience: Patience) -> Self {
         // A try begins with its first poll.
         let started = if matches!(patience, Patience::None) { Time::ZERO } else { engine.now() };
         let until = patience.until(started);

@@ -15,7 +15,7 @@ use super::Acquire;
 use crate::{
     error::Error,
     held::Hold,
-    quorum::{Asked, Member},
+    quorum::{Member, PendingReply},
     status::Signal,
 };
 
@@ -27,7 +27,7 @@ pub(super) struct Taken<'a, T: Send + 'static> {
     pub(super) token: Token,
     /// The route of the last request.
     pub(super) route: Route,
-    answer: Option<Asked<T>>,
+    answer: Option<PendingReply<T>>,
     pub(super) may_be_there: bool,
     /// `close` waits for what is under way, and for its undoing.
     _under_way: TaskTrackerToken,

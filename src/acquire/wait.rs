@@ -6,10 +6,10 @@ use leasehold_protocol::{
     check::Check,
     holder::Holder,
     message::Route,
-    wait_loop::{Action, Facts, Surroundings, WaitLoop},
+    wait_loop::{Action, Facts, WaitContext, WaitLoop},
 };
 
-use super::{Acquire, fair::Standing, tell::ToldHolder};
+use super::{Acquire, fair::QueuePlace, tell::ToldHolder};
 use crate::{
     error::Error,
     lease::Lease,
@@ -21,7 +21,7 @@ use crate::{
 struct Waiting<'a> {
     acquire: &'a Acquire,
     line: &'a InLine<'a>,
-    standing: Option<Box<Standing<'a>>>,
+    standing: Option<Box<QueuePlace<'a>>>,
     told: ToldHolder,
 }
 
@@ -29,7 +29,7 @@ struct Waiting<'a> {
 pub(super) async fn wait(
     acquire: &Acquire,
     lines: &Lines,
-    standing: Option<Box<Standing<'_>>>,
+    standing: Option<Box<QueuePlace<'_>>>,
     seen: Check,
 ) -> Result<Lease, Error> {
     let (engine, line) = (&acquire.engine, lines.join(&acquire.wanted.key));
@@ -103,12 +103,12 @@ impl Waiting<'_> {
     }
 
     fn facts(&self) -> Facts<'_> {
-        let queue = self.standing.as_deref().map(Standing::queued);
+        let queue = self.standing.as_deref().map(QueuePlace::queued);
         Facts { now: self.acquire.engine.now(), leader_due: self.line.due(), queue, around: self }
     }
 }
 
-impl Surroundings for Waiting<'_> {
+impl WaitContext for Waiting<'_> {
     fn held_here(&self) -> Option<Holder> {
         self.acquire.engine.watchdog.held(&self.acquire.wanted.key)
     }

@@ -35,7 +35,7 @@ mod late_replies;
 mod observers;
 mod release;
 
-pub(crate) use self::observers::Told;
+pub(crate) use self::observers::LastReport;
 use self::{late_replies::LateReplies, observers::Observers};
 
 /// The settings of a `Client`, as the builder has checked them.

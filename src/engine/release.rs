@@ -23,14 +23,14 @@ use super::Engine;
 use crate::{
     error::Error,
     held::Hold,
-    quorum::{Asked, FanOut, MayFail, Member, UndoTask, Untold},
+    quorum::{FanOut, MayFail, Member, PendingReply, UndoTask, Unreported},
     released::Released,
     sync::catching_panics,
 };
 
 /// The pending answer to a release.
 enum ComingRelease {
-    First(Asked<Owned>),
+    First(PendingReply<Owned>),
     Again(Ask, Pin<Box<dyn Future<Output = Result<Owned, Failure>> + Send>>),
 }
 
@@ -149,7 +149,7 @@ impl Engine {
         hold: Arc<Hold>,
         mode: ReleaseMode,
         node: usize,
-        answer: Untold<ComingRelease>,
+        answer: Unreported<ComingRelease>,
     ) {
         let mut said = answer.await;
         while let (Some(again), _) = self.heard_release(&hold, node, said) {

@@ -21,14 +21,14 @@ use leasehold_protocol::{
     votes::NodeAnswer,
 };
 
-use super::{Asked, FanOut, Member, Quorum, vote_of};
+use super::{FanOut, Member, PendingReply, Quorum, vote_of};
 use crate::{
     node::{Answer, ShardInfo},
     survey::ServerSaid,
 };
 
 impl Quorum {
-    fn ask_all<T>(&self, route: Route, request: &Request, limit: Duration) -> FanOut<Asked<T>>
+    fn ask_all<T>(&self, route: Route, request: &Request, limit: Duration) -> FanOut<PendingReply<T>>
     where
         T: TryFrom<Reply, Error = Failure>,
     {

@@ -25,7 +25,7 @@ use crate::{
 ///
 /// It is the box that the node made, with a few words beside it, so one request takes one allocation.
 #[must_use = "it is sent when it is looked at"]
-pub(crate) struct Asked<T, R = Reply> {
+pub(crate) struct PendingReply<T, R = Reply> {
     answer: Answer<R>,
     read: fn(R) -> Result<T, Failure>,
     /// The node, its shard and the time of the request; `None` if asking was pointless.
@@ -34,7 +34,7 @@ pub(crate) struct Asked<T, R = Reply> {
 
 impl Member {
     /// Sends it a request, unless that is pointless.
-    pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
+    pub(crate) fn ask<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> PendingReply<T>
     where
         T: TryFrom<Reply, Error = Failure>,
     {
@@ -42,7 +42,13 @@ impl Member {
     }
 
     /// Like [`ask`](Self::ask), for a caller that has just read the clock.
-    pub(crate) fn ask_at<T>(self: &Arc<Self>, now: Time, route: Route, request: Request, limit: Duration) -> Asked<T>
+    pub(crate) fn ask_at<T>(
+        self: &Arc<Self>,
+        now: Time,
+        route: Route,
+        request: Request,
+        limit: Duration,
+    ) -> PendingReply<T>
     where
         T: TryFrom<Reply, Error = Failure>,
     {
@@ -51,7 +57,12 @@ impl Member {
     }
 
     /// Asks it to take something back, which matters even if the node has no vote.
-    pub(crate) fn ask_without_vote<T>(self: &Arc<Self>, route: Route, request: Request, limit: Duration) -> Asked<T>
+    pub(crate) fn ask_without_vote<T>(
+        self: &Arc<Self>,
+        route: Route,
+        request: Request,
+        limit: Duration,
+    ) -> PendingReply<T>
     where
         T: TryFrom<Reply, Error = Failure>,
     {
@@ -64,7 +75,7 @@ impl Member {
         self.sharded().map_or(Shard::FIRST, |node| request.shard(|key| node.shard(key)))
     }
 
-    pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> Asked<ServerSaid, ServerSaid> {
+    pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> PendingReply<ServerSaid, ServerSaid> {
         self.send(self.now(), shard, true, Ok, |node| node.survey(shard, limit))
     }
 
@@ -75,19 +86,19 @@ impl Member {
         needs_vote: bool,
         read: fn(R) -> Result<T, Failure>,
         ask: impl FnOnce(&dyn Node) -> Answer<R>,
-    ) -> Asked<T, R>
+    ) -> PendingReply<T, R>
     where
         R: Send + 'static,
     {
         let node = self.state(shard).askable(self.node(), needs_vote);
         match node {
-            Ok(node) => Asked { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
-            Err(failure) => Asked { answer: Box::pin(ready(Err(failure))), read, of: None },
+            Ok(node) => PendingReply { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
+            Err(failure) => PendingReply { answer: Box::pin(ready(Err(failure))), read, of: None },
         }
     }
 }
 
-impl<T, R> Future for Asked<T, R> {
+impl<T, R> Future for PendingReply<T, R> {
     type Output = Result<T, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -100,7 +111,7 @@ impl<T, R> Future for Asked<T, R> {
 }
 
 /// A node's pending vote.
-pub(crate) struct ComingVote(pub(super) Asked<VoteReply>);
+pub(crate) struct ComingVote(pub(super) PendingReply<VoteReply>);
 
 impl Future for ComingVote {
     type Output = Result<Said, Failure>;

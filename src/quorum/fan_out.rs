@@ -58,16 +58,16 @@ impl<T, E> MayFail for Result<T, E> {
 }
 
 /// An answer that has not been reported.
-pub(crate) enum Untold<A: Future + Unpin> {
+pub(crate) enum Unreported<A: Future + Unpin> {
     /// It has arrived. `None` once it was reported.
     Come(Option<A::Output>),
     Coming(A),
 }
 
 /// The outcome is only ever moved out.
-impl<A: Future + Unpin> Unpin for Untold<A> {}
+impl<A: Future + Unpin> Unpin for Unreported<A> {}
 
-impl<A: Future + Unpin> Future for Untold<A> {
+impl<A: Future + Unpin> Future for Unreported<A> {
     type Output = A::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<A::Output> {
@@ -132,11 +132,11 @@ impl<A: Future + Unpin> FanOut<A> {
     }
 
     /// Takes the answers that have not been reported.
-    pub(crate) fn take(&mut self) -> impl Iterator<Item = (usize, Untold<A>)> + use<A> {
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = (usize, Unreported<A>)> + use<A> {
         let come =
-            std::mem::take(&mut self.come).into_iter().map(|(node, outcome)| (node, Untold::Come(Some(outcome))));
+            std::mem::take(&mut self.come).into_iter().map(|(node, outcome)| (node, Unreported::Come(Some(outcome))));
         let pending = self.pending.take().into_iter().flatten().chain(self.lone.take());
-        come.chain(pending.map(|Numbered { node, answer, .. }| (node, Untold::Coming(answer))))
+        come.chain(pending.map(|Numbered { node, answer, .. }| (node, Unreported::Coming(answer))))
     }
 }
 

@@ -24,9 +24,9 @@ use parking_lot::Mutex;
 
 pub(crate) use self::{
     ask::Seen,
-    asked::{Asked, ComingVote},
+    asked::{ComingVote, PendingReply},
     connect::ConnectConfig,
-    fan_out::{FanOut, MayFail, Untold},
+    fan_out::{FanOut, MayFail, Unreported},
     first_connection::FirstConnection,
     member::Member,
     undo::{UndoTask, Undone},

@@ -15,7 +15,7 @@ use leasehold_protocol::{
 
 use super::{Watchdog, own_releases::OwnRelease};
 use crate::{
-    quorum::{Asked, UndoTask},
+    quorum::{PendingReply, UndoTask},
     sync::Mutex,
 };
 
@@ -40,7 +40,7 @@ impl Watchdog {
         self: &Arc<Self>,
         claim: Claim,
         route: Route,
-        answer: Option<Asked<T>>,
+        answer: Option<PendingReply<T>>,
     ) {
         let leaver = Leaver { _own_release: self.own_releases.begin(&claim.key, 0), claim, route };
         match answer {

@@ -35,7 +35,7 @@ mod settling;
 mod table;
 mod tracking;
 
-pub(crate) use self::renewal::Left;
+pub(crate) use self::renewal::FollowUp;
 
 /// How much each lease adds to the time over which checks of many leases are spread.
 const ASK_EACH: Duration = Duration::from_micros(10);

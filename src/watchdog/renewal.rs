@@ -31,7 +31,7 @@ const PARTS: usize = 8;
 
 /// The work that a node's answer leaves to the driver of the request.
 #[must_use = "it is there to be carried out"]
-pub(crate) struct Left {
+pub(crate) struct FollowUp {
     /// The fence to raise the floor to, and the nodes to raise it on.
     pub(crate) raise: Option<(Fence, Nodes)>,
     /// The undo of a vote that is not used.
@@ -183,7 +183,7 @@ impl Watchdog {
     }
 
     /// Feeds a node's answer to its acquisition. Returns the work that only the driver of the request can do.
-    pub(crate) fn on_reply(self: &Arc<Self>, hold: &Arc<Hold>, sent: Sent, said: Result<Said, Failure>) -> Left {
+    pub(crate) fn on_reply(self: &Arc<Self>, hold: &Arc<Hold>, sent: Sent, said: Result<Said, Failure>) -> FollowUp {
         let now = self.now();
         // A holder that is notified of a loss may call `close` at once, which must wait for what the answer orders.
         let _under_way = self.host.token();
@@ -192,7 +192,7 @@ impl Watchdog {
         let mut reaction = hold.on_reply(now, sent, said);
         let is_of_vote = |undo: &mut Undo| sent.ask == Ask::Acquire && undo.nodes == Nodes::one(sent.node);
         let undo = reaction.actions.undo.take_if(is_of_vote);
-        let left_over = Left { raise: reaction.actions.raise.take(), undo };
+        let left_over = FollowUp { raise: reaction.actions.raise.take(), undo };
         let is_extended = hold.remaining(now) > left;
         self.reschedule(hold);
         self.execute(hold, reaction);

@@ -16,7 +16,7 @@ struct World {
     untracked: bool,
 }
 
-impl Surroundings for World {
+impl WaitContext for World {
     fn held_here(&self) -> Option<Holder> {
         self.holder.clone()
     }

@@ -32,7 +32,7 @@ use super::{
         downgraded, flag, holding, looked, page, polled, released, renewed, repaired, sharers, succession, vote,
         waiters,
     },
-    transport::{Seeds, Wanted, classify, config, is_refusal, not_extended},
+    transport::{RequiredKind, Seeds, classify, config, is_refusal, not_extended},
     wire::{Error as WireError, ErrorKind as WireKind, Map, Value},
 };
 
@@ -193,7 +193,7 @@ fn read_everywhere(reply: &Value) {
     if let Some((_cursor, locks)) = page(reply) {
         assert!(locks.len() < parts(reply), "{reply:?}");
     }
-    if let Some(verdicts) = renewed(reply, Wanted::Alone) {
+    if let Some(verdicts) = renewed(reply, RequiredKind::Alone) {
         assert_eq!(verdicts.len(), parts(reply), "{reply:?}");
     }
     if let Some(Looked { holder: Some(holder), .. }) = holding(reply, true) {
@@ -309,7 +309,7 @@ proptest! {
         let failed = array(vec![Value::from(-2_i64), "OOM no".into()]);
         let forced = array(vec![Value::from(-3_i64), "ops\nstuck".into()]);
         let verdicts =
-            renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-4_i64), Value::from(-1_i64), forced]), Wanted::Alone)
+            renewed(&array(vec![1.into(), failed, 0.into(), Value::from(-4_i64), Value::from(-1_i64), forced]), RequiredKind::Alone)
                 .unwrap_or_default();
         let owned: Vec<_> = verdicts.into_iter().map(Result::ok).collect();
         let forced = Denial::Forced(Arc::new(forced::by("ops", Some("stuck"))));
@@ -329,11 +329,11 @@ proptest! {
     fn no_error_makes_its_sorting_panic(details in text(), kind in 0_usize..3) {
         let kinds = [WireKind::Timeout, WireKind::Mistake, WireKind::Other];
         let error = WireError::new(kinds[kind], details.clone());
-        let failure = classify(("h:1", Wanted::Alone), &error, Duration::MAX);
+        let failure = classify(("h:1", RequiredKind::Alone), &error, Duration::MAX);
         // Only a server's reply makes it certain that nothing was executed.
         let starts_like_a_reply = details.bytes().take(3).filter(u8::is_ascii_uppercase).count() == 3;
         prop_assert!(failure.may_have_happened() || starts_like_a_reply, "{details:?}: {failure}");
-        prop_assert!(not_extended(&details, Wanted::Alone).may_have_happened());
+        prop_assert!(not_extended(&details, RequiredKind::Alone).may_have_happened());
         let _verdict = is_refusal(&error);
     }
 }

@@ -13,7 +13,7 @@ use leasehold_protocol::{
 };
 use tokio::runtime::Handle;
 
-use self::server::{Connections, Via, route_from};
+use self::server::{Connections, SendOptions, route_from};
 pub(crate) use self::{
     routed::Routed,
     transport::{Address, AddressMap, Endpoint, Limits, Provider, Seeds},
@@ -70,7 +70,7 @@ impl Node for Redis {
     }
 
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
-        self.0.ask(Via::new(route, limit), request)
+        self.0.ask(SendOptions::new(route, limit), request)
     }
 
     fn links(&self) -> Option<&dyn Links> {

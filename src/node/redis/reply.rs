@@ -18,7 +18,7 @@ use leasehold_protocol::{
 };
 
 use super::{
-    transport::{Wanted, is_no_primary, not_extended},
+    transport::{RequiredKind, is_no_primary, not_extended},
     wire::Value,
 };
 
@@ -185,7 +185,7 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
     Some(waiting)
 }
 
-pub(super) fn renewed(reply: &Value, wanted: Wanted) -> Option<Vec<Result<Owned, Failure>>> {
+pub(super) fn renewed(reply: &Value, wanted: RequiredKind) -> Option<Vec<Result<Owned, Failure>>> {
     let verdict = |one: &Value| match array(one) {
         [code, text] if code.as_i64() == Some(-2) => Some(Err(not_extended(&text.as_str()?, wanted))),
         // A key with another fence belongs to another grant: the lease's own key is gone.

@@ -67,7 +67,7 @@ async fn everything_is_sent_before_any_answer_is_told() {
     assert_eq!(looks(&all), [1, 1, 1, 1]);
     assert_eq!(answers.next().await, (2, 7));
     let untold: Vec<(usize, bool)> =
-        answers.take().map(|(node, untold)| (node, matches!(untold, Untold::Come(_)))).collect();
+        answers.take().map(|(node, untold)| (node, matches!(untold, Unreported::Come(_)))).collect();
     assert_eq!(untold, [(3, true), (1, false)], "one that has come, and one that may");
     assert!(answers.is_empty());
 }

@@ -12,11 +12,11 @@ use leasehold_protocol::{
 };
 
 use super::{Cluster, travel::rest};
-use crate::node::redis::server::{Connections, Via};
+use crate::node::redis::server::{Connections, SendOptions};
 
 impl Cluster {
     /// Sends a request in steps, if it has any.
-    pub(super) async fn send_in_parts(self: &Arc<Self>, via: Via, request: Request) -> Result<Reply, Failure> {
+    pub(super) async fn send_in_parts(self: &Arc<Self>, via: SendOptions, request: Request) -> Result<Reply, Failure> {
         match request {
             Request::Acquire(AcquireRequest { claim, voting: None, heir_of: None }) => {
                 self.acquire_in_steps(via, claim).await
@@ -41,7 +41,7 @@ impl Cluster {
         }
     }
 
-    async fn acquire_in_steps(self: &Arc<Self>, via: Via, claim: Claim) -> Result<Reply, Failure> {
+    async fn acquire_in_steps(self: &Arc<Self>, via: SendOptions, claim: Claim) -> Result<Reply, Failure> {
         let (until, key) = (self.now() + via.limit, claim.key.clone());
         let mut steps = Stepwise::new(claim);
         let mut step = steps.first();
@@ -58,7 +58,7 @@ impl Cluster {
     }
 
     /// The key comes first: no client ends the phase before the share expires, and the second step brings none back.
-    async fn renew_share_in_steps(self: &Arc<Self>, via: Via, claim: &Claim) -> Result<Owned, Failure> {
+    async fn renew_share_in_steps(self: &Arc<Self>, via: SendOptions, claim: &Claim) -> Result<Owned, Failure> {
         let until = self.now() + via.limit;
         let phase = self.ask_owned(via, Single::ExtendPhase, claim).await?;
         if phase.is_err() {
@@ -68,14 +68,19 @@ impl Cluster {
         self.ask_owned(via, Single::ExtendShare, claim).await.map_err(Failure::halfway)
     }
 
-    async fn ask_owned(self: &Arc<Self>, via: Via, of: fn(Claim) -> Single, claim: &Claim) -> Result<Owned, Failure> {
+    async fn ask_owned(
+        self: &Arc<Self>,
+        via: SendOptions,
+        of: fn(Claim) -> Single,
+        claim: &Claim,
+    ) -> Result<Owned, Failure> {
         match self.ask_single(via, &claim.key, of(claim.clone())).await? {
             SingleReply::Owned(owned) => Ok(owned),
             _ => Err(Failure::unknown("this is the answer to another request")),
         }
     }
 
-    async fn ask_single(self: &Arc<Self>, via: Via, key: &Key, single: Single) -> Result<SingleReply, Failure> {
+    async fn ask_single(self: &Arc<Self>, via: SendOptions, key: &Key, single: Single) -> Result<SingleReply, Failure> {
         let ask = |server: &Arc<Connections>, via| server.ask_single(via, single.clone());
         self.travel(via, self.now(), via.limit, key, ask).await.map(|(reply, _)| reply)
     }

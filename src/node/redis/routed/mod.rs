@@ -40,10 +40,10 @@ use tokio_util::sync::CancellationToken;
 
 use self::{narrowed::Narrowed, pulse::Pulse, sentinel::Sentinels};
 use super::{
-    server::{Connections, Via, elsewhere, no_thread, route_from},
+    server::{Connections, SendOptions, elsewhere, no_thread, route_from},
     subscription::channel,
     transport::{
-        Address, AddressMap, CertificateNames, Endpoint, LeftOut, Limits, Seeds, Target, Wanted, advice_on_tls,
+        Address, AddressMap, CertificateNames, Endpoint, LeftOut, Limits, RequiredKind, Seeds, Target, advice_on_tls,
     },
 };
 use crate::{
@@ -133,7 +133,7 @@ impl Routed {
         let pattern = Endpoint::new(seeds.target.clone(), limits, clock.clone(), names.clone());
         let names = seeds.names_in_certificates();
         let service = seeds.service();
-        let kind = if service.is_some() { Wanted::Sentinel } else { Wanted::InCluster };
+        let kind = if service.is_some() { RequiredKind::Sentinel } else { RequiredKind::InCluster };
         let at = |target| named(pattern.another(target, kind), None, kind, &names);
         let seeds_at: Vec<Endpoint> = seeds.targets().into_iter().map(at).collect();
         let sentinels = service.map(Sentinels::new);
@@ -195,7 +195,7 @@ fn out_of_reach(named: &str, place: &Place, target: &Target, why: &str) -> Strin
 }
 
 /// Adds the name in the server's certificate; others may have announced the server on the host `announced`.
-fn named(mut endpoint: Endpoint, announced: Option<&str>, kind: Wanted, names: &CertificateNames) -> Endpoint {
+fn named(mut endpoint: Endpoint, announced: Option<&str>, kind: RequiredKind, names: &CertificateNames) -> Endpoint {
     if let Address::Tcp { host, .. } = &endpoint.target.address {
         if let Some(name) = names.of(announced.unwrap_or(host), host, kind) {
             endpoint.target.tls.server_name = Some(name.into());
@@ -272,12 +272,12 @@ impl Cluster {
 
     /// The endpoint of a server that keeps locks, as announced.
     fn endpoint(&self, place: &Place) -> Endpoint {
-        let kind = if self.sentinels.is_some() { Wanted::Named } else { Wanted::InCluster };
+        let kind = if self.sentinels.is_some() { RequiredKind::Named } else { RequiredKind::InCluster };
         self.reach(place, &self.pattern, kind)
     }
 
     /// The endpoint of an announced server, with our user as on another one of its kind.
-    fn reach(&self, place: &Place, like: &Endpoint, kind: Wanted) -> Endpoint {
+    fn reach(&self, place: &Place, like: &Endpoint, kind: RequiredKind) -> Endpoint {
         let Place { host, port } = self.map.reach(place);
         let address = Address::Tcp { host: host.into(), port, tls: like.target.address.has_tls() };
         // Without the name in that other server's certificate.
@@ -355,7 +355,7 @@ impl Node for Routed {
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
         let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
-            let sending = pin!(cluster.send(Via::new(route, limit), request));
+            let sending = pin!(cluster.send(SendOptions::new(route, limit), request));
             time.keep(sending, || Err(keeper_ended())).await
         })
     }

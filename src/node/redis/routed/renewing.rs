@@ -14,11 +14,11 @@ use leasehold_protocol::{
 };
 
 use super::{Cluster, pulse::Pulse, travel::rest};
-use crate::node::redis::server::Via;
+use crate::node::redis::server::SendOptions;
 
 impl Cluster {
     /// Renews these leases. Fails if the primary answered none.
-    pub(super) async fn renew(self: &Arc<Self>, via: Via, claims: &[Claim]) -> Result<Reply, Failure> {
+    pub(super) async fn renew(self: &Arc<Self>, via: SendOptions, claims: &[Claim]) -> Result<Reply, Failure> {
         let Some(first) = claims.first() else { return Ok(Reply::Renewed(Vec::new())) };
         let (began, primary) = (self.now(), self.shard(&first.key));
         let trips: Vec<Option<Trip>> = claims.iter().map(|claim| self.trip_to(primary, claim)).collect();
@@ -43,7 +43,7 @@ impl Cluster {
         }
     }
 
-    async fn renew_alone(self: &Arc<Self>, via: Via, began: Time, claim: &Claim) -> Result<Owned, Failure> {
+    async fn renew_alone(self: &Arc<Self>, via: SendOptions, began: Time, claim: &Claim) -> Result<Owned, Failure> {
         // The other leases' answers do not wait for one that another server has.
         let patience = self.pattern.limits.command;
         only(self.send_alone(via, began, patience, Request::Renew([claim.clone()].into())).await?.try_into()?)
@@ -52,7 +52,7 @@ impl Cluster {
     /// The primary's answers to the leases with a trip to it; `None` for each that has to be renewed alone then.
     async fn renew_together(
         self: &Arc<Self>,
-        via: Via,
+        via: SendOptions,
         began: Time,
         primary: Shard,
         claims: &[Claim],

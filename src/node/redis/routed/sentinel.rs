@@ -21,7 +21,7 @@ use super::{Cluster, out_of_reach};
 use crate::{
     error::Error,
     node::redis::{
-        transport::{Endpoint, Link, Wanted, mistake_of, question},
+        transport::{Endpoint, Link, RequiredKind, mistake_of, question},
         wire::{Error as WireError, ErrorKind as WireKind, Value, words},
     },
 };
@@ -105,7 +105,7 @@ impl Cluster {
             }
             Err(error) => return Err(error.into()),
         };
-        let others = others.iter().map(|place| self.reach(place, asked, Wanted::Sentinel));
+        let others = others.iter().map(|place| self.reach(place, asked, RequiredKind::Sentinel));
         let (heard, named) = (self.now(), others.chain([asked.clone()]).collect());
         let mut all = sentinels.named.lock();
         all.insert(at.clone(), (heard, named));

@@ -9,7 +9,7 @@ use leasehold_protocol::{
     place::Shard,
     slot,
     time::Time,
-    trip::{Heard, Step, Trip, TripOrders},
+    trip::{Step, Trip, TripOrders, TripOutcome},
 };
 use tokio::sync::watch::Receiver;
 
@@ -18,7 +18,7 @@ use crate::node::{
     Answer,
     redis::{
         reply,
-        server::{Connections, Via},
+        server::{Connections, SendOptions},
     },
 };
 
@@ -28,7 +28,7 @@ const REPLACED: &str = "another server was the primary of its key when the answe
 pub(super) type Counted<T> = (T, bool);
 
 impl Cluster {
-    pub(super) async fn send(self: &Arc<Self>, via: Via, request: Request) -> Result<Reply, Failure> {
+    pub(super) async fn send(self: &Arc<Self>, via: SendOptions, request: Request) -> Result<Reply, Failure> {
         match request {
             Request::Renew(claims) if claims.len() != 1 && self.sentinels.is_none() => self.renew(via, &claims).await,
             // The request is about what this very server has.
@@ -44,7 +44,7 @@ impl Cluster {
     /// Sends one request, which began at `began`; in steps if its keys are in two places.
     pub(super) async fn send_alone(
         self: &Arc<Self>,
-        via: Via,
+        via: SendOptions,
         began: Time,
         patience: Duration,
         request: Request,
@@ -73,11 +73,11 @@ impl Cluster {
     /// `patience` at most.
     pub(super) async fn travel<T>(
         self: &Arc<Self>,
-        via: Via,
+        via: SendOptions,
         began: Time,
         patience: Duration,
         key: &Key,
-        ask: impl Fn(&Arc<Connections>, Via) -> Answer<T>,
+        ask: impl Fn(&Arc<Connections>, SendOptions) -> Answer<T>,
     ) -> Result<Counted<T>, Failure> {
         let slot = slot::of(key.lock());
         let (until, patient_until) = (began + via.limit, began + patience.min(via.limit));
@@ -95,7 +95,7 @@ impl Cluster {
                     continue;
                 }
             };
-            let via = Via { is_asking: on_to.is_some(), ..rest(via, until, now) };
+            let via = SendOptions { is_asking: on_to.is_some(), ..rest(via, until, now) };
             let server = on_to.as_ref().map_or_else(|| self.server(owner), |place| self.guest(place));
             let (answer, pulse) = match server {
                 Ok((server, pulse)) => {
@@ -114,11 +114,11 @@ impl Cluster {
             }
             self.carry_out(&orders, owner, (key, slot), pulse.as_deref(), now);
             match orders.outcome {
-                Heard::Counts => return answer.map(|answer| (answer, trip.was_repeated())),
-                Heard::Void => return Err(Failure::unknown(REPLACED)),
-                Heard::Again(_) if now >= patient_until => return Err(self.wandering(slot)),
-                Heard::Again(pause) if pause.is_zero() => {}
-                Heard::Again(pause) => {
+                TripOutcome::Counts => return answer.map(|answer| (answer, trip.was_repeated())),
+                TripOutcome::Void => return Err(Failure::unknown(REPLACED)),
+                TripOutcome::Again(_) if now >= patient_until => return Err(self.wandering(slot)),
+                TripOutcome::Again(pause) if pause.is_zero() => {}
+                TripOutcome::Again(pause) => {
                     self.host.sleep(pause).await;
                     now = self.now();
                 }
@@ -202,6 +202,6 @@ impl Cluster {
 }
 
 /// This `via`, with what is left of its time.
-pub(super) fn rest(via: Via, until: Time, now: Time) -> Via {
-    Via { limit: until.since(now).max(Duration::from_millis(1)), ..via }
+pub(super) fn rest(via: SendOptions, until: Time, now: Time) -> SendOptions {
+    SendOptions { limit: until.since(now).max(Duration::from_millis(1)), ..via }
 }

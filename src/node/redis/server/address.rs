@@ -26,14 +26,14 @@ use crate::{
 
 /// The findings so far, and whether there is a reason for another check.
 #[derive(Debug, Default)]
-pub(super) struct Whereabouts {
+pub(super) struct AddressFindings {
     /// The address resolves now to one server and now to another.
     is_mixed: AtomicBool,
     /// A lock was asked for since the last check. It may be free again by the next.
     was_asked: AtomicBool,
 }
 
-impl Whereabouts {
+impl AddressFindings {
     /// Why this request must not be sent: no lock is granted while it is unknown which server has it.
     pub(super) fn refuse(&self, request: &Request, address: &str) -> Option<Failure> {
         if !matches!(request, Request::Acquire(_) | Request::Poll(_) | Request::Rehearse { .. }) {
@@ -65,7 +65,7 @@ pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) 
             return;
         }
         let Some(connections) = connections.upgrade() else { return };
-        let was_asked = connections.whereabouts.was_asked.swap(false, Ordering::Relaxed);
+        let was_asked = connections.findings.was_asked.swap(false, Ordering::Relaxed);
         if was_asked || connections.subscription.is_needed() {
             // Boxed: it is large and rarely needed, and the task exists from the first connection on.
             let _in_time = closed.run_until_cancelled(Box::pin(connections.look(&mut check))).await;
@@ -93,7 +93,7 @@ impl Connections {
             }
         };
         let is_mixed = finding == Finding::Mixed;
-        let was_mixed = self.whereabouts.is_mixed.swap(is_mixed, Ordering::Relaxed);
+        let was_mixed = self.findings.is_mixed.swap(is_mixed, Ordering::Relaxed);
         let node = || self.address.clone();
         if let Finding::Moved(run_id) = finding {
             // Answers from the server that was left are ignored from now on. One that does not answer may still answer.

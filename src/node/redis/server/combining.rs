@@ -21,7 +21,7 @@ use std::{
 
 use futures_util::future::{Either, join_all};
 use leasehold_protocol::{
-    combiner::{Batch, BatchLimits, BatchVerdict, Combiner, Entry, Swept, Want, after_failure},
+    combiner::{Batch, BatchLimits, BatchVerdict, Combiner, Entry, SweepOutcome, Want, after_failure},
     failure::Failure,
     message::{AcquireRequest, Claim, Reply, Request, VoteReply},
     time::Time,
@@ -44,7 +44,7 @@ use crate::{
     node::redis::{
         reply,
         script::{COMBINED, COMBINED_SLOTS},
-        transport::{Before, Connection, Way},
+        transport::{Before, Connection, Delivery},
         wire::Value,
     },
     sync::catching_panics,
@@ -79,7 +79,7 @@ const MANY: usize = 8;
 const FULL: usize = 32 * 1024 * 1024;
 
 /// A caller's answer.
-pub(super) enum Told {
+pub(super) enum BatchAnswer {
     Reply(Reply),
     /// The caller has to ask alone. If `repeated`, its batch may have been executed before, without an answer.
     Alone {
@@ -87,14 +87,14 @@ pub(super) enum Told {
     },
 }
 
-type Caller = oneshot::Sender<Result<Told, Failure>>;
+type Caller = oneshot::Sender<Result<BatchAnswer, Failure>>;
 
 /// How an entered request is sent.
-pub(super) enum Entered {
+pub(super) enum Admission {
     /// At once, by itself.
     Alone(Flight),
     /// In a batch: this receives the outcome.
-    Queued(oneshot::Receiver<Result<Told, Failure>>),
+    Queued(oneshot::Receiver<Result<BatchAnswer, Failure>>),
     /// Not at all.
     Full(Failure),
 }
@@ -208,7 +208,7 @@ impl Combining {
     }
 
     /// Enters a request that [can be batched](Self::takes).
-    pub(super) fn enter(self: &Arc<Self>, want: Want, now: Time, limit: Duration) -> Entered {
+    pub(super) fn enter(self: &Arc<Self>, want: Want, now: Time, limit: Duration) -> Admission {
         let mut told = None;
         let token = self.has_votes().then(|| want.claim().token.clone());
         let queued = || {
@@ -226,9 +226,9 @@ impl Combining {
         drop(state);
         self.see_to(sweeper);
         match (entry, told) {
-            (Entry::Queued(_), Some(told)) => Entered::Queued(told),
-            (Entry::Full, _) => Entered::Full(self.connection.full()),
-            _ => Entered::Alone(Flight { combining: self.clone(), token }),
+            (Entry::Queued(_), Some(told)) => Admission::Queued(told),
+            (Entry::Full, _) => Admission::Full(self.connection.full()),
+            _ => Admission::Alone(Flight { combining: self.clone(), token }),
         }
     }
 
@@ -270,7 +270,7 @@ impl Combining {
 
     /// Answers the requests past their limit. Returns when to sweep again, or `None` if nothing is left to sweep.
     fn look(self: &Arc<Self>, now: Time) -> Option<Time> {
-        let Swept { unsent, unknown, flies, next } = {
+        let SweepOutcome { unsent, unknown, flies, next } = {
             let mut state = self.state.lock();
             state.notice_gap(now);
             let mut swept = state.combiner.sweep(now);
@@ -478,21 +478,23 @@ impl Combining {
     }
 
     /// Ends a batch: each caller without an answer yet gets one.
-    fn landed(&self, batch: &Batch, began: Time, outcome: Result<(Value, Way), Failure>) {
+    fn landed(&self, batch: &Batch, began: Time, outcome: Result<(Value, Delivery), Failure>) {
         let callers = self.state.lock().combiner.landed(batch);
-        let repeated = outcome.as_ref().is_ok_and(|(_, way)| way.repeated);
-        let link = outcome.as_ref().map_or(0, |(_, way)| way.link);
+        let repeated = outcome.as_ref().is_ok_and(|(_, delivery)| delivery.repeated);
+        let link = outcome.as_ref().map_or(0, |(_, delivery)| delivery.link);
         let mut granted = Vec::new();
         // A server that is busy, or loads its data, may serve them later.
         let is_refused = outcome.as_ref().is_err_and(Failure::is_refusal);
         let mut replies = match outcome {
-            Ok((value, way)) => match reply::combined(&value, &batch.wants, self.has_votes(), way.overtaken) {
-                Some(replies) => {
-                    self.note_run(&replies, link);
-                    Ok(replies.into_iter())
+            Ok((value, delivery)) => {
+                match reply::combined(&value, &batch.wants, self.has_votes(), delivery.overtaken) {
+                    Some(replies) => {
+                        self.note_run(&replies, link);
+                        Ok(replies.into_iter())
+                    }
+                    None => Err(BatchVerdict::Failed(reply::unreadable())),
                 }
-                None => Err(BatchVerdict::Failed(reply::unreadable())),
-            },
+            }
             Err(failure) => Err(after_failure(failure)),
         };
         if self.packing == Packing::Slots {
@@ -503,16 +505,18 @@ impl Combining {
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let told = match &mut replies {
                 Ok(replies) => match (replies.next().flatten(), want) {
-                    (Some(reply), _) => Ok(Told::Reply(reply)),
+                    (Some(reply), _) => Ok(BatchAnswer::Reply(reply)),
                     // Asked alone, as if for the first time, it would find its lock released, and not know by whom.
                     (None, Want::Release(_)) if repeated => Err(self.connection.silent(self.command_timeout)),
-                    (None, _) => Ok(Told::Alone { repeated }),
+                    (None, _) => Ok(BatchAnswer::Alone { repeated }),
                 },
-                Err(BatchVerdict::Alone) => Ok(Told::Alone { repeated }),
+                Err(BatchVerdict::Alone) => Ok(BatchAnswer::Alone { repeated }),
                 Err(BatchVerdict::Failed(failure)) => Err(failure.clone()),
             };
             match (caller, told, &self.replicas, want) {
-                (Some(caller), Ok(Told::Reply(reply)), Some(_), Want::Acquire(request)) if reply.is_written() => {
+                (Some(caller), Ok(BatchAnswer::Reply(reply)), Some(_), Want::Acquire(request))
+                    if reply.is_written() =>
+                {
                     granted.push((caller, reply, request.claim.ttl));
                 }
                 (Some(caller), told, ..) => tell(caller, told),
@@ -551,7 +555,7 @@ impl Combining {
             let telling = by_ttl.into_iter().map(async |(ttl, granted)| {
                 let verdict = replicas.confirm(link, Patience::of_grant(ttl, limit, limit).in_rest(rest)).await;
                 for (caller, reply) in granted {
-                    tell(caller, verdict.clone().map(|()| Told::Reply(reply)));
+                    tell(caller, verdict.clone().map(|()| BatchAnswer::Reply(reply)));
                 }
             });
             join_all(telling).await;
@@ -559,7 +563,7 @@ impl Combining {
     }
 }
 
-fn tell(caller: Caller, told: Result<Told, Failure>) {
+fn tell(caller: Caller, told: Result<BatchAnswer, Failure>) {
     let _nobody_waits = caller.send(told);
 }
 

@@ -13,9 +13,9 @@ use leasehold_protocol::{message::Route, token::Token};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 
-pub(super) use self::request::Via;
+pub(super) use self::request::SendOptions;
 use self::{
-    address::Whereabouts,
+    address::AddressFindings,
     combining::{Combining, Packing},
     replicas::{Replicas, Shortage},
     witness::Witness,
@@ -51,7 +51,7 @@ pub(super) struct Connections {
     command_timeout: Duration,
     pub(super) subscription: Arc<Subscription>,
     witness: Arc<Witness>,
-    whereabouts: Whereabouts,
+    findings: AddressFindings,
     metrics: NodeMetrics,
     pub(super) host: Host,
     pub(super) address: String,
@@ -149,7 +149,7 @@ impl Connections {
         let subscription = Subscription::new(channel, NodeMetrics::of(&address));
         let serving = subscription.clone().serve(endpoint, keeper.clone(), host.clone(), has_slots);
         host.spawn_until_stopped_on(transport, serving);
-        let (whereabouts, metrics) = (Whereabouts::default(), NodeMetrics::of(&address));
+        let (findings, metrics) = (AddressFindings::default(), NodeMetrics::of(&address));
         Arc::new(Self {
             home,
             keeper,
@@ -158,7 +158,7 @@ impl Connections {
             command_timeout,
             subscription,
             witness,
-            whereabouts,
+            findings,
             metrics,
             host,
             address,
@@ -210,9 +210,9 @@ impl Connections {
     }
 
     /// This `via`, but on the program's own connection while the server has no room for the keeper's.
-    fn passable(&self, via: Via) -> Via {
+    fn passable(&self, via: SendOptions) -> SendOptions {
         let is_turned_away = via.route != Route::Home && self.home.is_some() && self.keeper.is_turned_away();
-        if is_turned_away { Via { route: Route::Home, ..via } } else { via }
+        if is_turned_away { SendOptions { route: Route::Home, ..via } } else { via }
     }
 
     /// The replicas that have to confirm writes on this route, if any do.

@@ -11,7 +11,7 @@ use leasehold_protocol::{
 use super::{
     Connections,
     replicas::Patience,
-    request::{Via, millis, number, value},
+    request::{SendOptions, millis, number, value},
 };
 use crate::node::{
     Answer,
@@ -28,7 +28,7 @@ struct Renewal {
     /// How many keys each lease has.
     keys: usize,
     arguments: fn(&[Claim], bool, &mut Vec<Value>),
-    via: Via,
+    via: SendOptions,
     /// Whether the server tracks the keys that the script reads.
     watches: bool,
     /// Whether the locks' keys are read behind it, to have them tracked. Up to Redis 7.0 a server tracks all keys of a
@@ -37,10 +37,10 @@ struct Renewal {
 }
 
 impl Renewal {
-    fn of(first: Option<&Claim>, via: Via) -> Self {
+    fn of(first: Option<&Claim>, via: SendOptions) -> Self {
         let is_tracked = via.route == Route::Tracked;
         if first.is_some_and(|claim| claim.mode.is_shared()) {
-            let via = if is_tracked { Via { route: Route::Keeper, ..via } } else { via };
+            let via = if is_tracked { SendOptions { route: Route::Keeper, ..via } } else { via };
             let (script, arguments) = (&RENEW_SHARES, shares as fn(&[Claim], bool, &mut Vec<Value>));
             Self { script, keys: 2, arguments, via, watches: false, looks: is_tracked }
         } else {
@@ -50,7 +50,7 @@ impl Renewal {
 }
 
 impl Connections {
-    pub(super) fn renew(&self, via: Via, batch: Arc<[Claim]>) -> Answer<Reply> {
+    pub(super) fn renew(&self, via: SendOptions, batch: Arc<[Claim]>) -> Answer<Reply> {
         let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(batch.first(), via);
         let (connection, keys, claims) = (self.connection(via.route), keys * batch.len(), batch.clone());
         let wanted = connection.endpoint.wanted;
@@ -73,7 +73,11 @@ impl Connections {
     }
 
     /// Renews each lease. An error applies to all of them.
-    pub(crate) async fn renew_each(&self, via: Via, claims: &[&Claim]) -> Result<Vec<Result<Owned, Failure>>, Failure> {
+    pub(crate) async fn renew_each(
+        &self,
+        via: SendOptions,
+        claims: &[&Claim],
+    ) -> Result<Vec<Result<Owned, Failure>>, Failure> {
         let via = self.passable(via);
         let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(claims.first().copied(), via);
         let (connection, before) = (self.connection(via.route), self.before(via)());

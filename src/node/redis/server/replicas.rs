@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use leasehold_protocol::{
     failure::Failure,
     message::{Acquired, Poll, Polled, ReleaseMode, Repaired, Reply, Request},
-    replication::{Entered, LONGEST, Next, Replication, SHORTEST, slice_of},
+    replication::{LONGEST, Next, Registration, Replication, SHORTEST, slice_of},
     rounded::Rounded,
     stepwise::{Single, SingleReply},
     time::Time,
@@ -171,7 +171,7 @@ impl Replicas {
     pub(super) async fn confirm(self: &Arc<Self>, link: u64, Patience { all, slice }: Patience) -> Verdict {
         let [all, slice] = [all, slice].map(|millis| Duration::from_millis(millis.into()));
         let (began, (who, mut verdict)) = (self.connection.now(), oneshot::channel());
-        let Entered { number, begins, unknown } = self.state.lock().enter(link, slice, who);
+        let Registration { number, begins, unknown } = self.state.lock().enter(link, slice, who);
         let waiting = Waiting { replicas: self, number };
         for who in unknown {
             let _told = who.send(Err(Failure::unknown("the connection ended before replicas had confirmed it")));

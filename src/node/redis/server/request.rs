@@ -16,7 +16,7 @@ use leasehold_protocol::{
 
 use super::{
     Connections,
-    combining::{Combining, Entered, Flight, Told, in_order},
+    combining::{Admission, BatchAnswer, Combining, Flight, in_order},
     pack::{Argument, packed, seconds, whole_millis},
     replicas::{Answered, Patience},
 };
@@ -30,7 +30,7 @@ use crate::{
                 ACQUIRE, FLOORS, FORCE_RELEASE, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE, RAISE, REHEARSE, RELEASE,
                 REPAIR, SUCCEED, Script,
             },
-            transport::{Before, Connection, Way, is_no_right_to_a_key},
+            transport::{Before, Connection, Delivery, is_no_right_to_a_key},
             wire::Value,
         },
     },
@@ -44,7 +44,7 @@ const KEYS_OF_A_PAGE: i64 = 500;
 
 /// How a request is sent, and how long its answer is awaited.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Via {
+pub(crate) struct SendOptions {
     pub(crate) route: Route,
     pub(crate) limit: Duration,
     /// Whether another server, which has the key's slot, has redirected it to this one.
@@ -53,7 +53,7 @@ pub(crate) struct Via {
     pub(crate) patience: Option<Patience>,
 }
 
-impl Via {
+impl SendOptions {
     pub(crate) fn new(route: Route, limit: Duration) -> Self {
         Self { route, limit, is_asking: false, patience: None }
     }
@@ -61,10 +61,10 @@ impl Via {
 
 impl Connections {
     /// Sends a request: alone, or batched with others that arrive at the same time.
-    pub(crate) fn ask(self: &Arc<Self>, via: Via, request: Request) -> Answer<Reply> {
+    pub(crate) fn ask(self: &Arc<Self>, via: SendOptions, request: Request) -> Answer<Reply> {
         let via = self.passable(via);
-        let Via { route, limit, .. } = via;
-        if let Some(refused) = self.whereabouts.refuse(&request, &self.address) {
+        let SendOptions { route, limit, .. } = via;
+        if let Some(refused) = self.findings.refuse(&request, &self.address) {
             return Box::pin(ready(Err(refused)));
         }
         let Some(combining) = &self.combining else { return self.ask_alone(via, request, None) };
@@ -77,18 +77,20 @@ impl Connections {
         };
         let now = combining.now();
         match combining.enter(want, now, limit) {
-            Entered::Alone(flight) => self.ask_alone(via, request, Some(flight)),
-            Entered::Full(failure) => Box::pin(ready(Err(failure))),
-            Entered::Queued(told) => {
+            Admission::Alone(flight) => self.ask_alone(via, request, Some(flight)),
+            Admission::Full(failure) => Box::pin(ready(Err(failure))),
+            Admission::Queued(told) => {
                 let (server, until) = (self.clone(), now + limit);
                 Box::pin(async move {
                     match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
-                        Ok(Ok(Told::Reply(reply))) => Ok(reply),
+                        Ok(Ok(BatchAnswer::Reply(reply))) => Ok(reply),
                         // Later requests on this route may have been sent before it now.
-                        Ok(Ok(Told::Alone { repeated })) => {
+                        Ok(Ok(BatchAnswer::Alone { repeated })) => {
                             let (left, _) = server.keeper.left(limit, until);
-                            let answer =
-                                server.ask_alone(Via::new(route, left), request, None).await.map(reply::overtaken);
+                            let answer = server
+                                .ask_alone(SendOptions::new(route, left), request, None)
+                                .await
+                                .map(reply::overtaken);
                             // Even if this one failed, the batch may have executed the request.
                             if repeated { answer.map_err(Failure::halfway) } else { answer }
                         }
@@ -100,9 +102,9 @@ impl Connections {
         }
     }
 
-    fn ask_alone(self: &Arc<Self>, via: Via, request: Request, flight: Option<Flight>) -> Answer<Reply> {
+    fn ask_alone(self: &Arc<Self>, via: SendOptions, request: Request, flight: Option<Flight>) -> Answer<Reply> {
         let patience = self.replicas(via.route).and_then(|_| Patience::of(&request, via.limit, self.command_timeout));
-        let via = Via { patience, ..via };
+        let via = SendOptions { patience, ..via };
         match request {
             Request::Acquire(AcquireRequest { claim, voting, heir_of: Some(tokens) }) => {
                 let proposal = voting.and_then(|voting| voting.proposal);
@@ -137,7 +139,7 @@ impl Connections {
             Request::Downgrade { claim, from } => self.downgrade(via, claim, from),
             Request::Holder(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-                self.run(via, &HOLDER, 1, arguments, |reply, way| reply::holding(reply, way.tracked))
+                self.run(via, &HOLDER, 1, arguments, |reply, delivery| reply::holding(reply, delivery.tracked))
             }
             Request::Held { pattern, cursor, .. } => {
                 let arguments = move |all: &mut Vec<Value>| {
@@ -157,7 +159,13 @@ impl Connections {
         }
     }
 
-    fn succeed(&self, via: Via, claim: Claim, proposal: Option<Fence>, tokens: Arc<Vec<Token>>) -> Answer<Reply> {
+    fn succeed(
+        &self,
+        via: SendOptions,
+        claim: Claim,
+        proposal: Option<Fence>,
+        tokens: Arc<Vec<Token>>,
+    ) -> Answer<Reply> {
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;
             let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
@@ -166,12 +174,12 @@ impl Connections {
             all.push(proposal.map(|fence| fence.to_string()).unwrap_or_default().into());
             all.extend(tokens.iter().map(|token| token.identity().into()));
         };
-        self.run(via, &SUCCEED, 2, arguments, |reply, Way { tracked, overtaken, .. }| {
+        self.run(via, &SUCCEED, 2, arguments, |reply, Delivery { tracked, overtaken, .. }| {
             Some(VoteReply { overtaken, ..reply::succession(reply, tracked)? })
         })
     }
 
-    fn acquire(&self, via: Via, claim: Claim, voting: Option<Voting>, flight: Option<Flight>) -> Answer<Reply> {
+    fn acquire(&self, via: SendOptions, claim: Claim, voting: Option<Voting>, flight: Option<Flight>) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;
@@ -188,7 +196,7 @@ impl Connections {
             }
         };
         let Some(Voting { restart_delay, .. }) = voting else {
-            return self.run_in(flight, via, &ACQUIRE, 2, arguments, |reply, Way { tracked, overtaken, .. }| {
+            return self.run_in(flight, via, &ACQUIRE, 2, arguments, |reply, Delivery { tracked, overtaken, .. }| {
                 Some(VoteReply { overtaken, ..reply::vote(reply, tracked, false)? })
             });
         };
@@ -204,21 +212,21 @@ impl Connections {
             let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
             let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.limit, before, is_trusted));
             let voting = pin!(in_order(order, voting));
-            let (value, way) = time.keep(voting, || Err(keeper_ended())).await?;
-            let vote = reply::vote(&value, way.tracked, true).ok_or_else(reply::unreadable)?;
+            let (value, delivery) = time.keep(voting, || Err(keeper_ended())).await?;
+            let vote = reply::vote(&value, delivery.tracked, true).ok_or_else(reply::unreadable)?;
             if let Some(run_id) = vote.identity.as_ref().and_then(|identity| identity.run_id.as_ref()) {
                 witness.heard(run_id);
-                connection.note_run(way.link, run_id);
+                connection.note_run(delivery.link, run_id);
             }
-            let vote = VoteReply { overtaken: way.overtaken, ..vote }.into();
+            let vote = VoteReply { overtaken: delivery.overtaken, ..vote }.into();
             match replicas.zip(via.patience) {
-                Some((replicas, patience)) => replicas.confirmed(way.link, patience, vote).await,
+                Some((replicas, patience)) => replicas.confirmed(delivery.link, patience, vote).await,
                 None => Ok(vote),
             }
         })
     }
 
-    fn release(&self, via: Via, claim: Claim, mode: ReleaseMode, flight: Option<Flight>) -> Answer<Reply> {
+    fn release(&self, via: SendOptions, claim: Claim, mode: ReleaseMode, flight: Option<Flight>) -> Answer<Reply> {
         let witness = self.witness.clone();
         match mode {
             ReleaseMode::Delete if claim.mode.is_shared() => self.part(via, claim),
@@ -255,7 +263,7 @@ impl Connections {
         }
     }
 
-    fn repair(&self, via: Via, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
+    fn repair(&self, via: SendOptions, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;
@@ -276,7 +284,7 @@ impl Connections {
 
     /// Takes a first place in the queue once it is known whether the server notifies this process. A waiter that cannot
     /// be notified, and dies, costs the waiter behind it a grant.
-    fn poll(self: &Arc<Self>, via: Via, poll: Poll) -> Answer<Reply> {
+    fn poll(self: &Arc<Self>, via: SendOptions, poll: Poll) -> Answer<Reply> {
         if !poll.enter || poll.ticket.is_some() || !self.subscription.is_undecided() {
             return self.poll_once(via, poll);
         }
@@ -290,11 +298,11 @@ impl Connections {
             let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
             server.host.time_keeper().keep(deciding, || ()).await;
             let (left, _) = server.keeper.left(via.limit, until);
-            server.poll_once(Via { limit: left, ..via }, poll).await
+            server.poll_once(SendOptions { limit: left, ..via }, poll).await
         })
     }
 
-    fn poll_once(&self, via: Via, poll: Poll) -> Answer<Reply> {
+    fn poll_once(&self, via: SendOptions, poll: Poll) -> Answer<Reply> {
         let (witness, notified) = (self.witness.clone(), self.subscription.channel().is_some());
         let script = if poll.claim.mode.is_shared() { &JOIN } else { &POLL };
         // The process has this name whether or not it listens on the channel.
@@ -313,13 +321,13 @@ impl Connections {
             }
         };
         let witness = self.witness.clone();
-        self.run(via, script, 5, arguments, move |reply, way| {
+        self.run(via, script, 5, arguments, move |reply, delivery| {
             witness.read(reply);
-            reply::polled(reply, way.tracked, notified)
+            reply::polled(reply, delivery.tracked, notified)
         })
     }
 
-    fn probe(&self, Via { route, limit, .. }: Via) -> Answer<Reply> {
+    fn probe(&self, SendOptions { route, limit, .. }: SendOptions) -> Answer<Reply> {
         let (connection, witness, time) = (self.connection(route), self.witness.clone(), self.host.time_keeper());
         Box::pin(async move {
             let answer = pin!(async {
@@ -336,7 +344,7 @@ impl Connections {
     }
 
     /// Rehearses an acquire. A user may have rights to some locks only, and not to this key: then any answer is enough.
-    fn rehearse(&self, via: Via, key: Key, restart_delay: Duration) -> Answer<Reply> {
+    fn rehearse(&self, via: SendOptions, key: Key, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), whole_seconds(restart_delay)]);
@@ -378,7 +386,7 @@ impl Connections {
     }
 
     /// The command right before each sending of a request. `ASKING` and `CLIENT CACHING` exclude each other.
-    pub(super) fn before(&self, via: Via) -> impl Fn() -> Before + Send + use<> {
+    pub(super) fn before(&self, via: SendOptions) -> impl Fn() -> Before + Send + use<> {
         let subscription = (via.route == Route::Tracked && !via.is_asking).then(|| self.subscription.clone());
         move || match &subscription {
             Some(subscription) if subscription.is_on() => Before::Tracking,
@@ -396,11 +404,11 @@ impl Connections {
     /// Runs a script and reads its reply, with how it arrived. `arguments` adds `keys` keys and then the arguments.
     pub(super) fn run<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
-        via: Via,
+        via: SendOptions,
         script: &'static Script,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
-        read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
+        read: impl FnOnce(&Value, Delivery) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
         self.run_in(None, via, script, keys, arguments, read)
     }
@@ -409,11 +417,11 @@ impl Connections {
     fn run_in<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
         flight: Option<Flight>,
-        via: Via,
+        via: SendOptions,
         script: &'static Script,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
-        read: impl FnOnce(&Value, Way) -> Option<T> + Send + 'static,
+        read: impl FnOnce(&Value, Delivery) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
         let (connection, time) = (self.connection(via.route), self.host.time_keeper());
         let (before, order) = (self.before(via), self.order(via.route));
@@ -428,14 +436,14 @@ impl Connections {
             };
             let running = pin!(connection.run(script, &mut arguments, via.limit, before));
             let running = pin!(in_order(order, running));
-            let (value, way) = time.keep(running, || Err(keeper_ended())).await?;
-            let answer = read(&value, way).map(Into::into).ok_or_else(reply::unreadable);
+            let (value, delivery) = time.keep(running, || Err(keeper_ended())).await?;
+            let answer = read(&value, delivery).map(Into::into).ok_or_else(reply::unreadable);
             match replicas {
                 None => answer,
                 // Boxed: most programs ask no replicas.
                 Some((replicas, patience, until)) => {
                     let patience = patience.in_rest(until.since(connection.now()));
-                    Box::pin(replicas.confirmed(way.link, patience, answer?)).await
+                    Box::pin(replicas.confirmed(delivery.link, patience, answer?)).await
                 }
             }
         })

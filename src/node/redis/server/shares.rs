@@ -11,7 +11,7 @@ use leasehold_protocol::{
 use super::{
     Connections,
     pack::packed,
-    request::{Via, millis, queue_keys},
+    request::{SendOptions, millis, queue_keys},
 };
 use crate::node::{
     Answer,
@@ -23,7 +23,7 @@ use crate::node::{
 };
 
 impl Connections {
-    pub(super) fn part(&self, via: Via, claim: Claim) -> Answer<Reply> {
+    pub(super) fn part(&self, via: SendOptions, claim: Claim) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(packed(queue_keys(&claim.key)));
@@ -33,7 +33,7 @@ impl Connections {
         self.run(via, &PART, 5, arguments, |reply, _| reply::released(reply))
     }
 
-    pub(super) fn keep_share(&self, via: Via, claim: Claim, keep: Duration, stays: Token) -> Answer<Reply> {
+    pub(super) fn keep_share(&self, via: SendOptions, claim: Claim, keep: Duration, stays: Token) -> Answer<Reply> {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(packed(queue_keys(&claim.key)));
             all.extend([claim.token.as_str().into(), millis(keep), stays.as_str().into()]);
@@ -41,13 +41,13 @@ impl Connections {
         self.run(via, &KEEP_SHARE, 5, arguments, |reply, _| reply::released(reply))
     }
 
-    pub(super) fn sharers(&self, via: Via, key: Key, most: usize) -> Answer<Reply> {
+    pub(super) fn sharers(&self, via: SendOptions, key: Key, most: usize) -> Answer<Reply> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.holders().into(), most.into()]);
         self.run(via, &SHARERS, 2, arguments, |reply, _| reply::sharers(reply))
     }
 
-    pub(super) fn downgrade(&self, via: Via, claim: Claim, from: Token) -> Answer<Reply> {
+    pub(super) fn downgrade(&self, via: SendOptions, claim: Claim, from: Token) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(packed(queue_keys(&claim.key)));

@@ -12,7 +12,7 @@ use super::{
     Connections,
     pack::{Argument, packed},
     replicas::Patience,
-    request::{Via, millis, number, value},
+    request::{SendOptions, millis, number, value},
 };
 use crate::node::{
     Answer,
@@ -25,10 +25,10 @@ use crate::node::{
 
 impl Connections {
     /// Sends a one-key request.
-    pub(crate) fn ask_single(&self, via: Via, single: Single) -> Answer<SingleReply> {
+    pub(crate) fn ask_single(&self, via: SendOptions, single: Single) -> Answer<SingleReply> {
         let via = self.passable(via);
         let patience = Patience::of_step(&single, via.limit, self.command_timeout);
-        let via = Via { patience: patience.filter(|_| self.replicas(via.route).is_some()), ..via };
+        let via = SendOptions { patience: patience.filter(|_| self.replicas(via.route).is_some()), ..via };
         match single {
             Single::Take(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {
@@ -66,7 +66,7 @@ impl Connections {
         }
     }
 
-    fn extend_share(&self, via: Via, claim: Claim) -> Answer<SingleReply> {
+    fn extend_share(&self, via: SendOptions, claim: Claim) -> Answer<SingleReply> {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([claim.key.holders().into(), claim.token.as_str().into(), millis(claim.life)]);
         };

@@ -9,7 +9,7 @@ use super::Connections;
 use crate::{
     node::redis::{
         info::{self, Following},
-        transport::{Address, Endpoint, Target, Wanted, question},
+        transport::{Address, Endpoint, RequiredKind, Target, question},
         wire::{Error as WireError, words},
     },
     survey::{Info, ReplicaSaid, ServerSaid},
@@ -68,7 +68,7 @@ impl Connections {
         let endpoint = &self.keeper.endpoint;
         let tls = endpoint.target.address.has_tls();
         let address = Address::Tcp { host: place.host.to_string(), port: place.port, tls };
-        endpoint.another(Target { address, ..endpoint.target.clone() }, Wanted::Named)
+        endpoint.another(Target { address, ..endpoint.target.clone() }, RequiredKind::Named)
     }
 
     async fn ask_replica(&self, told: Following, endpoint: Option<Endpoint>, limit: Duration) -> ReplicaSaid {

@@ -32,7 +32,7 @@ const MOMENT: Duration = Duration::from_millis(2);
 
 /// How a script's answer arrived.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct Delivery {
     /// The server will notify us when a key that was read changes.
     pub(crate) tracked: bool,
     /// Later requests on this connection may have reached the server before this one. It waited for a link, among
@@ -102,15 +102,15 @@ impl Connection {
         arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
         limit: Duration,
         before: impl Fn() -> Before + Send,
-    ) -> Result<(Value, Way), Failure> {
+    ) -> Result<(Value, Delivery), Failure> {
         let until = self.now() + limit;
         match self.run_once(script, arguments, (limit, until), &before).await {
             Err(failure) if script.repeats && failure.is_silence() && stood_still(self.now(), until) => {
                 let time = (limit, self.now() + limit);
                 // Boxed: it is large, and nearly never needed.
                 let again = Box::pin(self.run_once(script, arguments, time, &before)).await;
-                let (value, way) = again.map_err(|failure| Failure::unknown(failure.to_string()))?;
-                Ok((value, Way { overtaken: true, repeated: true, ..way }))
+                let (value, delivery) = again.map_err(|failure| Failure::unknown(failure.to_string()))?;
+                Ok((value, Delivery { overtaken: true, repeated: true, ..delivery }))
             }
             outcome => outcome,
         }
@@ -122,7 +122,7 @@ impl Connection {
         arguments: &mut (impl FnMut(&mut Vec<Value>) -> Option<usize> + Send),
         (limit, mut until): (Duration, Time),
         before: &(impl Fn() -> Before + Send),
-    ) -> Result<(Value, Way), Failure> {
+    ) -> Result<(Value, Delivery), Failure> {
         let (mut left, mut overtaken) = (limit, self.up().is_none());
         loop {
             let link = self.link(&mut left).await?;
@@ -143,7 +143,7 @@ impl Connection {
             match outcome {
                 Ok((value, tracked)) => {
                     link.answered_in(|| limit.saturating_sub(until.since(self.now())));
-                    return Ok((value, Way { tracked, overtaken, repeated: false, link: link.number }));
+                    return Ok((value, Delivery { tracked, overtaken, repeated: false, link: link.number }));
                 }
                 // The link had ended before, unnoticed: on the next link this is still the first sending.
                 Err(error) if error.kind == WireKind::Unsent && self.now() < until => {
@@ -196,7 +196,7 @@ impl Connection {
         limit: Duration,
         before: impl Fn() -> Before + Send,
         is_trusted: impl Fn(&str) -> bool + Send,
-    ) -> Result<(Value, Way), Failure> {
+    ) -> Result<(Value, Delivery), Failure> {
         let until = self.now() + limit;
         let link = self.up().filter(|link| !link.is_full());
         let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
@@ -207,7 +207,7 @@ impl Connection {
         match link.send(call, limit, before()).await {
             Ok((value, tracked)) => {
                 link.answered();
-                return Ok((value, Way { tracked, overtaken: false, repeated: false, link: link.number }));
+                return Ok((value, Delivery { tracked, overtaken: false, repeated: false, link: link.number }));
             }
             // It may be another run by now: it is asked for its run, and not sent the text.
             Err(error) if unknown_script(&error) => link.forget_run(),
@@ -217,8 +217,8 @@ impl Connection {
             Err(error) => return Err(self.failed(&link, &error, (limit, until))),
         }
         let time = self.left(limit, until);
-        let (value, way) = self.run_once(script, arguments, time, &before).await?;
-        Ok((value, Way { overtaken: true, ..way }))
+        let (value, delivery) = self.run_once(script, arguments, time, &before).await?;
+        Ok((value, Delivery { overtaken: true, ..delivery }))
     }
 
     /// Notes that this run answered on the link with this number.

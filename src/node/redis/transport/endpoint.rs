@@ -9,7 +9,7 @@ use leasehold_protocol::time::Time;
 use tokio::sync::Semaphore;
 
 use super::{
-    kind::Wanted,
+    kind::RequiredKind,
     target::{Address, Target},
 };
 use crate::{
@@ -36,7 +36,7 @@ pub(crate) struct Endpoint {
     /// The label of the holder of its locks, a part of its connections' names; and the prefix of its keys' names.
     pub(crate) names: Names,
     /// The kind that the server has to be of.
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: RequiredKind,
     /// One read of certificates at a time: a disk that hangs blocks only one thread.
     reading: Arc<Semaphore>,
     /// The settings with the machine's own authorities, which are read once.
@@ -46,11 +46,11 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn new(target: Target, limits: Limits, clock: Arc<dyn Clock>, names: Names) -> Self {
         let (reading, by_the_machine) = (Arc::new(Semaphore::new(1)), Arc::default());
-        Self { target, limits, clock, names, wanted: Wanted::Alone, reading, by_the_machine }
+        Self { target, limits, clock, names, wanted: RequiredKind::Alone, reading, by_the_machine }
     }
 
     /// The endpoint of another server, for the same caller.
-    pub(crate) fn another(&self, target: Target, wanted: Wanted) -> Self {
+    pub(crate) fn another(&self, target: Target, wanted: RequiredKind) -> Self {
         Self { target, wanted, by_the_machine: Arc::default(), ..self.clone() }
     }
 

@@ -7,7 +7,7 @@ use leasehold_protocol::{
     rounded::Rounded,
 };
 
-use super::{kind::Wanted, trust::is_explained};
+use super::{kind::RequiredKind, trust::is_explained};
 use crate::node::redis::wire::{CAUGHT, Error, ErrorKind, WRAPPED, own_words, reply_word, words};
 
 /// Server replies, by their first word, that mean "not now".
@@ -31,13 +31,13 @@ pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-c
 /// Classifies an error of the server or of the wire by whether the request may have been executed. A request that was
 /// answered by an error was not executed, unless a line of the script met the error. A request without an answer may
 /// have been, unless it was never sent.
-pub(crate) fn classify(of: (&str, Wanted), error: &Error, limit: Duration) -> Failure {
+pub(crate) fn classify(of: (&str, RequiredKind), error: &Error, limit: Duration) -> Failure {
     classify_of(of, error, limit, |_| None)
 }
 
 /// Like [`classify`], for a script: `more` may name a right that the user lacks, if the server does not.
 pub(crate) fn classify_of(
-    of: (&str, Wanted),
+    of: (&str, RequiredKind),
     error: &Error,
     limit: Duration,
     more: impl FnOnce(&str) -> Option<String>,
@@ -47,7 +47,7 @@ pub(crate) fn classify_of(
 }
 
 fn without_cause(
-    (server, wanted): (&str, Wanted),
+    (server, wanted): (&str, RequiredKind),
     error: &Error,
     limit: Duration,
     more: impl FnOnce(&str) -> Option<String>,
@@ -182,14 +182,14 @@ fn listed(keys: &[String]) -> String {
 }
 
 /// The failure of one key in a batch of renewals: whatever its error, the lease is at risk.
-pub(crate) fn not_extended(details: &str, wanted: Wanted) -> Failure {
+pub(crate) fn not_extended(details: &str, wanted: RequiredKind) -> Failure {
     let own = own_words(details).trim_end();
     let advice = advice(reply_word(own).unwrap_or_default(), own, wanted);
     Failure::unknown(format!("redis could not extend this key: \"{own}\"{advice}"))
 }
 
 /// Advice on an error of a server of this kind, appended to its text.
-fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
+fn advice(word: &str, details: &str, wanted: RequiredKind) -> &'static str {
     match word {
         _ if lacks_a_right(word, details) => {
             ": give the user the rights that https://docs.rs/leasehold/latest/leasehold/docs/operations/#least-rights lists"
@@ -197,14 +197,14 @@ fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
         "NOAUTH" => ": give the url a password",
         "WRONGPASS" => ": check the user and password in the url",
         "LOADING" => ": it answers once its data is loaded",
-        "READONLY" | "MASTERDOWN" if wanted == Wanted::Named => {
+        "READONLY" | "MASTERDOWN" if wanted == RequiredKind::Named => {
             ": it is a replica now, see to the Sentinels if they name no other server as the primary"
         }
-        "READONLY" | "MASTERDOWN" if wanted == Wanted::InCluster => {
+        "READONLY" | "MASTERDOWN" if wanted == RequiredKind::InCluster => {
             ": it is a replica now, see to its cluster if no other server has its slots"
         }
         "READONLY" | "MASTERDOWN" => ": the url must name a primary, not a replica",
-        "MOVED" | "ASK" if wanted == Wanted::InCluster => ": another server of the cluster has that slot",
+        "MOVED" | "ASK" if wanted == RequiredKind::InCluster => ": another server of the cluster has that slot",
         "OOM" => ": the server's maxmemory is reached, raise it",
         "MOVED" | "ASK" | "CROSSSLOT" => {
             ": it is part of a cluster, the url must name a stand-alone server, or be a redis-cluster://"
@@ -229,7 +229,7 @@ fn advice(word: &str, details: &str, wanted: Wanted) -> &'static str {
     }
 }
 
-fn server_said((server, wanted): (&str, Wanted), word: &str, details: &str, more: &str) -> Failure {
+fn server_said((server, wanted): (&str, RequiredKind), word: &str, details: &str, more: &str) -> Failure {
     let advice = advice(word, details, wanted);
     let text = format!("redis at {server} said \"{}\"{more}{advice}", spoken(details));
     // The connection then ends, and other requests on it get the same error, though they may have been executed.

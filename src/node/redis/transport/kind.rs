@@ -18,7 +18,7 @@ use crate::node::redis::wire::{Error as WireError, Value};
 
 /// The kind of server that the url names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum RequiredKind {
     /// A server that keeps all keys.
     Alone,
     /// A server that keeps all keys, announced by others.
@@ -107,7 +107,7 @@ impl Drop for Asking {
 
 impl ServerKind {
     /// Reads the kind from names and values in turn.
-    pub(crate) fn read(answer: &Value, wanted: Wanted) -> Self {
+    pub(crate) fn read(answer: &Value, wanted: RequiredKind) -> Self {
         let Value::Array(parts) = answer else { return Self::Unknown };
         let named = |name: &str| {
             let mut pairs = parts.chunks_exact(2).filter_map(<[Value]>::first_chunk::<2>);
@@ -115,11 +115,11 @@ impl ServerKind {
         };
         match (named("mode").as_deref(), named("role").as_deref()) {
             // A Sentinel has no other role.
-            (Some("sentinel"), _) if wanted == Wanted::Sentinel => Self::Unknown,
+            (Some("sentinel"), _) if wanted == RequiredKind::Sentinel => Self::Unknown,
             (Some("sentinel"), _) => Self::Sentinel,
-            (Some("cluster" | "standalone"), _) if wanted == Wanted::Sentinel => Self::NoSentinel,
-            (Some("cluster"), _) if matches!(wanted, Wanted::Alone | Wanted::Named) => Self::ClusterMember,
-            (Some("standalone"), _) if wanted == Wanted::InCluster => Self::NoClusterMember,
+            (Some("cluster" | "standalone"), _) if wanted == RequiredKind::Sentinel => Self::NoSentinel,
+            (Some("cluster"), _) if matches!(wanted, RequiredKind::Alone | RequiredKind::Named) => Self::ClusterMember,
+            (Some("standalone"), _) if wanted == RequiredKind::InCluster => Self::NoClusterMember,
             (_, Some("replica" | "slave")) => Self::Replica,
             (_, Some("master" | "primary")) => Self::Primary,
             _ => Self::Unknown,
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn of(parts: &[&str]) -> ServerKind {
-        ServerKind::read(&Value::Array(parts.iter().map(|&part| part.into()).collect()), Wanted::Alone)
+        ServerKind::read(&Value::Array(parts.iter().map(|&part| part.into()).collect()), RequiredKind::Alone)
     }
 
     #[test]
@@ -160,19 +160,19 @@ mod tests {
         ] {
             assert_eq!(with(rest), kind, "{rest:?}");
         }
-        assert_eq!(ServerKind::read(&Value::Null, Wanted::Alone), ServerKind::Unknown);
+        assert_eq!(ServerKind::read(&Value::Null, RequiredKind::Alone), ServerKind::Unknown);
         let number = Value::Array(vec!["role".into(), 7_i64.into(), "mode".into()]);
-        assert_eq!(ServerKind::read(&number, Wanted::Alone), ServerKind::Unknown);
+        assert_eq!(ServerKind::read(&number, RequiredKind::Alone), ServerKind::Unknown);
         for (mode, role, wanted, kind) in [
-            ("cluster", "master", Wanted::InCluster, ServerKind::Primary),
-            ("cluster", "replica", Wanted::InCluster, ServerKind::Replica),
-            ("standalone", "master", Wanted::InCluster, ServerKind::NoClusterMember),
-            ("sentinel", "master", Wanted::InCluster, ServerKind::Sentinel),
-            ("sentinel", "sentinel", Wanted::Sentinel, ServerKind::Unknown),
-            ("standalone", "master", Wanted::Sentinel, ServerKind::NoSentinel),
-            ("standalone", "replica", Wanted::Named, ServerKind::Replica),
-            ("cluster", "master", Wanted::Named, ServerKind::ClusterMember),
-            ("cluster", "replica", Wanted::Sentinel, ServerKind::NoSentinel),
+            ("cluster", "master", RequiredKind::InCluster, ServerKind::Primary),
+            ("cluster", "replica", RequiredKind::InCluster, ServerKind::Replica),
+            ("standalone", "master", RequiredKind::InCluster, ServerKind::NoClusterMember),
+            ("sentinel", "master", RequiredKind::InCluster, ServerKind::Sentinel),
+            ("sentinel", "sentinel", RequiredKind::Sentinel, ServerKind::Unknown),
+            ("standalone", "master", RequiredKind::Sentinel, ServerKind::NoSentinel),
+            ("standalone", "replica", RequiredKind::Named, ServerKind::Replica),
+            ("cluster", "master", RequiredKind::Named, ServerKind::ClusterMember),
+            ("cluster", "replica", RequiredKind::Sentinel, ServerKind::NoSentinel),
         ] {
             let parts = ["mode", mode, "role", role].map(Into::into).to_vec();
             assert_eq!(ServerKind::read(&Value::Array(parts), wanted), kind, "{mode} {role}");

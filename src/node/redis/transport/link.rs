@@ -35,7 +35,7 @@ use super::{
     endpoint::{Endpoint, Limits},
     history::History,
     introduction::{INTRODUCTION, Role, introduce},
-    kind::{Kind, ServerKind, Wanted},
+    kind::{Kind, RequiredKind, ServerKind},
     left_out::LeftOut,
     login::Login,
 };
@@ -166,9 +166,9 @@ enum Step {
 }
 
 /// While this lives, it is unknown whether a link is in step; its drop sets this step.
-struct Doubt<'a>(&'a Link, Step);
+struct StepGuard<'a>(&'a Link, Step);
 
-impl Drop for Doubt<'_> {
+impl Drop for StepGuard<'_> {
     fn drop(&mut self) {
         let Self(link, step) = *self;
         link.step.send_replace(step);
@@ -291,7 +291,7 @@ impl Link {
         let marker = random::number().to_string();
         let patience = self.health().patience();
         self.step.send_replace(Step::Unknown);
-        let mut doubt = Doubt(self, Step::In);
+        let mut doubt = StepGuard(self, Step::In);
         // After this, everything sent before has been answered.
         self.ping(patience).await?;
         doubt.1 = Step::Out;
@@ -313,7 +313,7 @@ impl Link {
 
     /// Whether the link's server is still a replica.
     pub(crate) async fn is_to_a_replica(&self, limits: Limits) -> bool {
-        !matches!(kind_of(&self.wire, limits, Wanted::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
+        !matches!(kind_of(&self.wire, limits, RequiredKind::Alone).await, Ok(ServerKind::Primary | ServerKind::Unknown))
     }
 
     /// Whether the link takes no more requests now (invariant 2).
@@ -535,7 +535,7 @@ impl Drop for Link {
 }
 
 /// Asks for the server's kind. Fails only if there is no answer.
-async fn kind_of(wire: &Wire, limits: Limits, wanted: Wanted) -> Result<ServerKind, WireError> {
+async fn kind_of(wire: &Wire, limits: Limits, wanted: RequiredKind) -> Result<ServerKind, WireError> {
     match wire.ask(HELLO, vec!["2".into()], limits.connect).await {
         Ok(answer) => Ok(ServerKind::read(&answer, wanted)),
         Err(error) if is_answer(&error) => Ok(ServerKind::Unknown),

@@ -26,7 +26,7 @@ use tokio::sync::{Notify, watch};
 use super::{
     endpoint::Endpoint,
     failure::{classify, is_full, is_refusal, is_wrong_server},
-    kind::{ServerKind, Wanted},
+    kind::{RequiredKind, ServerKind},
     left_out::LeftOut,
     link::{Ending, Link, NextLink},
     login::{FIRST_PAUSE, LONGEST_PAUSE},
@@ -299,7 +299,7 @@ impl Links {
     /// Looks for another primary, here and on the sibling: the server has answered that it is not one.
     pub(crate) fn find_primary(&self) {
         // An address announced by a cluster or a Sentinel is never re-resolved.
-        if self.endpoint.wanted != Wanted::Alone {
+        if self.endpoint.wanted != RequiredKind::Alone {
             return;
         }
         self.no_primary.notify_one();

@@ -78,9 +78,9 @@ type Outcome = Option<Result<Login, String>>;
 
 /// The program's provider of credentials, and its last answer.
 #[derive(Clone)]
-pub(crate) struct Provider(Arc<Asked>);
+pub(crate) struct Provider(Arc<CredentialsCache>);
 
-struct Asked {
+struct CredentialsCache {
     /// Present until this is dropped.
     ask: Option<Ask>,
     /// Whether a failure is a mistake in the settings, at the first connection.
@@ -124,7 +124,7 @@ impl Provider {
     }
 
     fn asking(ask: impl Fn() -> Asking + Send + Sync + 'static, is_file: bool) -> Self {
-        Self(Arc::new(Asked {
+        Self(Arc::new(CredentialsCache {
             ask: Some(Box::new(ask)),
             is_file,
             questions: Mutex::default(),
@@ -280,7 +280,7 @@ impl Login {
     }
 }
 
-impl Asked {
+impl CredentialsCache {
     fn ask(&self) -> Asking {
         match &self.ask {
             Some(ask) => ask(),
@@ -312,7 +312,7 @@ impl Asked {
 }
 
 /// A closure's drop is foreign code too.
-impl Drop for Asked {
+impl Drop for CredentialsCache {
     fn drop(&mut self) {
         let ask = self.ask.take();
         foreign::off_the_keeper(move || drop(ask));

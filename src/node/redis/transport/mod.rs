@@ -19,11 +19,11 @@ mod url;
 
 pub(crate) use self::{
     address_map::AddressMap,
-    connection::{Connection, Way},
+    connection::{Connection, Delivery},
     endpoint::{Endpoint, Limits},
     failure::{is_no_primary, is_no_right_to_a_key, is_refusal, not_extended},
     introduction::{Role, introduce},
-    kind::Wanted,
+    kind::RequiredKind,
     left_out::{LeftOut, is_left_out},
     link::{Before, Link},
     links::NewLinks,

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr, path::PathBuf};
 
-use super::{kind::Wanted, login::Provider};
+use super::{kind::RequiredKind, login::Provider};
 use crate::tls::Tls;
 
 /// A server's address, and our user there.
@@ -48,9 +48,9 @@ pub(crate) struct CertificateNames {
 impl CertificateNames {
     /// The name in the certificate of a server that is announced with one host and reached at another, if there is one.
     /// A Sentinel that has a name has a certificate of its own.
-    pub(crate) fn of<'a>(&'a self, announced: &'a str, reached: &'a str, kind: Wanted) -> Option<&'a str> {
+    pub(crate) fn of<'a>(&'a self, announced: &'a str, reached: &'a str, kind: RequiredKind) -> Option<&'a str> {
         let name = |host: &'a str| Some(host).filter(|host| !is_ip(host));
-        let given = self.given.as_deref().filter(|_| is_ip(announced) || kind != Wanted::Sentinel);
+        let given = self.given.as_deref().filter(|_| is_ip(announced) || kind != RequiredKind::Sentinel);
         given.or(name(announced)).or(name(reached)).or(self.of_first.as_deref())
     }
 }
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_certificate_has_the_name_that_is_given_or_is_announced_or_leads_there_or_is_that_of_the_first_seed() {
-        let (cluster, sentinel) = (Wanted::InCluster, Wanted::Sentinel);
+        let (cluster, sentinel) = (RequiredKind::InCluster, RequiredKind::Sentinel);
         for (url, kind, announced, reached, name) in [
             ("rediss-cluster://one", cluster, "10.0.0.1", "10.0.0.1", Some("one")),
             ("rediss-cluster://one", cluster, "::1", "::1", Some("one")),
@@ -153,9 +153,9 @@ mod tests {
             ("rediss-cluster://one?tls_name=n", cluster, "10.0.0.1", "10.0.0.1", Some("n")),
             ("rediss-cluster://one?tls_name=n", cluster, "10.0.0.1", "two", Some("n")),
             ("rediss-cluster://one?tls_name=n", cluster, "two", "two", Some("n")),
-            ("rediss-sentinel://one/locks", Wanted::Named, "10.0.0.1", "10.0.0.1", None),
-            ("rediss-sentinel://one/locks?tls_name=n", Wanted::Named, "10.0.0.1", "10.0.0.1", Some("n")),
-            ("rediss-sentinel://one/locks?tls_name=n", Wanted::Named, "two", "two", Some("n")),
+            ("rediss-sentinel://one/locks", RequiredKind::Named, "10.0.0.1", "10.0.0.1", None),
+            ("rediss-sentinel://one/locks?tls_name=n", RequiredKind::Named, "10.0.0.1", "10.0.0.1", Some("n")),
+            ("rediss-sentinel://one/locks?tls_name=n", RequiredKind::Named, "two", "two", Some("n")),
             ("rediss-sentinel://one/locks?tls_name=n", sentinel, "10.0.0.1", "10.0.0.1", Some("n")),
             ("rediss-sentinel://one/locks?tls_name=n", sentinel, "two", "two", Some("two")),
         ] {

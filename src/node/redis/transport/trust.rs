@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::node::redis::{
         transport::{
-            Wanted,
+            RequiredKind,
             failure::{classify, is_refusal},
         },
         wire::ErrorKind,
@@ -96,7 +96,7 @@ mod tests {
 
     fn says(details: String, tls: &Tls) -> String {
         let error = explained(WireError::new(ErrorKind::Other, details), tls);
-        let failure = classify(("h:1", Wanted::Alone), &error, Duration::from_secs(1));
+        let failure = classify(("h:1", RequiredKind::Alone), &error, Duration::from_secs(1));
         assert!(failure.is_refusal() && is_refusal(&error), "{failure}");
         failure.to_string()
     }

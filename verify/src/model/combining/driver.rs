@@ -3,7 +3,7 @@
 use std::{cell::RefCell, mem::take};
 
 use leasehold_protocol::{
-    combiner::{BatchVerdict, Swept, Want, after_failure},
+    combiner::{BatchVerdict, SweepOutcome, Want, after_failure},
     message::AcquireRequest,
 };
 
@@ -210,7 +210,7 @@ impl Run<'_> {
     }
 
     pub(super) fn sweep(&mut self) {
-        let Swept { unsent: late, unknown: silent, flies, next } = self.state.combiner.sweep(self.state.now);
+        let SweepOutcome { unsent: late, unknown: silent, flies, next } = self.state.combiner.sweep(self.state.now);
         self.state.sweeps = next.filter(|_| !self.setup.has(SeededBug::SweeperStops));
         if flies && !self.setup.has(SeededBug::FlightNotStarted) {
             self.fly();

@@ -6,7 +6,7 @@ use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
     message::Acquired,
-    replication::{Entered, Next, slice_of},
+    replication::{Next, Registration, slice_of},
 };
 
 use super::{
@@ -87,7 +87,7 @@ impl Run<'_> {
     pub(super) fn enter(&mut self, at: usize, link: u64, who: Who) -> (u64, Vec<Who>) {
         let now = self.now();
         let connection = &mut self.state.connections[at];
-        let Entered { number, begins, unknown } = connection.replication.enter(link, slice_of(TTL), who);
+        let Registration { number, begins, unknown } = connection.replication.enter(link, slice_of(TTL), who);
         if begins {
             connection.driver = Driver::Due(now);
         }

@@ -6,7 +6,7 @@ use leasehold_protocol::{
     acquisition::Said,
     failure::{Failure, Redirection},
     stepwise::{Next, Single, SingleReply, Stepwise},
-    trip::{Heard, Step, Trip},
+    trip::{Step, Trip, TripOutcome},
 };
 
 use super::{
@@ -87,8 +87,8 @@ impl<H: Handover> Run<'_, H> {
     ) {
         let topology = self.topology(me);
         let mut orders = errand.trip.heard(message.shard, answer.as_ref().err(), &topology);
-        if orders.outcome == Heard::Void && self.setup.bug == Some(SeededBug::ReplacedCounts) {
-            (orders.outcome, orders.is_counted) = (Heard::Counts, answer.is_ok() && !message.is_asking);
+        if orders.outcome == TripOutcome::Void && self.setup.bug == Some(SeededBug::ReplacedCounts) {
+            (orders.outcome, orders.is_counted) = (TripOutcome::Counts, answer.is_ok() && !message.is_asking);
         }
         if let Some(to) = orders.moved {
             self.learn(me, Some(session), &News::Moved(message.shard, self.setup.slot, to));
@@ -97,12 +97,12 @@ impl<H: Handover> Run<'_, H> {
             self.count(me, ground);
         }
         match orders.outcome {
-            Heard::Counts => self.concluded(me, session, errand, answer, ground, message.server),
-            Heard::Void => {
+            TripOutcome::Counts => self.concluded(me, session, errand, answer, ground, message.server),
+            TripOutcome::Void => {
                 let failure = Failure::unknown("another server had the slot when the answer was heard");
                 self.concluded(me, session, errand, Err(failure), ground, message.server);
             }
-            Heard::Again(_) => self.travel(me, session, errand),
+            TripOutcome::Again(_) => self.travel(me, session, errand),
         }
     }
 

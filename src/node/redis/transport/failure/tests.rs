@@ -3,7 +3,7 @@ use std::net::{TcpListener, TcpStream};
 use super::*;
 
 fn of(kind: ErrorKind, details: &'static str) -> Failure {
-    classify(("h:1", Wanted::Alone), &Error::new(kind, details), Duration::from_secs(1))
+    classify(("h:1", RequiredKind::Alone), &Error::new(kind, details), Duration::from_secs(1))
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn a_replica_has_done_nothing_of_a_script() {
 
 #[test]
 fn the_advice_is_that_for_the_servers_which_the_url_names() {
-    use Wanted::{Alone, InCluster, Named};
+    use RequiredKind::{Alone, InCluster, Named};
     for (wanted, reply, advice) in [
         (Alone, "READONLY You can't write against a read only replica.", "the url must name a primary"),
         (Named, "READONLY You can't write against a read only replica.", "see to the Sentinels"),
@@ -138,7 +138,7 @@ fn the_systems_errors_are_told_in_its_words() {
 fn a_limit_is_told_as_it_was_asked_for() {
     for (limit, told) in [(999_974_122, "1 s"), (250_000_000, "250 ms"), (400_000, "400 µs"), (0, "0 s")] {
         let late = Error::new(ErrorKind::Timeout, "Request timed out.");
-        let failure = classify(("h:1", Wanted::Alone), &late, Duration::from_nanos(limit));
+        let failure = classify(("h:1", RequiredKind::Alone), &late, Duration::from_nanos(limit));
         assert!(failure.to_string().ends_with(&format!(" within {told}")), "{failure}");
     }
 }
