@@ -333,6 +333,18 @@ mod tests {
         assert_eq!(observer.known().at(at(601)), Leadership::Vacant);
     }
 
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_writes_the_state_and_its_holder() {
+        let json = |now: &Leadership| serde_json::to_string(now).unwrap();
+        assert_eq!(json(&Leadership::Vacant), r#"{"state":"vacant","holder":null}"#);
+        assert_eq!(json(&Leadership::Unknown), r#"{"state":"unknown","holder":null}"#);
+        let holder = leader(&Token::random("one"), 7, SECOND);
+        let of_it = serde_json::to_string(&holder).unwrap();
+        assert_eq!(json(&Leadership::Led(holder.clone())), format!(r#"{{"state":"led","holder":{of_it}}}"#));
+        assert_eq!(json(&Leadership::Shared(holder)), format!(r#"{{"state":"shared","holder":{of_it}}}"#));
+    }
+
     #[test]
     fn a_leader_whose_key_has_no_ttl_is_not_named_for_ever_either() {
         let mut observer = observer();

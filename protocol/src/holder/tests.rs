@@ -133,17 +133,16 @@ fn serde_writes_everything_but_the_token() {
     let (token, fence) = (Token::random("host:7"), Fence::try_from(7_u64).unwrap());
     let json = |holder: &Holder| serde_json::to_string(holder).unwrap();
     let held = json(&Holder::read(Some(&token.value(fence)), 1_500).ours());
-    let alone = r#","mode":"exclusive","sharers":null}"#;
-    let parts = r#"{"label":"host:7","remaining_seconds":1.5,"fence":7,"is_ours":true,"not_a_lock":null"#;
-    assert_eq!(held, [parts, alone].concat());
+    let start = r#"{"label":"host:7","mode":"exclusive","sharers":null,"since_unix_seconds":7e-6,"#;
+    assert_eq!(held, [start, r#""remaining_seconds":1.5,"fence":7,"is_ours":true,"not_a_lock":null}"#].concat());
     let foreign = json(&Holder::read(Some("someone-else"), -1));
-    let parts =
-        r#"{"label":null,"remaining_seconds":null,"fence":null,"is_ours":false,"not_a_lock":"string without a TTL""#;
-    assert_eq!(foreign, [parts, alone].concat());
+    let start = r#"{"label":null,"mode":"exclusive","sharers":null,"since_unix_seconds":null,"#;
+    let rest = r#""remaining_seconds":null,"fence":null,"is_ours":false,"not_a_lock":"string without a TTL"}"#;
+    assert_eq!(foreign, [start, rest].concat());
     let all = json(&shared(1_500).shared_by(3));
-    let parts = r#"{"label":null,"remaining_seconds":1.5,"fence":7,"is_ours":false,"not_a_lock":null"#;
-    assert_eq!(all, [parts, r#","mode":"shared","sharers":3}"#].concat());
+    let start = r#"{"label":null,"mode":"shared","sharers":3,"since_unix_seconds":7e-6,"#;
+    assert_eq!(all, [start, r#""remaining_seconds":1.5,"fence":7,"is_ours":false,"not_a_lock":null}"#].concat());
     let one = json(&Holder::of_share(Some(Token::random("host:7")), Some(Duration::from_secs(2)), Some(seven())));
-    let parts = r#"{"label":"host:7","remaining_seconds":2.0,"fence":7,"is_ours":false,"not_a_lock":null"#;
-    assert_eq!(one, [parts, r#","mode":"shared","sharers":null}"#].concat());
+    let start = r#"{"label":"host:7","mode":"shared","sharers":null,"since_unix_seconds":7e-6,"#;
+    assert_eq!(one, [start, r#""remaining_seconds":2.0,"fence":7,"is_ours":false,"not_a_lock":null}"#].concat());
 }
