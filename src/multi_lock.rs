@@ -242,11 +242,13 @@ impl<'a> Acquiring<'a> {
         };
         let tries = missing.iter().filter_map(|at| self.locks.get(*at)).map(one_try);
         // A try may take a command time-out, which may be more than the time left.
-        let left = self.until.since(self.engine.now()).max(SHORTEST_CHECK);
+        let until = if waits { self.until } else { self.started + self.engine.options.command_timeout };
+        let left = until.since(self.engine.now()).max(SHORTEST_CHECK);
+        let is_limited = until != Time::NEVER && (waits || missing.len() < self.locks.len());
         let outcomes = tokio::select! {
             biased;
             outcomes = join_all(tries) => outcomes,
-            () = self.engine.host.sleep(left), if waits && self.until != Time::NEVER => return Err(Error::unanswered()),
+            () = self.engine.host.sleep(left), if is_limited => return Err(Error::unanswered()),
         };
         let mut busy = None;
         for (at, outcome) in missing.into_iter().zip(outcomes) {

@@ -341,6 +341,12 @@ impl<T> Combiner<T> {
         !sent.is_empty()
     }
 
+    /// When each request of a batch under way has to be answered.
+    pub fn due(&self, batch: &Batch) -> Vec<Time> {
+        let sent = self.air.get(batch.number).and_then(Option::as_ref);
+        sent.iter().flat_map(|sent| &sent.requests).map(|request| request.until).collect()
+    }
+
     /// Ends a batch that has landed. Returns the callers without an answer yet, in the order of its wants.
     pub fn landed(&mut self, batch: &Batch) -> Vec<Option<T>> {
         let sent = self.air.get_mut(batch.number).and_then(Option::take);

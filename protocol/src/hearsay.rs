@@ -31,6 +31,8 @@ pub struct Hearsay {
     silent: BTreeSet<Shard>,
     /// The places that were asked because they would gain, each with the server whose view says so.
     gainers: Vec<(Option<Box<str>>, Place)>,
+    /// The topology for which the claims of the views were computed.
+    known: Topology,
 }
 
 /// The changes that a view would make: to each primary, and to the slots without an owner.
@@ -44,8 +46,16 @@ struct Said {
     /// The primary that reported the view, or `None` for another server.
     of: Option<Shard>,
     view: View,
+    /// The changes that it would make, once computed.
+    claims: Option<Claims>,
     /// Whether the view is not believed yet.
     is_open: bool,
+}
+
+impl Said {
+    fn claims(&self) -> impl Iterator<Item = (&Option<Shard>, &Claim)> {
+        self.claims.iter().flatten()
+    }
 }
 
 impl Hearsay {
@@ -60,7 +70,7 @@ impl Hearsay {
             self.asked.swap_remove(at);
         }
         if let Some(view) = view {
-            self.said.push(Said { of: primary, view, is_open: true });
+            self.said.push(Said { of: primary, view, claims: None, is_open: true });
         }
     }
 
@@ -71,7 +81,8 @@ impl Hearsay {
 
     /// The next view to merge.
     pub fn believed(&mut self, topology: &Topology, now: Time) -> Option<View> {
-        let at = self.next(topology, now)?;
+        self.compute_claims(topology, now);
+        let at = self.next(topology)?;
         let said = self.said.get_mut(at)?;
         said.is_open = false;
         Some(said.view.clone())
@@ -80,45 +91,56 @@ impl Hearsay {
     /// The primaries that would lose something by a view that is not believed, and the places that would gain by it and
     /// were not returned before. A server that has taken over reports that itself.
     pub fn contested(&mut self, topology: &Topology, now: Time) -> (BTreeSet<Shard>, Vec<Place>) {
-        let claims = self.claims(topology, now);
-        let open = claims.iter().filter(|(said, _)| said.is_open);
-        let losers = open.flat_map(|(_, claims)| claims.keys().copied().flatten()).collect();
-        let new = self.to_ask(&claims);
+        self.compute_claims(topology, now);
+        let losers = self.open().flat_map(|said| said.claims().filter_map(|(of, _)| *of)).collect();
+        let new = self.to_ask();
         let gainers = new.iter().map(|(_, place)| place.clone()).collect();
         self.gainers.extend(new);
         (losers, gainers)
     }
 
-    /// Each view with its claims.
-    fn claims(&self, topology: &Topology, now: Time) -> Vec<(&Said, Claims)> {
-        self.said.iter().map(|said| (said, topology.claims(&said.view, now))).collect()
+    /// Computes what each view claims, which is expensive, once for each view and topology.
+    fn compute_claims(&mut self, topology: &Topology, now: Time) {
+        if self.known != *topology {
+            self.known = topology.clone();
+            self.said.iter_mut().for_each(|said| said.claims = None);
+        }
+        for said in &mut self.said {
+            said.claims.get_or_insert_with(|| topology.claims(&said.view, now));
+        }
     }
 
-    fn next(&self, topology: &Topology, now: Time) -> Option<usize> {
-        let (all, knows_nothing) = (self.claims(topology, now), topology.servers().is_empty());
+    /// The views that are not believed yet.
+    fn open(&self) -> impl Iterator<Item = &Said> {
+        self.said.iter().filter(|said| said.is_open)
+    }
+
+    fn next(&self, topology: &Topology) -> Option<usize> {
+        let knows_nothing = topology.servers().is_empty();
         let counts = |said: &Said, of: Option<Shard>, claim: &Claim, may_be_alone: bool| {
             let is_silent = of.is_none_or(|of| self.silent.contains(&of));
-            let mut others = all.iter().filter(|(other, _)| other.view.by != said.view.by);
+            let others = self.said.iter().filter(|other| other.view.by != said.view.by);
             knows_nothing
                 || (of.is_none() || said.of == of) && claim.is_among(topology)
                 || may_be_alone && is_silent && claim.gainers().all(|gainer| is_asked(&self.gainers, gainer))
-                || others.any(|(_, claims)| claims.get(&of).is_some_and(|theirs| theirs.has(claim)))
+                || others.filter_map(|other| other.claims.as_ref()?.get(&of)).any(|theirs| theirs.has(claim))
         };
         let first = |may_be_alone| {
-            all.iter().position(|(said, claims)| {
-                said.is_open && claims.iter().all(|(of, claim)| counts(said, *of, claim, may_be_alone))
+            self.said.iter().position(|said| {
+                said.is_open && said.claims().all(|(of, claim)| counts(said, *of, claim, may_be_alone))
             })
         };
         let is_answered = || self.asked.iter().all(|asked| asked.is_some_and(|asked| self.silent.contains(&asked)));
         // A lone view is believed about primaries that do not answer, once no other answer is awaited.
-        first(false).or_else(|| (is_answered() && self.to_ask(&all).is_empty()).then(|| first(true))?)
+        first(false).or_else(|| (is_answered() && self.to_ask().is_empty()).then(|| first(true))?)
     }
 
     /// The places that would gain and were not asked yet.
-    fn to_ask(&self, claims: &[(&Said, Claims)]) -> Vec<(Option<Box<str>>, Place)> {
+    fn to_ask(&self) -> Vec<(Option<Box<str>>, Place)> {
         let mut all = self.gainers.clone();
-        for (Said { view: View { by, .. }, .. }, claims) in claims.iter().filter(|(said, _)| said.is_open) {
-            for place in claims.values().flat_map(Claim::gainers) {
+        for said in self.open() {
+            let by = &said.view.by;
+            for place in said.claims().flat_map(|(_, claim)| claim.gainers()) {
                 if !is_asked(&all, place) && all.iter().filter(|(for_whom, _)| for_whom == by).count() < MOST_GAINERS {
                     all.push((by.clone(), place.clone()));
                 }

@@ -158,6 +158,11 @@ impl Claim {
     }
 }
 
+/// The owner of each range of slots, in the order of the slots.
+fn in_turn(owners: &[Option<Shard>]) -> impl Iterator<Item = Shard> {
+    owners.chunk_by(|one, next| one == next).filter_map(|range| *range.first()?)
+}
+
 /// How long every view has to be foreign before the cluster counts as another one.
 const FOREIGN: Duration = Duration::from_secs(5);
 
@@ -234,7 +239,15 @@ impl Topology {
                 }
             }
         }
+        // Slots come in ranges: what is decided of one holds for the next with the same owner and claim.
+        let mut last = ((None, None), None);
         for (owner, claim) in self.owners.iter_mut().zip(claims) {
+            let (before, decided) = last;
+            if before == (*owner, claim) {
+                *owner = decided;
+                continue;
+            }
+            let before = (*owner, claim);
             let epoch = owner.and_then(|owner| self.servers.get(&owner)).and_then(|server| server.epoch);
             // If the owner does not claim the slot there, it has given it away.
             let is_told_anew = owner.is_some_and(|owner| is_newer(&self.servers, owner));
@@ -250,6 +263,7 @@ impl Topology {
                 None if is_told_anew && !owner.is_some_and(|owner| is_halfway(&self.servers, owner)) => None,
                 _ => *owner,
             };
+            last = (before, *owner);
         }
         let mut elsewhere = Vec::new();
         for (shard, primary) in named {
@@ -376,7 +390,7 @@ impl Topology {
     /// All servers that have slots, in the order of their lowest slots.
     pub fn servers(&self) -> Vec<Shard> {
         let mut seen = BTreeSet::new();
-        self.owners.iter().flatten().copied().filter(|owner| seen.insert(*owner)).collect()
+        in_turn(&self.owners).filter(|owner| seen.insert(*owner)).collect()
     }
 
     /// The slots of a server.
@@ -427,8 +441,7 @@ impl Topology {
             }
             taken_over.push(one);
         }
-        let there: BTreeSet<Shard> = self.owners.iter().flatten().copied().collect();
-        let had: BTreeSet<Shard> = before.iter().flatten().copied().collect();
+        let [there, had]: [BTreeSet<Shard>; 2] = [&*self.owners, before].map(|owners| in_turn(owners).collect());
         self.servers.retain(|shard, _| there.contains(shard));
         self.down.retain(|shard| there.contains(shard));
         let retired = had.difference(&there).copied().collect();

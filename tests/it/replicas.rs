@@ -534,6 +534,36 @@ async fn a_replica_that_is_far_away_confirms() {
     }
 }
 
+/// What is granted in a batch waits for replicas no longer than its caller does, on a link that is slow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_a_batch_waits_for_replicas_within_its_limit() {
+    const LIMIT: Duration = Duration::from_millis(510);
+    let servers = Replicated::start(1);
+    let proxy = Proxy::to(servers.primary());
+    let builder = Client::builder().url(proxy.url()).min_replicas(1).command_timeout(Duration::from_secs(1));
+    let leases = builder.build().await.unwrap();
+    drop(within(HANGS, "a first lock", leases.lock("first").ttl(LONG).acquire()).await.unwrap());
+    nothing_is_left(servers.primary()).await;
+    servers.replicas()[0].stop();
+    proxy.delay(Duration::from_millis(125));
+    let (lag, mut calls) = (Lag::start(), JoinSet::new());
+    for number in 0..6 {
+        let lock = leases.lock(format!("job:{number}")).ttl(LONG);
+        calls.spawn(async move {
+            let began = Instant::now();
+            let outcome = lock.acquire_within(LIMIT).await;
+            (began.elapsed(), outcome)
+        });
+    }
+    while let Some(call) = within(HANGS, "a call", calls.join_next()).await {
+        let (took, outcome) = call.unwrap();
+        assert!(outcome.is_err(), "no replica has it: {outcome:?}");
+        assert!(took <= LIMIT + SIGNAL + lag.of(3), "{took:?}, the machine lagged {:?}: {outcome:?}", lag.worst());
+    }
+    proxy.delay(Duration::ZERO);
+    nothing_is_left(servers.primary()).await;
+}
+
 /// Requests that travel together end in time, though the runtime of their connection is blocked and a replica is missing.
 #[test]
 fn a_blocked_runtime_holds_up_no_batch() {

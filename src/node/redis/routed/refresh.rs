@@ -264,6 +264,8 @@ impl Cluster {
             self.silent().into_iter().for_each(|primary| hearsay.is_silent(primary));
             self.go_on(&mut hearsay);
             let (losers, gainers) = hearsay.contested(&self.topology.read(), self.now());
+            // Merging takes a while, and answers may come together: leases are due in between.
+            tokio::task::yield_now().await;
             more.extend(gainers.iter().map(|place| Source::Other(Box::new(self.endpoint(place)))));
             if !losers.is_empty() && !has_asked_others {
                 has_asked_others = true;

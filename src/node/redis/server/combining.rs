@@ -420,7 +420,7 @@ impl Flusher {
             Box::pin(connection.run(script, &mut arguments, limit, || Before::Nothing)).await
         };
         match (self.batch.take(), outcome) {
-            (Some(batch), outcome) => self.combining.landed(&batch, began, outcome),
+            (Some(batch), outcome) => self.combining.landed(&batch, outcome),
             // The connection has ended, or takes no requests. Later requests keep waiting, each for its full limit.
             (None, Err(failure)) if !has_link => {
                 let waiting = self.combining.state.lock().combiner.turn_away(began);
@@ -478,8 +478,12 @@ impl Combining {
     }
 
     /// Ends a batch: each caller without an answer yet gets one.
-    fn landed(&self, batch: &Batch, began: Time, outcome: Result<(Value, Delivery), Failure>) {
-        let callers = self.state.lock().combiner.landed(batch);
+    fn landed(&self, batch: &Batch, outcome: Result<(Value, Delivery), Failure>) {
+        let (mut due, callers) = {
+            let combiner = &mut self.state.lock().combiner;
+            let due = if self.replicas.is_some() { combiner.due(batch) } else { Vec::new() };
+            (due.into_iter(), combiner.landed(batch))
+        };
         let repeated = outcome.as_ref().is_ok_and(|(_, delivery)| delivery.repeated);
         let link = outcome.as_ref().map_or(0, |(_, delivery)| delivery.link);
         let mut granted = Vec::new();
@@ -503,6 +507,7 @@ impl Combining {
             self.note_batch(is_refused, is_in_vain && batch.wants.len() >= MANY);
         }
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
+            let until = due.next();
             let told = match &mut replies {
                 Ok(replies) => match (replies.next().flatten(), want) {
                     (Some(reply), _) => Ok(BatchAnswer::Reply(reply)),
@@ -513,17 +518,17 @@ impl Combining {
                 Err(BatchVerdict::Alone) => Ok(BatchAnswer::Alone { repeated }),
                 Err(BatchVerdict::Failed(failure)) => Err(failure.clone()),
             };
-            match (caller, told, &self.replicas, want) {
-                (Some(caller), Ok(BatchAnswer::Reply(reply)), Some(_), Want::Acquire(request))
+            match (caller, told, until, want) {
+                (Some(caller), Ok(BatchAnswer::Reply(reply)), Some(until), Want::Acquire(request))
                     if reply.is_written() =>
                 {
-                    granted.push((caller, reply, request.claim.ttl));
+                    granted.push((caller, reply, (request.claim.ttl, until)));
                 }
                 (Some(caller), told, ..) => tell(caller, told),
                 (None, ..) => {}
             }
         }
-        self.await_replicas(link, began, granted);
+        self.await_replicas(link, granted);
     }
 
     /// Notes the run of the server: all votes of a batch come from one run.
@@ -539,21 +544,20 @@ impl Combining {
         }
     }
 
-    /// Answers these callers once replicas have what was granted: one `WAIT` serves a whole batch. Replicas have the
-    /// rest of the batch's time, which started at `began`.
-    fn await_replicas(&self, link: u64, began: Time, granted: Vec<(Caller, Reply, Duration)>) {
+    /// Answers these callers once replicas have what was granted: one `WAIT` serves a whole batch. Each grant comes with
+    /// its TTL, and the time by which its caller must have an answer.
+    fn await_replicas(&self, link: u64, granted: Vec<(Caller, Reply, (Duration, Time))>) {
         let Some(replicas) = self.replicas.clone().filter(|_| !granted.is_empty()) else { return };
-        let limit = self.command_timeout;
-        let rest = (began + limit).since(self.connection.now());
-        // Each TTL has a patience of its own.
-        let mut by_ttl: BTreeMap<Duration, Vec<(Caller, Reply)>> = BTreeMap::new();
-        for (caller, reply, ttl) in granted {
-            by_ttl.entry(ttl).or_default().push((caller, reply));
+        let (limit, now) = (self.command_timeout, self.connection.now());
+        let mut by_patience: BTreeMap<(Duration, Time), Vec<(Caller, Reply)>> = BTreeMap::new();
+        for (caller, reply, patience) in granted {
+            by_patience.entry(patience).or_default().push((caller, reply));
         }
         // Beside the keeper: a blocked runtime must not hold up callers on other runtimes.
         self.host.spawn_beside(async move {
-            let telling = by_ttl.into_iter().map(async |(ttl, granted)| {
-                let verdict = replicas.confirm(link, Patience::of_grant(ttl, limit, limit).in_rest(rest)).await;
+            let telling = by_patience.into_iter().map(async |((ttl, until), granted)| {
+                let patience = Patience::of_grant(ttl, limit, limit).in_rest(until.since(now));
+                let verdict = replicas.confirm(link, patience).await;
                 for (caller, reply) in granted {
                     tell(caller, verdict.clone().map(|()| BatchAnswer::Reply(reply)));
                 }

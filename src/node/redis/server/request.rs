@@ -294,7 +294,8 @@ impl Connections {
             if !matches!(tried, Reply::Polled(Polled::Waits { .. })) {
                 return Ok(tried);
             }
-            let pause = (via.limit / 4).min(until.since(server.keeper.now()));
+            // What is left then is for the second request.
+            let pause = (via.limit / 4).min(until.since(server.keeper.now()) / 2);
             let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
             server.host.time_keeper().keep(deciding, || ()).await;
             let (left, _) = server.keeper.left(via.limit, until);

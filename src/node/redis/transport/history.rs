@@ -28,12 +28,12 @@ impl History {
 
     /// Notes the answer to the link's first question.
     pub(super) fn note(&self, answer: Answer) {
-        match answer {
-            Err(error) if !is_answer(&error) => {}
-            answer => {
-                let _first = self.0.set(answer.ok().as_ref().and_then(read));
-            }
-        }
+        let history = match answer {
+            Ok(info) => read(&info),
+            Err(error) if is_answer(&error) && is_unsupported(error.details()) => None,
+            Err(_) => return,
+        };
+        let _first = self.0.set(history);
     }
 
     /// Whether the history goes on, by the answer to `ask` if it is known; if not, why that is not certain.
@@ -48,6 +48,11 @@ impl History {
             },
         }
     }
+}
+
+/// Whether the server never answers the question, as one that is only busy or still loads its data will.
+fn is_unsupported(details: &str) -> bool {
+    details.starts_with("NOPERM") || details.starts_with("ERR unknown command")
 }
 
 fn read(info: &Value) -> Option<String> {
