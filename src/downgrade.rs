@@ -46,7 +46,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// The lock is released then.
+    /// The lock is released then: a [`once_per`](crate::Lock::once_per) or [`keep_for`](crate::Lock::keep_for) ends
+    /// with it.
     ///
     /// - [`Error::Lost`]: the lease had already ended, or its key is gone or taken.
     /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold, and only this lease is dropped.
@@ -57,7 +58,7 @@ impl Lease {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases the lock in the background.
+    /// Dropping the future releases the lock in the background, as after an error.
     pub async fn downgrade(self) -> Result<Self, Error> {
         if self.mode().is_shared() {
             return Ok(self);

@@ -147,7 +147,7 @@ impl StdError for Details {
 
 /// The text of an error after a fork.
 const KEEPER_ENDED: &str =
-    "the keeper of this Client is in the process from which this one was forked: build a new Client";
+    "the keeper of this Client is in the process from which this one was forked: fork before the first Client, or exec";
 
 /// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as well as urls.
 impl From<Infallible> for Error {

@@ -302,6 +302,10 @@ impl AsRef<LeaseHandle> for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let LeaseHandle { engine, hold, .. } = &self.view;
+        // The lease is the parent's, and a lock may have been taken by a thread that is not in this process.
+        if engine.host.is_forked() {
+            return;
+        }
         // `close` must not take the connection away before the release.
         let _under_way = engine.host.token();
         // Its loss may be noted, but not signalled yet.

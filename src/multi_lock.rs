@@ -41,7 +41,8 @@ const JUST_NOW: u128 = 1_000_000;
 ///
 /// Each lock has its own options: `ttl`, `fair`, `max_hold`, `grace`, `owner`, `reentrant`, `lock_delay`, `label`.
 /// [`keep_for`](Lock::keep_for) counts from the moment when all are held. A lock that is given back before that leaves
-/// nothing, and does not count for its [`once_per`](Lock::once_per), unless it was lost. [`on_wait`](Lock::on_wait) is
+/// nothing, and does not count for its [`once_per`](Lock::once_per), unless it was lost. A process that dies or exits
+/// before it has given a lock back leaves the key, with `once_per` for the whole interval. [`on_wait`](Lock::on_wait) is
 /// called for the locks that the acquire really waits for; an acquire that does not wait calls it for all that it finds
 /// held.
 ///

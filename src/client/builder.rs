@@ -3,7 +3,10 @@
 use std::{
     fmt, io,
     panic::{RefUnwindSafe, UnwindSafe},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -99,6 +102,7 @@ impl Builder {
 
     /// The settings that a [`Client`] in memory needs.
     pub(super) fn in_memory(self) -> (Options, Arc<dyn Clock>) {
+        let _its_panic_would_say_less = check_process();
         (self.options, self.clock)
     }
 
@@ -341,6 +345,7 @@ impl Builder {
     /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let places = self.check()?;
+        check_process()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
         let Self { mut options, connect_timeout, address_map, min_replicas, undeclared_keys, clock, .. } = self;
         options.in_slots = places.iter().any(NodeAddress::is_cluster);
@@ -452,6 +457,19 @@ fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error
         return Ok(());
     }
     Err(Error::config(format!("{name} is {limit:?}: it must be from {} to {}", Rounded(least), Rounded(most))))
+}
+
+/// Notes the first process that makes a client. Returns an error in a process that was forked from it: threads that
+/// were parked at the fork are still listed in the table of all locks, and a thread of the child would wait for them.
+fn check_process() -> Result<(), Error> {
+    static FIRST: AtomicU32 = AtomicU32::new(0);
+    let this = std::process::id();
+    match FIRST.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(first) if first != this => Err(Error::misuse(
+            "this process was forked after a Client was made, and cannot have one: fork before the first Client, or exec",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn no_keeper(error: &io::Error) -> Error {

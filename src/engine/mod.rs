@@ -241,7 +241,7 @@ impl Engine {
             return Ok(());
         }
         let text =
-            "the process was forked after this Client was made, and its keeper is not in it: make one in the child";
+            "the process was forked after a Client was made, and has no keeper: fork before the first Client, or exec";
         Err(Error::misuse(text))
     }
 

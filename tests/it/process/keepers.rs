@@ -123,6 +123,8 @@ fn in_a_process_that_was_forked_every_call_says_so_at_once() {
             for error in [health.unwrap(), holder.unwrap()].iter().map(ToString::to_string).chain([why.to_string()]) {
                 assert!(error.contains("forked"), "{error}");
             }
+            let another = wait(Client::builder().url(server.url()).build()).unwrap_err();
+            assert!(matches!(another, Error::Misuse(_)) && another.to_string().contains("forked"), "{another}");
             wait(leases.close());
             let ours = [held.check(), handed_over.into_ticket().map(drop)];
             assert!(ours.iter().all(|outcome| matches!(outcome, Err(Error::Misuse(_)))), "{ours:?}");
