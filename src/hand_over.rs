@@ -65,9 +65,9 @@ impl Lease {
     /// A ticket for the process that takes over when this one has died. The lease stays ours until the ticket is
     /// [adopted](Lock::adopt).
     ///
-    /// Then two believe that they hold the lock until this lease learns of the adoption: within milliseconds if the
-    /// server sends notifications and this lease is 250 ms old, otherwise at its next renewal, and by its deadline in
-    /// any case. The heir's larger [`fence`](Self::fence) tells them apart. So adopt the ticket only when the process that made it is known to be
+    /// Then two believe that they hold the lock until this lease learns of the adoption, by its deadline at the latest.
+    /// It is notified within milliseconds once it is 250 ms old, if the server sends notifications; otherwise its next
+    /// renewal finds out. The heir's larger [`fence`](Self::fence) tells them apart. So adopt the ticket only when the process that made it is known to be
     /// dead, and use [`into_ticket`](Self::into_ticket) for everything else.
     #[must_use]
     pub fn ticket(&self) -> Ticket {

@@ -459,7 +459,7 @@ fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error
     Err(Error::config(format!("{name} is {limit:?}: it must be from {} to {}", Rounded(least), Rounded(most))))
 }
 
-/// Notes the first process that makes a client. Returns an error in a process that was forked from it: threads that
+/// Notes the first process that makes a client. Returns an error in a process that was forked from it. Threads that
 /// were parked at the fork are still listed in the table of all locks, and a thread of the child would wait for them.
 fn check_process() -> Result<(), Error> {
     static FIRST: AtomicU32 = AtomicU32::new(0);
