@@ -206,7 +206,7 @@ async fn f26_the_keeper_is_starved_and_no_renewal_is_confirmed() {
         let Stamped { output: lost, woken, .. } = within(HANGS, "lost() completes", signal).await.unwrap();
         assert_eq!(lost.reason(), LossReason::Expired);
         // The last acquire is the one that won.
-        let deadline = |name: &String| *requests(&proxy, &[ACQUIRE], name).last().unwrap() + valid();
+        let deadline = |name: &String| *requests(&proxy, &[ACQUIRE, COMBINED], name).last().unwrap() + valid();
         let [first, second] = names.each_ref().map(deadline);
         for asked in watch.end() {
             assert!(asked < first, "check() is Ok {:?} after the deadline", asked - first);
