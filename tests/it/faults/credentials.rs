@@ -310,6 +310,31 @@ async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() 
     held.release().await.unwrap().confirmed();
 }
 
+/// A request that waits for the end of an AUTH has its limit all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f61_an_auth_that_is_slow_costs_no_request_more_than_its_limit() {
+    const LIMIT: Duration = Duration::from_millis(300);
+    let server = RealServer::start();
+    know_many(&mut server.wire());
+    let (proxy, turn) = (Proxy::to(&server), AtomicUsize::new(0));
+    let token = move || {
+        let token = Credentials::new(USER, format!("{SECRET}{}", turn.fetch_add(1, Ordering::SeqCst)));
+        async { Ok::<_, Error>(token.valid_for(Duration::from_secs(1))) }
+    };
+    let leases = connect(Server::at("127.0.0.1", proxy.port()).credentials(token)).await;
+    let slow = [1, 2].map(|nth| proxy.on(Match::command("AUTH"), nth, Action::HoldReply));
+    for rule in &slow {
+        within(HANGS, "AUTH", rule.hit()).await;
+    }
+    let (lag, began) = (Lag::start(), Instant::now());
+    let outcome = within(HANGS, "its end", leases.lock("job").acquire_within(LIMIT)).await;
+    let took = began.elapsed();
+    assert!(matches!(&outcome, Err(Error::Unavailable(_))), "{outcome:?}");
+    assert!(took <= LIMIT + Duration::from_millis(50) + lag.of(2), "{took:?}, the machine lagged {:?}", lag.worst());
+    slow.iter().for_each(support::RuleHandle::release);
+    within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap().release().await.unwrap().confirmed();
+}
+
 #[tokio::test]
 async fn f61_wrong_credentials_are_asked_for_twice_and_refused() {
     let rotation = Rotation::new();

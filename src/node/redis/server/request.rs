@@ -345,33 +345,35 @@ impl Connections {
     }
 
     /// Rehearses an acquire. A user may have rights to some locks only, and not to this key: then any answer is enough.
-    fn rehearse(&self, via: SendOptions, key: Key, restart_delay: Duration) -> Answer<Reply> {
-        let witness = self.witness.clone();
+    fn rehearse(self: &Arc<Self>, via: SendOptions, key: Key, restart_delay: Duration) -> Answer<Reply> {
+        let is_known = self.connection(via.route).up().is_some_and(|link| link.knows(&REHEARSE));
+        let (server, until) = (self.clone(), self.keeper.now() + via.limit);
+        Box::pin(async move {
+            let mut outcome = server.rehearse_once(via, &key, restart_delay).await;
+            // By its text, and by its hash, for which a user may lack the right.
+            if !is_known && matches!(outcome, Ok(Reply::Rehearsed(None))) {
+                let (limit, _) = server.keeper.left(via.limit, until);
+                outcome = server.rehearse_once(SendOptions { limit, ..via }, &key, restart_delay).await;
+            }
+            match outcome {
+                Err(failure) if is_no_right_to_a_key(&failure) => Ok(None::<Duration>.into()),
+                outcome => outcome,
+            }
+        })
+    }
+
+    fn rehearse_once(&self, via: SendOptions, key: &Key, restart_delay: Duration) -> Answer<Reply> {
+        let (key, witness) = (key.clone(), self.witness.clone());
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), whole_seconds(restart_delay)]);
             if !restart_delay.is_zero() {
                 witness.testify(all);
             }
         };
-        let ask = || {
-            let witness = self.witness.clone();
-            self.run(via, &REHEARSE, 1, arguments.clone(), move |reply, _| {
-                witness.read(reply);
-                reply::rehearsed(reply)
-            })
-        };
-        // By its text, and by its hash, for which a user may lack the right.
-        let is_known = self.connection(via.route).up().is_some_and(|link| link.knows(&REHEARSE));
-        let (first, by_hash) = (ask(), (!is_known).then(ask));
-        Box::pin(async move {
-            let outcome = match (first.await, by_hash) {
-                (Ok(Reply::Rehearsed(None)), Some(by_hash)) => by_hash.await,
-                (outcome, _) => outcome,
-            };
-            match outcome {
-                Err(failure) if is_no_right_to_a_key(&failure) => Ok(None::<Duration>.into()),
-                outcome => outcome,
-            }
+        let witness = self.witness.clone();
+        self.run(via, &REHEARSE, 1, arguments, move |reply, _| {
+            witness.read(reply);
+            reply::rehearsed(reply)
         })
     }
 

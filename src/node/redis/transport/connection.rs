@@ -198,7 +198,7 @@ impl Connection {
         is_trusted: impl Fn(&str) -> bool + Send,
     ) -> Result<(Value, Delivery), Failure> {
         let until = self.now() + limit;
-        let link = self.up().filter(|link| !link.is_full());
+        let link = self.up().filter(|link| link.is_steady() && !link.is_full());
         let of_run = |link: Arc<Link>| link.of_run().filter(|run| is_trusted(run.run_id())).map(|run| (link, run));
         let Some((link, run)) = link.and_then(of_run) else {
             return self.run_once(script, arguments, (limit, until), &before).await;

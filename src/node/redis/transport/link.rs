@@ -449,7 +449,13 @@ impl Link {
         }
     }
 
-    async fn is_in_step(&self) -> Result<(), WireError> {
+    /// Whether it is known if the link is in step: it does not authenticate at this moment.
+    pub(super) fn is_steady(&self) -> bool {
+        *self.step.borrow() != Step::Unknown
+    }
+
+    /// Completes once the link is steady; with an error if it is out of step.
+    pub(super) async fn is_in_step(&self) -> Result<(), WireError> {
         let mut step = *self.step.borrow();
         if step == Step::Unknown {
             // Boxed: it is large, and hardly ever waited for.

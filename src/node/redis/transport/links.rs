@@ -39,6 +39,8 @@ use crate::{
     node::redis::wire::{Error as WireError, words},
 };
 
+const AUTHENTICATES: &str = "has not answered an AUTH of this connection yet, and nothing was sent";
+
 /// The least time for an answer: the wire takes zero as "for ever".
 pub(super) const SHORTEST_LIMIT: Duration = Duration::from_millis(1);
 
@@ -167,12 +169,24 @@ impl Links {
         self.state.borrow().up().cloned()
     }
 
-    /// The link, as soon as there is one (invariant 1). The wait is subtracted from `left`.
+    /// The link, as soon as there is one that is steady (invariant 1). The wait is subtracted from `left`.
     pub(super) async fn link(&self, left: &mut Duration) -> Result<Arc<Link>, Failure> {
-        if let Some(link) = self.up() {
-            return Ok(link);
+        let up = self.up();
+        if let Some(link) = up.as_ref().filter(|link| link.is_steady()) {
+            return Ok(link.clone());
         }
-        let (until, mut states) = (self.now() + *left, self.state.subscribe());
+        let until = self.now() + *left;
+        if let Some(link) = up {
+            // Boxed: it is large, and hardly ever waited for.
+            let in_step = Box::pin(tokio::time::timeout(*left, link.is_in_step())).await;
+            *left = until.since(self.now()).max(SHORTEST_LIMIT);
+            match in_step {
+                Ok(Ok(())) => return Ok(link),
+                Ok(Err(_)) => {}
+                Err(_) => return Err(Failure::unsent(format!("redis at {} {AUTHENTICATES}", self.server))),
+            }
+        }
+        let mut states = self.state.subscribe();
         let not_down = states.wait_for(|state| !state.is_down());
         let _in_time = tokio::time::timeout(*left, not_down).await.is_ok();
         *left = until.since(self.now()).max(SHORTEST_LIMIT);
