@@ -95,7 +95,7 @@ impl Client {
     ///
     /// # Panics
     ///
-    /// If the operating system cannot start a thread.
+    /// If the operating system cannot start a thread, or the process was forked after a `Client` was made.
     #[must_use]
     #[allow(clippy::expect_used, reason = "as std::thread::spawn; `connect(\"memory://\")` gives an error instead")]
     pub fn in_memory() -> Self {

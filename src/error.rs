@@ -146,8 +146,8 @@ impl StdError for Details {
 }
 
 /// The text of an error after a fork.
-const KEEPER_ENDED: &str =
-    "the keeper of this Client is in the process from which this one was forked: fork before the first Client, or exec";
+pub(crate) const FORKED: &str =
+    "this process was forked after a Client was made, and has no keeper: fork before the first Client, or exec";
 
 /// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as well as urls.
 impl From<Infallible> for Error {
@@ -196,7 +196,7 @@ impl Error {
     }
 
     pub(crate) fn keeper_ended() -> Self {
-        Self::unavailable(KEEPER_ENDED)
+        Self::unavailable(FORKED)
     }
 
     pub(crate) fn unconfirmed_renewal(failure: &Failure) -> Self {
@@ -213,7 +213,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             // The keeper's runtime does not come back. Over a quorum each node's answer says so.
-            Self::Unavailable(details) | Self::Unconfirmed(details) => !details.0.text.contains(KEEPER_ENDED),
+            Self::Unavailable(details) | Self::Unconfirmed(details) => !details.0.text.contains(FORKED),
             Self::TimedOut { .. } => true,
             _ => false,
         }
@@ -301,7 +301,7 @@ impl Details {
     pub(crate) fn of_release(failure: &Failure, is_kept: bool) -> Self {
         let why = failure.to_string();
         // A runtime that has ended does nothing more.
-        let goes_on = if why.contains(KEEPER_ENDED) { "The" } else { "It goes on while this process runs, and the" };
+        let goes_on = if why.contains(FORKED) { "The" } else { "It goes on while this process runs, and the" };
         let kept = if is_kept { ", or after the time for which it is kept" } else { "" };
         let text = format!("the release is not confirmed: {why}. {goes_on} key expires within its TTL{kept}");
         Self::of(text, failure)
@@ -347,7 +347,7 @@ impl fmt::Debug for Details {
 
 /// The failure of a request whose runtime has ended; the request may have been sent before.
 pub(crate) fn keeper_ended() -> Failure {
-    Failure::unknown(KEEPER_ENDED)
+    Failure::unknown(FORKED)
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ use std::{
     io,
     mem::replace,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -73,7 +76,16 @@ impl Drop for Stop {
 
 impl Host {
     /// Starts the keeper. The end of its thread is not awaited: a process may exit at any time.
+    ///
+    /// In a process that was forked from one with a keeper, the error is of the kind `Unsupported`. Threads that were
+    /// parked at the fork are still listed in the global table of all locks, and a thread of the child would wait for
+    /// them.
     pub(crate) fn start(clock: &Arc<dyn Clock>) -> io::Result<(Self, Stop)> {
+        static FIRST: AtomicU32 = AtomicU32::new(0);
+        let this = std::process::id();
+        if FIRST.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed).is_err_and(|first| first != this) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
         let host = Self::on(runtime.handle().clone(), clock);
         host.run_on_thread("leasehold-keeper", runtime)?;

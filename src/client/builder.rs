@@ -3,10 +3,7 @@
 use std::{
     fmt, io,
     panic::{RefUnwindSafe, UnwindSafe},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,7 +13,7 @@ use super::Client;
 use crate::{
     clock::{Clock, SystemClock},
     engine::{Engine, Options},
-    error::Error,
+    error::{Error, FORKED},
     foreign::relayed,
     keeper::Host,
     metrics,
@@ -102,7 +99,6 @@ impl Builder {
 
     /// The settings that a [`Client`] in memory needs.
     pub(super) fn in_memory(self) -> (Options, Arc<dyn Clock>) {
-        let _its_panic_would_say_less = check_process();
         (self.options, self.clock)
     }
 
@@ -342,10 +338,10 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started.
+    /// [`Error::Config`]; [`Error::Unavailable`] if a thread could not be started; [`Error::Misuse`] in a
+    /// process that was forked after a `Client` was made.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let places = self.check()?;
-        check_process()?;
         let (restart_delay, check_every) = (self.restarts_after(), self.checks_every());
         let Self { mut options, connect_timeout, address_map, min_replicas, undeclared_keys, clock, .. } = self;
         options.in_slots = places.iter().any(NodeAddress::is_cluster);
@@ -459,20 +455,10 @@ fn check_limit(name: &str, limit: Duration, least: Duration) -> Result<(), Error
     Err(Error::config(format!("{name} is {limit:?}: it must be from {} to {}", Rounded(least), Rounded(most))))
 }
 
-/// Notes the first process that makes a client. Returns an error in a process that was forked from it. Threads that
-/// were parked at the fork are still listed in the table of all locks, and a thread of the child would wait for them.
-fn check_process() -> Result<(), Error> {
-    static FIRST: AtomicU32 = AtomicU32::new(0);
-    let this = std::process::id();
-    match FIRST.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
-        Err(first) if first != this => Err(Error::misuse(
-            "this process was forked after a Client was made, and cannot have one: fork before the first Client, or exec",
-        )),
-        _ => Ok(()),
-    }
-}
-
 fn no_keeper(error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::Unsupported {
+        return Error::misuse(FORKED);
+    }
     let text =
         format!("the keeper's thread cannot be started: {error}. Is there a limit on threads, or too little memory?");
     Error::unavailable(text)

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::{self, Clock},
-    error::Error,
+    error::{Error, FORKED},
     foreign::relayed,
     held::Hold,
     keeper::{Host, Stop},
@@ -237,12 +237,7 @@ impl Engine {
 
     /// Returns an error in a process that was forked from the keeper's: the leases are the parent's.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
-        if !self.host.is_forked() {
-            return Ok(());
-        }
-        let text =
-            "the process was forked after a Client was made, and has no keeper: fork before the first Client, or exec";
-        Err(Error::misuse(text))
+        if self.host.is_forked() { Err(Error::misuse(FORKED)) } else { Ok(()) }
     }
 
     /// Why no acquire continues, once `ended` is cancelled.

@@ -12,8 +12,8 @@ use std::{
 
 use leasehold::{Client, Error, Lock, LossReason, MultiLease, MultiLock, Released};
 use support::{
-    Cluster, Dropped, HANGS, Lag, Polls, Proxy, Server, Wire, eventually_async, on_no_runtime, one_thread, seen,
-    two_workers, within,
+    Action, Cluster, Dropped, HANGS, Lag, Match, Polls, Proxy, Server, Wire, eventually_async, on_no_runtime,
+    one_thread, scripts::ACQUIRE, seen, two_workers, within,
 };
 use tokio::{
     sync::{
@@ -423,6 +423,28 @@ async fn of_tries_that_meet_though_the_first_fence_is_ahead_one_wins() {
     one_of_each_round_wins(&programs, |ours| ["a", "b"].map(|name| ours.lock(name))).await;
     let first = programs[0].lock("a").acquire().await.unwrap();
     assert!(u128::from(u64::from(first.fence())) > ahead);
+}
+
+/// It meets a holder that has just come, gets the lock, and then no answer for what it tries again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_that_has_waited_for_another_ends_within_a_command_time_out() {
+    const LIMIT: Duration = Duration::from_millis(800);
+    const WAITED: Duration = Duration::from_millis(300);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let theirs = program_with(server.url(), LONG).await;
+    let ours = Client::builder().url(proxy.url()).ttl(LONG).command_timeout(LIMIT).build().await.unwrap();
+    let second = theirs.lock("second").acquire().await.unwrap();
+    let again = proxy.on(Match::script(ACQUIRE).and(Match::containing("third")), 1, Action::SwallowReply);
+    let (lag, began) = (Lag::start(), Instant::now());
+    let multi = ours.multi_lock(["first", "second", "third"].map(|name| ours.lock(name)));
+    let trying = tokio::spawn(multi.try_acquire());
+    tokio::time::sleep_until((began + WAITED).into()).await;
+    second.release().await.unwrap().confirmed();
+    let outcome = within(HANGS, "its end", trying).await.unwrap();
+    let took = began.elapsed();
+    assert!(again.hits() == 1 && matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
+    assert!(took <= LIMIT + PROMPT + lag.of(2), "{took:?}, the machine lagged {:?}", lag.worst());
 }
 
 async fn one_of_each_round_wins(programs: &[Client], locks: impl Fn(&Client) -> [Lock; 2]) {

@@ -534,7 +534,7 @@ async fn a_replica_that_is_far_away_confirms() {
     }
 }
 
-/// What is granted in a batch waits for replicas no longer than its caller does, on a link that is slow.
+/// On a slow link, a grant in a batch waits for replicas no longer than its caller does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_of_a_batch_waits_for_replicas_within_its_limit() {
     const LIMIT: Duration = Duration::from_millis(510);

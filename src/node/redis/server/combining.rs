@@ -506,6 +506,7 @@ impl Combining {
             // All requests of a small batch may have queues.
             self.note_batch(is_refused, is_in_vain && batch.wants.len() >= MANY);
         }
+        let now = self.connection.now();
         for (caller, want) in callers.into_iter().zip(&batch.wants) {
             let until = due.next();
             let told = match &mut replies {
@@ -518,11 +519,13 @@ impl Combining {
                 Err(BatchVerdict::Alone) => Ok(BatchAnswer::Alone { repeated }),
                 Err(BatchVerdict::Failed(failure)) => Err(failure.clone()),
             };
-            match (caller, told, until, want) {
-                (Some(caller), Ok(BatchAnswer::Reply(reply)), Some(until), Want::Acquire(request))
+            match (caller, told, &self.replicas, want) {
+                (Some(caller), Ok(BatchAnswer::Reply(reply)), Some(_), Want::Acquire(request))
                     if reply.is_written() =>
                 {
-                    granted.push((caller, reply, (request.claim.ttl, until)));
+                    let rest = until.map_or(Duration::ZERO, |until| until.since(now));
+                    let patience = Patience::of_grant(request.claim.ttl, self.command_timeout, self.command_timeout);
+                    granted.push((caller, reply, patience.in_rest(rest)));
                 }
                 (Some(caller), told, ..) => tell(caller, told),
                 (None, ..) => {}
@@ -544,19 +547,16 @@ impl Combining {
         }
     }
 
-    /// Answers these callers once replicas have what was granted: one `WAIT` serves a whole batch. Each grant comes with
-    /// its TTL, and the time by which its caller must have an answer.
-    fn await_replicas(&self, link: u64, granted: Vec<(Caller, Reply, (Duration, Time))>) {
+    /// Answers these callers once replicas have what was granted: one `WAIT` serves a whole batch.
+    fn await_replicas(&self, link: u64, granted: Vec<(Caller, Reply, Patience)>) {
         let Some(replicas) = self.replicas.clone().filter(|_| !granted.is_empty()) else { return };
-        let (limit, now) = (self.command_timeout, self.connection.now());
-        let mut by_patience: BTreeMap<(Duration, Time), Vec<(Caller, Reply)>> = BTreeMap::new();
+        let mut by_patience: BTreeMap<Patience, Vec<(Caller, Reply)>> = BTreeMap::new();
         for (caller, reply, patience) in granted {
             by_patience.entry(patience).or_default().push((caller, reply));
         }
         // Beside the keeper: a blocked runtime must not hold up callers on other runtimes.
         self.host.spawn_beside(async move {
-            let telling = by_patience.into_iter().map(async |((ttl, until), granted)| {
-                let patience = Patience::of_grant(ttl, limit, limit).in_rest(until.since(now));
+            let telling = by_patience.into_iter().map(async |(patience, granted)| {
                 let verdict = replicas.confirm(link, patience).await;
                 for (caller, reply) in granted {
                     tell(caller, verdict.clone().map(|()| BatchAnswer::Reply(reply)));

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How long replicas have to confirm a write, and how long one `WAIT` for it may take.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Patience {
     /// In milliseconds, because each request has one.
     all: u32,

@@ -294,7 +294,7 @@ impl Connections {
             if !matches!(tried, Reply::Polled(Polled::Waits { .. })) {
                 return Ok(tried);
             }
-            // What is left then is for the second request.
+            // The second request has the other half of what is left.
             let pause = (via.limit / 4).min(until.since(server.keeper.now()) / 2);
             let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
             server.host.time_keeper().keep(deciding, || ()).await;

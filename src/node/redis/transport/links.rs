@@ -171,10 +171,10 @@ impl Links {
 
     /// The link, as soon as there is one that is steady (invariant 1). The wait is subtracted from `left`.
     pub(super) async fn link(&self, left: &mut Duration) -> Result<Arc<Link>, Failure> {
-        let up = self.up();
-        if let Some(link) = up.as_ref().filter(|link| link.is_steady()) {
-            return Ok(link.clone());
-        }
+        let up = match self.up() {
+            Some(link) if link.is_steady() => return Ok(link),
+            up => up,
+        };
         let until = self.now() + *left;
         if let Some(link) = up {
             // Boxed: it is large, and hardly ever waited for.
