@@ -435,11 +435,12 @@ async fn a_try_that_has_waited_for_another_ends_within_a_command_time_out() {
     let theirs = program_with(server.url(), LONG).await;
     let ours = Client::builder().url(proxy.url()).ttl(LONG).command_timeout(LIMIT).build().await.unwrap();
     let second = theirs.lock("second").acquire().await.unwrap();
-    let again = proxy.on(Match::script(ACQUIRE).and(Match::containing("third")), 1, Action::SwallowReply);
     let (lag, began) = (Lag::start(), Instant::now());
     let multi = ours.multi_lock(["first", "second", "third"].map(|name| ours.lock(name)));
     let trying = tokio::spawn(multi.try_acquire());
     tokio::time::sleep_until((began + WAITED).into()).await;
+    // The first try, and the release of what it had, are over by then.
+    let again = proxy.on(Match::script(ACQUIRE).and(Match::containing("third")), 1, Action::SwallowReply);
     second.release().await.unwrap().confirmed();
     let outcome = within(HANGS, "its end", trying).await.unwrap();
     let took = began.elapsed();
