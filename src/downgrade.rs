@@ -2,12 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use leasehold_protocol::{
-    acquisition::Undo,
-    message::{ReleaseMode, Route},
-    tally::Nodes,
-    time::Time,
-};
+use leasehold_protocol::{acquisition::Undo, message::Route, tally::Nodes, time::Time};
 use tracing::Instrument as _;
 
 use crate::{
@@ -46,8 +41,7 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// The lock is released then: a [`once_per`](crate::Lock::once_per) or [`keep_for`](crate::Lock::keep_for) ends
-    /// with it.
+    /// The lock is released then.
     ///
     /// - [`Error::Lost`]: the lease had already ended, or its key is gone or taken.
     /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold, and only this lease is dropped.
@@ -104,7 +98,7 @@ fn to_share(engine: &Engine, hold: &Hold, grace: Duration, now: Time) -> Result<
     })
 }
 
-/// A hold that has ended, and that no share has replaced: it is taken off the nodes when this is dropped.
+/// A hold that has ended, and that no share has replaced: it is released when this is dropped.
 struct LeftBehind<'a> {
     engine: &'a Arc<Engine>,
     hold: &'a Arc<Hold>,
@@ -117,8 +111,9 @@ impl Drop for LeftBehind<'_> {
         if !*is_there {
             return;
         }
-        let (nodes, mode) = (Nodes::all(engine.quorum.len()), ReleaseMode::leave());
+        let now = engine.now();
+        let (nodes, mode) = (Nodes::all(engine.quorum.len()), hold.release_mode(now, Duration::ZERO));
         let order = Undo { nodes, route: Route::Keeper, mode, is_attempt: false };
-        engine.watchdog.undo(&order, &hold.claim_at(engine.now()));
+        engine.watchdog.undo(&order, &hold.claim_at(now));
     }
 }

@@ -107,7 +107,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future undoes an adoption that may have happened, in the background: then the lock is free.
+    /// Dropping the future undoes an adoption that may have happened, in the background: then the lock is free, once the
+    /// interval of a [`once_per`](Self::once_per) is over.
     pub fn adopt(&self, ticket: Ticket) -> impl Future<Output = Result<Lease, Error>> + Send + use<> {
         self.clone().adopt_of(ticket)
     }

@@ -196,6 +196,16 @@ impl Lease {
         }
     }
 
+    /// Makes the key of a lease on trial live for the interval of its lock.
+    pub(crate) async fn lengthen(&self, limit: Duration) -> Result<(), Error> {
+        let LeaseHandle { engine, hold, .. } = &self.view;
+        if !hold.lengthen(engine.now()) {
+            return Ok(());
+        }
+        let renewed = engine.watchdog.renew_now(hold, engine.quorum.route(), limit).await;
+        renewed.map_err(Error::of)
+    }
+
     /// Ends the trial of the lease, because the work under it begins.
     pub(crate) fn begin(&self, keep: Duration) {
         self.view.hold.begin();

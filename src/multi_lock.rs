@@ -7,8 +7,9 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use leasehold_protocol::{
+    backoff::Backoff,
     multi_lock::{self, MOST, Next, in_order},
     time::Time,
     wait_loop::SHORTEST_CHECK,
@@ -23,6 +24,7 @@ use crate::{
     foreign::relayed,
     lease::Lease,
     lock::{Lock, runs},
+    random,
 };
 
 mod lease;
@@ -40,11 +42,11 @@ const JUST_NOW: u128 = 1_000_000;
 /// locks that you hold *beside* it can still cause a deadlock, so acquire together what you hold together.
 ///
 /// Each lock has its own options: `ttl`, `fair`, `max_hold`, `grace`, `owner`, `reentrant`, `lock_delay`, `label`.
-/// [`keep_for`](Lock::keep_for) counts from the moment when all are held. A lock that is given back before that leaves
-/// nothing, and does not count for its [`once_per`](Lock::once_per), unless it was lost. A process that dies or exits
-/// before it has given a lock back leaves the key, with `once_per` for the whole interval. [`on_wait`](Lock::on_wait) is
-/// called for the locks that the acquire really waits for; an acquire that does not wait calls it for all that it finds
-/// held.
+/// [`keep_for`](Lock::keep_for) counts from the moment when all are held. The interval of a
+/// [`once_per`](Lock::once_per) counts from the acquire of its lock, but only if all were held: it takes another round
+/// trip to ensure that. A lock that is given back before that leaves nothing, and a process that dies before that leaves
+/// the key for a TTL. [`on_wait`](Lock::on_wait) is called for the locks that the acquire really waits for; an acquire
+/// that does not wait calls it for all that it finds held.
 ///
 /// It is not a transaction: others may see the first lock taken before the last. But if several tries meet, one wins:
 /// the try that has the first lock waits for the locks that the others give back, for at most half of a command
@@ -220,10 +222,15 @@ impl<'a> Acquiring<'a> {
     }
 
     async fn run(mut self) -> Result<Vec<Lease>, Error> {
-        let mut busy = None;
+        let (mut busy, mut backoff) = (None, Backoff::new(random::jitter()));
         loop {
             match self.multi.next(Lease::is_held) {
-                Next::Done => return Ok(self.multi.into_held()),
+                Next::Done => match self.lengthen().await {
+                    Ok(_all) => return Ok(self.multi.into_held()),
+                    Err(error) if !error.is_transient() || self.engine.now() >= self.until => return Err(error),
+                    // One that was lost is acquired again, and one without an answer is asked again.
+                    Err(_) => self.engine.host.sleep(backoff.next(None)).await,
+                },
                 Next::Try(missing) => busy = self.try_all(missing).await?,
                 Next::Wait(at) if self.engine.now() < self.until => self.wait(at, self.until, false).await?,
                 Next::Wait(at) => match busy.take().unwrap_or_else(Error::unanswered) {
@@ -261,6 +268,14 @@ impl<'a> Acquiring<'a> {
             }
         }
         Ok(busy)
+    }
+
+    /// Makes the keys live for the intervals of their locks, now that all are held.
+    async fn lengthen(&self) -> Result<Vec<()>, Error> {
+        let most = self.engine.options.command_timeout;
+        let until = if self.patience.is_one_try() { self.started + most } else { self.until };
+        let limit = until.since(self.engine.now()).max(SHORTEST_CHECK).min(most);
+        try_join_all(self.multi.held().map(|lease| lease.lengthen(limit))).await
     }
 
     /// Whether a try that has the first lock was refused one that was acquired just now: perhaps by another try, which

@@ -116,6 +116,11 @@ impl<L> MultiLock<L> {
         self.held.first()?.as_ref()
     }
 
+    /// The leases that are held so far.
+    pub fn held(&self) -> impl Iterator<Item = &L> {
+        self.held.iter().flatten()
+    }
+
     /// The leases, in the order of their locks.
     pub fn into_held(self) -> Vec<L> {
         self.held.into_iter().flatten().collect()

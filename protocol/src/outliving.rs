@@ -26,6 +26,12 @@ impl Outliving {
         Self { lock_delay: millis(lock_delay), once_per: millis(once_per) }
     }
 
+    /// The same without an interval.
+    #[must_use]
+    pub fn brief(self) -> Self {
+        Self { once_per: 0, ..self }
+    }
+
     /// By how much the key outlives a holder that dies.
     pub fn lock_delay(self) -> Duration {
         span(self.lock_delay)

@@ -48,7 +48,8 @@ impl Acquire {
             self.owner_slot = Some(slot);
         }
         let lease = if self.wanted.options.access.mode().is_shared() {
-            self.share_in_place_of(ticket.token(), |loss| self.too_late(ticket, loss)).await?
+            let lost = |loss| self.too_late(ticket, loss);
+            self.share_in_place_of(ticket.token(), Duration::ZERO, lost).await?
         } else {
             self.succeed(ticket).await?
         };

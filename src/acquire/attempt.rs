@@ -170,11 +170,16 @@ impl Acquire {
         Ok(self.hold(self.claim(token.clone()), fence, acquisition.ok_or_else(too_late)?))
     }
 
-    /// Takes a token off the one server, once its last request is answered.
-    pub(super) fn leave_after<T: Send + 'static>(&self, token: &Token, route: Route, answer: Option<PendingReply<T>>) {
+    /// Takes a token off the one server in this way, once its last request is answered.
+    pub(super) fn leave_after<T: Send + 'static>(
+        &self,
+        token: &Token,
+        way: (Route, ReleaseMode),
+        answer: Option<PendingReply<T>>,
+    ) {
         let claim = self.claim(token.clone());
         let claim = Claim { life: LEAVES_FOR.max(claim.life), ..claim };
-        self.engine.watchdog.leave_line(claim, route, answer);
+        self.engine.watchdog.leave_line(claim, way, answer);
     }
 
     /// Holds an acquisition that was won. From now on the watchdog guards it.
@@ -283,8 +288,9 @@ impl Round<'_> {
         verdict
     }
 
+    /// Sends an undo; that of an adoption once it has ended.
     fn undo(&self, undo: Undo) {
-        let engine = &self.acquire.engine;
+        let (engine, undo) = (&self.acquire.engine, self.keeping(undo));
         match &self.undo_after {
             None => engine.watchdog.undo(&undo, &self.request.claim),
             Some(over) => {
@@ -295,6 +301,14 @@ impl Round<'_> {
                 });
             }
         }
+    }
+
+    /// This undo; that of an adoption leaves the rest of the interval.
+    fn keeping(&self, undo: Undo) -> Undo {
+        if self.undo_after.is_none() {
+            return undo;
+        }
+        Undo { mode: self.acquire.leaves(&self.request.claim.token, Duration::ZERO), ..undo }
     }
 
     /// Begins the second phase (rule 10).
@@ -355,7 +369,7 @@ impl Drop for Round<'_> {
             self.undo(undo);
         }
         for (node, vote) in coming {
-            let undo = UndoTask::new(acquisition.undo_of_vote(node), claim.clone());
+            let undo = UndoTask::new(self.keeping(acquisition.undo_of_vote(node)), claim.clone());
             // Created before it is known to be needed, because it takes its share of the memory for undos now.
             let undoing = engine.watchdog.undoing(node, undo);
             let (mut acquisition, after) = (acquisition.clone(), self.undo_after.clone());

@@ -5,7 +5,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use leasehold_protocol::{
     check::Check,
     failure::Failure,
-    message::{Poll, Polled, Request, Route},
+    message::{Poll, Polled, ReleaseMode, Request, Route},
     queue_position::{QueuePosition, WINDOW},
     tally::WakeCondition,
     wait_loop::Queued,
@@ -25,7 +25,7 @@ pub(super) struct QueuePlace<'a> {
 
 impl<'a> QueuePlace<'a> {
     pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
-        let place = Taken::new(acquire)?;
+        let place = Taken::new(acquire, acquire.token(), ReleaseMode::leave())?;
         // Registered before the first poll, because a notification may arrive before its answer.
         let waiter = acquire.engine.fair_waiters.listen(&acquire.wanted.key, &place.token);
         Ok(Self { place, position: QueuePosition::default(), waiter, had_been_lost: false })

@@ -5,9 +5,10 @@
 //!
 //! 1. It has one token from the first request to the lease: a replay finds it among the sharers of the lock.
 //! 2. A lease counts from the time that the answered request was sent (rule 1).
-//! 3. If it is dropped without a lease, it takes its token off once the last request is answered.
+//! 3. If it is dropped without a lease, it takes its token off once the last request is answered. The key stays for the
+//!    rest of the interval in which the lock is acquired once.
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     backoff::Backoff,
@@ -28,16 +29,21 @@ impl Acquire {
             let now = self.engine.now();
             Error::Lost(hold.lost(now, now, loss))
         };
-        Ok(self.goes_on(self.share_in_place_of(&hold.claim.token, lost).await?))
+        let keep = self.wanted.keep_for;
+        Ok(self.goes_on(self.share_in_place_of(&hold.claim.token, keep, lost).await?))
     }
 
-    /// Shares the lock in the place of this token. `lost` makes the error if the token no longer has the lock.
+    /// Shares the lock in the place of this token. `lost` makes the error if the token no longer has the lock. After
+    /// any other error the key stays for `keep`.
     pub(super) async fn share_in_place_of(
         &self,
         from: &Token,
+        keep: Duration,
         lost: impl Fn(Loss) -> Error + Send,
     ) -> Result<Lease, Error> {
-        let mut place = Taken::new(self)?;
+        let token = self.token();
+        let mode = self.leaves(&token, keep);
+        let mut place = Taken::new(self, token, mode)?;
         let mut backoff = Backoff::new(random::jitter());
         loop {
             self.may_begin()?;

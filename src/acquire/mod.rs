@@ -3,15 +3,23 @@
 use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
-    backoff::Backoff, failure::Failure, holder::Holder, key::Key, message::Claim, outliving::Outliving, time::Time,
-    token::Token, troubles::causes_of_absence, wait_loop::SHORTEST_CHECK,
+    backoff::Backoff,
+    failure::Failure,
+    holder::Holder,
+    key::Key,
+    message::{Claim, ReleaseMode},
+    outliving::Outliving,
+    time::Time,
+    token::Token,
+    troubles::causes_of_absence,
+    wait_loop::SHORTEST_CHECK,
 };
 
 use crate::{
     clock::stood_still,
     engine::Engine,
     error::Error,
-    held::{Hold, SharedEntry},
+    held::{Hold, SharedEntry, retained},
     lease::Lease,
     options::{LockOptions, Names, check_grace},
     owner::{Owner, OwnerId},
@@ -256,15 +264,22 @@ impl Acquire {
         }
     }
 
-    /// How much longer the key lives than the lease.
+    /// How much longer the key lives than the lease, once the work under it has begun.
     fn outliving(&self) -> Outliving {
         Outliving::new(self.wanted.options.lock_delay, self.wanted.once_per.unwrap_or_default())
+    }
+
+    /// How the token of a lease that was to continue another one is taken back: the key stays for `keep`, and for the
+    /// rest of the interval.
+    fn leaves(&self, token: &Token, keep: Duration) -> ReleaseMode {
+        retained(keep.max(self.wanted.once_per.unwrap_or_default()), token.label())
     }
 
     /// The claim of an attempt with this token.
     fn claim(&self, token: Token) -> Claim {
         let LockOptions { ttl, access, fence_memory, .. } = self.wanted.options;
-        let life = self.outliving().life(ttl, Duration::ZERO);
+        let outliving = if self.wanted.is_on_trial { self.outliving().brief() } else { self.outliving() };
+        let life = outliving.life(ttl, Duration::ZERO);
         Claim { key: self.wanted.key.clone(), token, mode: access.mode(), ttl, life, fence: None, fence_memory }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
-    message::{Claim, Reply, Request, Route},
+    message::{Claim, ReleaseMode, Reply, Request, Route},
     time::Time,
     token::Token,
 };
@@ -27,6 +27,8 @@ pub(super) struct Taken<'a, T: Send + 'static> {
     pub(super) token: Token,
     /// The route of the last request.
     pub(super) route: Route,
+    /// How it is taken off.
+    mode: ReleaseMode,
     answer: Option<PendingReply<T>>,
     pub(super) may_be_there: bool,
     /// `close` waits for what is under way, and for its undoing.
@@ -37,11 +39,11 @@ impl<'a, T> Taken<'a, T>
 where
     T: TryFrom<Reply, Error = Failure> + Send + 'static,
 {
-    pub(super) fn new(acquire: &'a Acquire) -> Result<Self, Error> {
-        let (engine, token) = (&acquire.engine, acquire.token());
+    pub(super) fn new(acquire: &'a Acquire, token: Token, mode: ReleaseMode) -> Result<Self, Error> {
+        let engine = &acquire.engine;
         let (member, under_way) = (engine.sole()?, engine.host.token());
         let route = Route::Keeper;
-        Ok(Self { acquire, member, token, route, answer: None, may_be_there: false, _under_way: under_way })
+        Ok(Self { acquire, member, token, route, mode, answer: None, may_be_there: false, _under_way: under_way })
     }
 
     pub(super) fn claim(&self) -> Claim {
@@ -69,7 +71,8 @@ where
 impl<T: Send + 'static> Drop for Taken<'_, T> {
     fn drop(&mut self) {
         if self.may_be_there {
-            self.acquire.leave_after(&self.token, self.route, self.answer.take());
+            let way = (self.route, self.mode.clone());
+            self.acquire.leave_after(&self.token, way, self.answer.take());
         }
     }
 }

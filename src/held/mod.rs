@@ -43,9 +43,17 @@ pub(crate) use self::{
 /// The shortest keep: a server counts in whole milliseconds.
 const SHORTEST_KEEP: Duration = Duration::from_millis(1);
 
+/// A release after which the key stays for `rest`, which may be zero.
+pub(crate) fn retained(rest: Duration, label: &str) -> ReleaseMode {
+    if rest.is_zero() {
+        return ReleaseMode::Delete;
+    }
+    ReleaseMode::Retain(rest.max(SHORTEST_KEEP), random::token(&format!("{label}{RELEASED}")))
+}
+
 /// One acquisition, held by one or more leases of one owner.
 pub(crate) struct Hold {
-    /// With the lease's fence, and the life of its acquire.
+    /// With the lease's fence, and the longest life of its key.
     pub(crate) claim: Claim,
     pub(crate) fence: Fence,
     pub(crate) owner: Option<OwnerId>,
@@ -68,6 +76,8 @@ pub(crate) struct Hold {
     had_span: AtomicBool,
     /// Whether no job runs under it yet, so that a release leaves nothing.
     is_on_trial: AtomicBool,
+    /// Whether its interval does not count yet: a process that dies leaves the key for no longer than without one.
+    is_brief: AtomicBool,
 }
 
 struct State {
@@ -119,8 +129,8 @@ impl Hold {
         acquisition: Acquisition,
         group: Group,
     ) -> (Arc<Self>, Signal) {
-        let claim = Claim { fence: Some(fence), ..claim };
         let (acquired, outliving) = (acquisition.sent(), acquisition.outliving());
+        let claim = Claim { fence: Some(fence), life: outliving.life(claim.ttl, Duration::ZERO), ..claim };
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let keep_until = AtomicU64::new(0);
         let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None });
@@ -140,6 +150,7 @@ impl Hold {
             span: Mutex::new(None),
             had_span: AtomicBool::new(false),
             is_on_trial: AtomicBool::new(false),
+            is_brief: AtomicBool::new(false),
         };
         let hold = Arc::new(hold);
         (hold.clone(), Signal::First(hold))
@@ -148,10 +159,18 @@ impl Hold {
     /// Puts it on trial: no job runs under it before it [begins](Self::begin).
     pub(crate) fn try_out(&self) {
         self.is_on_trial.store(true, Ordering::Release);
+        self.is_brief.store(true, Ordering::Release);
+    }
+
+    /// Lets its interval count from the next renewal on. Returns whether the work must wait for that renewal.
+    pub(crate) fn lengthen(&self, now: Time) -> bool {
+        self.is_brief.store(false, Ordering::Release);
+        self.is_on_trial.load(Ordering::Acquire) && !self.interval_left(now).is_zero()
     }
 
     /// Ends the trial: from now on a job may run under it.
     pub(crate) fn begin(&self) {
+        self.is_brief.store(false, Ordering::Release);
         self.is_on_trial.store(false, Ordering::Release);
     }
 
@@ -181,7 +200,8 @@ impl Hold {
         if self.outlives_nothing() {
             return claim;
         }
-        Claim { life: self.outliving.life(claim.ttl, now.since(self.acquired)), ..claim }
+        let outliving = if self.is_brief.load(Ordering::Acquire) { self.outliving.brief() } else { self.outliving };
+        Claim { life: outliving.life(claim.ttl, now.since(self.acquired)), ..claim }
     }
 
     /// Whether its key lives for no more than the TTL.
@@ -229,12 +249,7 @@ impl Hold {
         let asked = self.kept_for(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
         let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
-        let rest = rest.max(self.interval_left(now));
-        if rest.is_zero() {
-            return ReleaseMode::Delete;
-        }
-        let stays = random::token(&format!("{}{RELEASED}", self.claim.token.label()));
-        ReleaseMode::Retain(rest.max(SHORTEST_KEEP), stays)
+        retained(rest.max(self.interval_left(now)), self.claim.token.label())
     }
 
     /// How long the holder may still rely on it. Read from the clock, so right even if every timer is late (rule 2).

@@ -88,6 +88,12 @@ fn each_request_has_what_is_left_of_the_life() {
     assert_eq!(lives(Outliving::new(Duration::ZERO, secs(10))), [secs(10), secs(9), TTL]);
     let (hold, _signal) = held_for(Outliving::new(secs(2), secs(10)));
     assert_eq!(hold.remaining(at(0)), held().0.remaining(at(0)), "no deadline depends on it");
+    hold.try_out();
+    assert_eq!(hold.claim_at(at(1_000)).life, TTL + secs(2), "on trial the interval does not count");
+    assert!(hold.lengthen(at(1_000)) && hold.claim_at(at(1_000)).life == secs(9));
+    assert_eq!(hold.release_mode(at(1_000), Duration::ZERO), ReleaseMode::Delete, "no work has begun");
+    hold.begin();
+    assert!(!hold.lengthen(at(1_000)), "there is nothing to wait for");
 }
 
 #[test]

@@ -30,19 +30,21 @@ pub(super) struct Leaving(Mutex<HashMap<Key, Vec<Leaver>>>);
 #[derive(Debug)]
 struct Leaver {
     claim: Claim,
-    route: Route,
+    order: Undo,
     _own_release: OwnRelease,
 }
 
 impl Watchdog {
-    /// Takes a waiter off the one server, in the background, once its last request is answered.
+    /// Takes a waiter off the one server, in the background, once its last request is answered. What it may have
+    /// acquired already stays if the mode says so.
     pub(crate) fn leave_line<T: Send + 'static>(
         self: &Arc<Self>,
         claim: Claim,
-        route: Route,
+        (route, mode): (Route, ReleaseMode),
         answer: Option<PendingReply<T>>,
     ) {
-        let leaver = Leaver { _own_release: self.own_releases.begin(&claim.key, 0), claim, route };
+        let order = Undo { nodes: Nodes::one(0), route, mode, is_attempt: true };
+        let leaver = Leaver { _own_release: self.own_releases.begin(&claim.key, 0), claim, order };
         match answer {
             Some(answer) => {
                 let watchdog = self.clone();
@@ -56,6 +58,9 @@ impl Watchdog {
     }
 
     fn line_up_to_leave(self: &Arc<Self>, leaver: Leaver) {
+        if matches!(leaver.order.mode, ReleaseMode::Retain(..)) {
+            return self.leave_alone(leaver);
+        }
         match self.leaving.0.lock().entry(leaver.claim.key.clone()) {
             hash_map::Entry::Occupied(mut all) => all.get_mut().push(leaver),
             hash_map::Entry::Vacant(none) => {
@@ -72,16 +77,19 @@ impl Watchdog {
             let Some(claim) = claims.next().cloned() else { continue };
             let others: Arc<[_]> = claims.map(|claim| claim.token.clone()).collect();
             let is_done = !others.is_empty() && self.leave_together(claim, ReleaseMode::Leave(others)).await;
-            for Leaver { claim, route, .. } in batch {
-                if !is_done {
-                    let order = Undo { nodes: Nodes::one(0), route, mode: ReleaseMode::leave(), is_attempt: true };
-                    self.host.spawn(self.undoing(0, UndoTask { order, claim, was_asked: true }));
+            if is_done {
+                drop(batch);
+                self.lines.changed(key.lock(), 0, self.now());
+            } else {
+                for leaver in batch {
+                    self.leave_alone(leaver);
                 }
             }
-            if is_done {
-                self.lines.changed(key.lock(), 0, self.now());
-            }
         }
+    }
+
+    fn leave_alone(&self, Leaver { claim, order, .. }: Leaver) {
+        self.host.spawn(self.undoing(0, UndoTask { order, claim, was_asked: true }));
     }
 
     fn next_batch(&self, key: &Key) -> Option<Vec<Leaver>> {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use leasehold::{
-    Builder, Client, Details, Error, Lease, LeaseHandle, Lock, LossReason, Lost, Released, Status, block_on,
+    Builder, Client, Details, Error, Holder, Lease, LeaseHandle, Lock, LossReason, Lost, Released, Status, block_on,
     doctor::{ServerSaid, survey},
 };
 use support::{HANGS, Lag, Match, Wire, eventually_async, seen, within};
@@ -54,6 +54,25 @@ pub(crate) async fn program(url: impl Into<String>) -> Client {
 pub(crate) async fn told(leases: &Client) -> ServerSaid {
     let (_, said) = survey(leases).await.expect("it is connected").pop().expect("there is one");
     said.expect("it tells")
+}
+
+/// Waits until what is there under this name is what was left of leases, for an hour.
+pub(crate) async fn is_retained(client: &Client, name: &str) {
+    let retained = async {
+        loop {
+            let there = client.lock(name).holders().await.unwrap();
+            let is_it = |holder: &Holder| {
+                holder.label().is_some_and(|label| label.ends_with("(released)"))
+                    && holder.remaining().is_some_and(|left| left > Duration::from_secs(3_000))
+            };
+            if !there.is_empty() && there.iter().all(is_it) {
+                return;
+            }
+            assert!(!there.is_empty(), "nothing was left of {name}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(HANGS, "it is retained", retained).await;
 }
 
 /// Waits for a call on a thread that may wait.

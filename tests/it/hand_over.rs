@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error, Lease, LossReason, Ticket};
 use support::{
     Action, Child, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, fenced_write, one_thread,
-    scripts::{RENEW, SUCCEED},
+    scripts::{DOWNGRADE, RENEW, SUCCEED},
     within,
 };
 
-use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, NAME, ending, is_ours, program_with, requests};
+use crate::common::{
+    COMMAND, Confirmed as _, LONG, MEDIUM, NAME, ending, is_ours, is_retained, program_with, requests,
+};
 
 const TTL: Duration = Duration::from_millis(900);
 
@@ -127,6 +129,26 @@ async fn f74_an_adoption_that_is_dropped_is_undone() {
     assert!(within(HANGS, "its end", adopting).await.is_err_and(|error| error.is_cancelled()));
     let mut wire = server.wire();
     eventually_async(HANGS, "it is undone", || !wire.exists(NAME)).await;
+}
+
+/// Dropped, it is no reason for another to begin before the interval is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_an_adoption_that_is_dropped_ends_no_interval() {
+    const INTERVAL: Duration = Duration::from_secs(3_600);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (giver, heir) = (built(&server.url(), "giver").await, built(&proxy.url(), "heir").await);
+    for (script, lock) in [(SUCCEED, heir.lock(NAME)), (DOWNGRADE, heir.rw_lock(NAME).read())] {
+        let lease = giver.lock(NAME).once_per(INTERVAL).acquire().await.unwrap();
+        let ticket = lease.into_ticket().unwrap();
+        let swallowed = proxy.on(Match::script(script), 1, Action::SwallowReply);
+        let adopting = tokio::spawn(lock.adopt(ticket));
+        within(HANGS, "the swap", swallowed.hit()).await;
+        adopting.abort();
+        assert!(within(HANGS, "its end", adopting).await.is_err_and(|error| error.is_cancelled()));
+        is_retained(&giver, NAME).await;
+        server.wire().del(NAME);
+    }
 }
 
 #[test]

@@ -13,7 +13,9 @@ use std::{
 use leasehold::{Client, Error, Lock, LossReason, MultiLease, MultiLock, Released};
 use support::{
     Action, Cluster, Dropped, HANGS, Lag, Match, Polls, Proxy, Server, Wire, eventually_async, on_no_runtime,
-    one_thread, scripts::ACQUIRE, seen, two_workers, within,
+    one_thread,
+    scripts::{ACQUIRE, RENEW},
+    seen, two_workers, within,
 };
 use tokio::{
     sync::{
@@ -28,6 +30,9 @@ use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, SHORT, ending, progra
 
 /// How much later than its cause something may come, besides what the machine is late.
 const PROMPT: Duration = Duration::from_millis(50);
+
+/// Longer than any test here.
+const INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 fn several(leases: &Client, names: &[&str]) -> MultiLock {
     leases.multi_lock(names.iter().map(|name| leases.lock(name)))
@@ -392,6 +397,54 @@ async fn work_of_the_same_owner_meanwhile_counts() {
         server.wire().get("a").is_some_and(|value| value.ends_with("(released)"))
     })
     .await;
+}
+
+/// A waiter that dies leaves its keys for a TTL, because no work was done: an interval counts once all are held.
+#[tokio::test]
+async fn an_interval_counts_once_all_are_held() {
+    let server = Server::start();
+    let (ours, theirs) = (program_with(server.url(), MEDIUM).await, program_with(server.url(), LONG).await);
+    let second = theirs.lock("b").acquire().await.unwrap();
+    let locks = [ours.lock("a").once_per(INTERVAL), ours.lock("b")];
+    let waiter = tokio::spawn(ours.multi_lock(locks).acquire());
+    keys_are(&server, &["a", "b"]).await;
+    let (mut wire, mut before) = (server.wire(), i64::MAX);
+    eventually_async(HANGS, "a renewal", || {
+        let left = wire.pttl("a");
+        assert!(left <= i64::try_from(MEDIUM.as_millis()).unwrap(), "{left} ms");
+        left > std::mem::replace(&mut before, left)
+    })
+    .await;
+    second.release().await.unwrap().confirmed();
+    let held = within(HANGS, "all of them", waiter).await.unwrap().unwrap();
+    let left = Duration::from_millis(wire.pttl("a").unsigned_abs());
+    assert!(left + HANGS > INTERVAL, "{left:?}");
+    held.release().await.unwrap().confirmed();
+    assert!(wire.token("a").is_some_and(|value| value.ends_with("(released)")) && !wire.exists("b"));
+}
+
+/// The work must not begin before it is known that the interval counts.
+#[tokio::test]
+async fn an_interval_that_no_answer_confirms_is_asked_for_again_or_refuses_a_try() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let ours = Client::builder().url(proxy.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
+    let both = ours.multi_lock([ours.lock("a").once_per(INTERVAL), ours.lock("b")]);
+    let dropped = proxy.on(Match::script(RENEW), 1, Action::DropRequest);
+    let freeze = async {
+        dropped.hit().await;
+        proxy.freeze(true);
+    };
+    let (refused, ()) = within(HANGS, "an answer", async { tokio::join!(both.try_acquire(), freeze) }).await;
+    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    proxy.freeze(false);
+    keys_are(&server, &[]).await;
+    let dropped = proxy.on(Match::script(RENEW), 1, Action::DropRequest);
+    let held = within(HANGS, "all of them", both.acquire()).await.unwrap();
+    assert_eq!(dropped.hits(), 1);
+    let left = Duration::from_millis(server.wire().pttl("a").unsigned_abs());
+    assert!(left + HANGS > INTERVAL, "{left:?}");
+    held.release().await.unwrap().confirmed();
 }
 
 /// One permit of two is held by another program, for longer than a try looks back: its fence is that of all who share.

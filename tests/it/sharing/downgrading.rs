@@ -7,7 +7,7 @@ use support::{Action, HANGS, Lag, Match, Proxy, Server, scripts::DOWNGRADE, with
 
 use super::assert_prompt;
 use crate::{
-    common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program, program_with},
+    common::{Confirmed as _, LONG, MEDIUM, NAME, ending, is_retained, program, program_with},
     fair::line::{SOON, had, nothing_is_left, place, programs},
 };
 
@@ -148,6 +148,30 @@ async fn a_downgrade_that_did_not_come_to_pass_leaves_nothing_of_the_lease_befor
         outcome = writing.downgrade() => panic!("nobody answered: {outcome:?}"),
     }
     nothing_is_left(&mut server.wire()).await;
+}
+
+/// Whether its request or its reply was lost: nobody begins before the interval is over, or before the keep is.
+#[tokio::test]
+async fn a_downgrade_that_is_dropped_ends_no_interval_and_no_keep() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (leases, other) = (program_with(proxy.url(), LONG).await, program(server.url()).await);
+    let hour = Duration::from_secs(3_600);
+    for (case, action) in [("request", Action::DropRequest), ("reply", Action::SwallowReply)] {
+        for is_once in [false, true] {
+            let name = format!("{case} {is_once}");
+            let lock = leases.rw_lock(&*name).write();
+            let lock = if is_once { lock.once_per(hour) } else { lock.keep_for(hour) };
+            let writing = lock.acquire().await.unwrap();
+            let lost = proxy.on(Match::script(DOWNGRADE), 1, action);
+            tokio::select! {
+                biased;
+                () = within(HANGS, "the request", lost.hit()) => {}
+                outcome = writing.downgrade() => panic!("nobody answered: {outcome:?}"),
+            }
+            is_retained(&other, &name).await;
+        }
+    }
 }
 
 #[tokio::test]
