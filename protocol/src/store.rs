@@ -79,7 +79,7 @@ pub struct Applied<'a> {
     /// The lock that may have changed hands, or whose expiry may have changed.
     pub changed: Option<&'a Key>,
     /// The notifications about this lock.
-    pub told: Vec<Notified>,
+    pub notified: Vec<Notified>,
 }
 
 impl Store {
@@ -101,9 +101,9 @@ impl Store {
         process: Process<'_>,
         reached: &dyn Fn(&str) -> bool,
     ) -> Applied<'a> {
-        let passed_on = |key, reply, has_changed, told: Vec<Notified>| {
-            let changed = (has_changed || !told.is_empty()).then_some(key);
-            Applied { reply: Ok(reply), changed, told }
+        let passed_on = |key, reply, has_changed, notified: Vec<Notified>| {
+            let changed = (has_changed || !notified.is_empty()).then_some(key);
+            Applied { reply: Ok(reply), changed, notified }
         };
         let reply = match request {
             Request::Acquire(request) => Ok(self.acquire(now, request).into()),
@@ -118,32 +118,32 @@ impl Store {
                 Ok(batch.iter().map(|claim| Ok(renew(claim))).collect::<Vec<_>>().into())
             }
             Request::Release { claim, mode } => {
-                let (owned, told) = self.release(now, claim, mode, process, reached);
+                let (owned, notified) = self.release(now, claim, mode, process, reached);
                 let is_ours = owned.is_ok();
-                return passed_on(&claim.key, owned.into(), is_ours, told);
+                return passed_on(&claim.key, owned.into(), is_ours, notified);
             }
             Request::Poll(poll) => {
-                let (polled, told) = self.poll(now, poll, process, reached);
+                let (polled, notified) = self.poll(now, poll, process, reached);
                 let is_granted = matches!(polled, Polled::Granted(_));
-                return passed_on(&poll.claim.key, polled.into(), is_granted, told);
+                return passed_on(&poll.claim.key, polled.into(), is_granted, notified);
             }
             Request::Waiters { key, most } => Ok(self.waiters(now, key, *most).into()),
             Request::Downgrade { claim, from } => {
-                let (fence, told) = self.downgrade(now, claim, from, reached);
+                let (fence, notified) = self.downgrade(now, claim, from, reached);
                 let is_done = fence.is_ok();
-                return passed_on(&claim.key, fence.into(), is_done, told);
+                return passed_on(&claim.key, fence.into(), is_done, notified);
             }
             Request::Sharers { key, most } => Ok(self.sharers(now, key, *most).into()),
             Request::Holder(key) => Ok(Looked { holder: self.holder(now, key), tracked: true }.into()),
             Request::Held { pattern, .. } => Ok((0, self.held(now, pattern)).into()),
             Request::ForceRelease { key, by } => {
-                let (was_held, told) = self.force_release(now, key, by, reached);
-                return passed_on(key, was_held.into(), was_held, told);
+                let (was_held, notified) = self.force_release(now, key, by, reached);
+                return passed_on(key, was_held.into(), was_held, notified);
             }
             Request::Probe => Ok(identity(now).into()),
             Request::Rehearse { restart_delay, .. } => Ok(self.recovers_for(now, *restart_delay).into()),
         };
-        Applied { reply, changed: None, told: Vec::new() }
+        Applied { reply, changed: None, notified: Vec::new() }
     }
 
     /// Grants the lock to a token, unless another token has it.
@@ -304,12 +304,12 @@ impl Store {
         let count = phase.sharers(now);
         phase.end_with_the_last(now);
         let owned = if was_in { Ok(()) } else { Err(Denial::Gone) };
-        let told = if was_in || matches!(mode, ReleaseMode::Leave(_)) {
+        let notified = if was_in || matches!(mode, ReleaseMode::Leave(_)) {
             self.pass_on(now, key, count, reached)
         } else {
             Vec::new()
         };
-        (owned, told)
+        (owned, notified)
     }
 
     /// Takes the lock, or a share of it, if it is the token's turn. Else enters the queue, if the poll asks for that.
@@ -321,12 +321,12 @@ impl Store {
         reached: &dyn Fn(&str) -> bool,
     ) -> (Polled, Vec<Notified>) {
         let Claim { key, token, life, fence_memory, mode, .. } = &poll.claim;
-        let (mut told, limit) = (Vec::new(), mode::limit(*mode));
+        let (mut notified, limit) = (Vec::new(), mode::limit(*mode));
         let is_simple = mode.is_shared() && poll.restart_delay.is_zero();
         if is_simple && self.live_queue(now, key).is_none_or(|queue| queue.len() == 0) {
             let joined = self.shared(now, key).ok().and_then(|phase| phase.join_simply(now, token, *life, limit));
             if let Some(fence) = joined {
-                return (Polled::Granted(fence), told);
+                return (Polled::Granted(fence), notified);
             }
         }
         let confirmed = |phase_or_lock: &mut Held| match phase_or_lock {
@@ -345,7 +345,7 @@ impl Store {
         let count = match self.lock(now, key).map(confirmed) {
             Some(Ok(fence)) => {
                 self.leave_queue(now, poll, process.name);
-                return (Polled::Granted(fence), told);
+                return (Polled::Granted(fence), notified);
             }
             Some(Err(count)) => count,
             None => Some(0),
@@ -356,16 +356,16 @@ impl Store {
         };
         let recovers_for = self.recovers_for(now, poll.restart_delay).filter(|_| count.is_some());
         if let Some(count) = count.filter(|_| recovers_for.is_none()) {
-            let (is_ahead, count) = self.promote(now, key, Some(token), count, reached, &mut told);
+            let (is_ahead, count) = self.promote(now, key, Some(token), count, reached, &mut notified);
             if !is_ahead && fits(count, limit) {
                 self.leave_queue(now, poll, process.name);
                 let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit };
                 let fence = self.let_in(now, key, me, count);
                 if limit > 0 {
                     // The waiters behind may fit as well.
-                    self.promote(now, key, None, count.unwrap_or(0) + 1, reached, &mut told);
+                    self.promote(now, key, None, count.unwrap_or(0) + 1, reached, &mut notified);
                 }
-                return (Polled::Granted(fence), told);
+                return (Polled::Granted(fence), notified);
             }
         }
         let holder = self.holder_for(now, key, limit).filter(|_| recovers_for.is_none()).unwrap_or_default();
@@ -373,7 +373,7 @@ impl Store {
         let place = queue.as_ref().and_then(|queue| queue.place(token)).filter(|_| poll.enter);
         let ahead = place.map_or_else(|| queue.map_or(0, |queue| queue.len()), |(_, ahead)| ahead);
         let (ticket, ahead) = (place.map(|(ticket, _)| ticket), u32::try_from(ahead).unwrap_or(u32::MAX));
-        (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, notified: true }, told)
+        (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, notified: true }, notified)
     }
 
     /// Admits the waiters that fit beside `count` sharers. Returns whether a waiter is still ahead of `me`, and how
@@ -385,11 +385,11 @@ impl Store {
         me: Option<&Token>,
         count: u32,
         reached: &dyn Fn(&str) -> bool,
-        told: &mut Vec<Notified>,
+        notified: &mut Vec<Notified>,
     ) -> (bool, Option<u32>) {
         let (at, mut count) = ((now, self.up(now)), count);
         let Some(queue) = self.live_queue(now, key) else { return (false, Some(count)) };
-        let Turn { is_ahead, let_in } = queue.promote(me, at, count, reached, told);
+        let Turn { is_ahead, let_in } = queue.promote(me, at, count, reached, notified);
         for one in let_in {
             let is_alone = one.limit == 0;
             self.let_in(now, key, one, Some(count));
@@ -409,7 +409,7 @@ impl Store {
         from: &Token,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Downgraded, Vec<Notified>) {
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         if let Ok(phase) = self.shared(now, key) {
             let fence = if phase.is_in(now, token) {
                 phase.stay(now, token, *life);
@@ -417,18 +417,18 @@ impl Store {
             } else {
                 Err(Denial::Taken)
             };
-            return (fence, told);
+            return (fence, notified);
         }
         let own = match self.held_by(now, key, from) {
             Ok(lock) => lock.fence,
-            Err(denial) => return (Err(denial), told),
+            Err(denial) => return (Err(denial), notified),
         };
         // The floor may be forgotten, and the clock behind, so the lock's own fence is a floor too.
         self.floors.raise(now, key, own, *fence_memory);
         let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit: mode::limit(*mode) };
         let fence = self.let_in(now, key, me, Some(0));
-        self.promote(now, key, None, 1, reached, &mut told);
-        (Ok(fence), told)
+        self.promote(now, key, None, 1, reached, &mut notified);
+        (Ok(fence), notified)
     }
 
     /// The number of waiters, and the first of them with their tickets.
@@ -524,12 +524,12 @@ impl Store {
     /// Passes on a lock that was given up, and that `count` sharers still have: admits the waiters that fit and can be
     /// reached. The lock becomes free if it has no holder then, or if it is too early to grant anything.
     fn pass_on(&mut self, now: Micros, key: &Key, count: u32, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
-        let mut told = Vec::new();
-        let (_, count) = self.promote(now, key, None, count, reached, &mut told);
+        let mut notified = Vec::new();
+        let (_, count) = self.promote(now, key, None, count, reached, &mut notified);
         if count == Some(0) {
             self.locks.remove(key);
         }
-        told
+        notified
     }
 
     /// Gives a free lock to a token for `span`, with the next fence.

@@ -17,10 +17,10 @@ impl Acquire {
     pub(super) async fn compete(&self) -> Result<Lease, Error> {
         let (engine, key, is_queued) = (&self.engine, &self.wanted.key, self.wanted.options.is_queued());
         let lines = if is_queued { &engine.queues } else { &engine.lines };
-        let mut standing = if is_queued { Some(Box::new(QueuePlace::new(self)?)) } else { None };
+        let mut place = if is_queued { Some(Box::new(QueuePlace::new(self)?)) } else { None };
         let asks = is_queued || self.is_one_try() || !self.wanted.is_on_trial && !lines.has(key);
-        let seen = match &mut standing {
-            Some(standing) => standing.check(engine.quorum.route(), !self.is_one_try()).await?,
+        let seen = match &mut place {
+            Some(place) => place.check(engine.quorum.route(), !self.is_one_try()).await?,
             None if asks => self.try_once(engine.quorum.route()).await?,
             None => Err(Check::NotYet),
         };
@@ -29,7 +29,7 @@ impl Acquire {
             // Boxed, like the wait below, because the lock is mostly free.
             Err(seen) if self.is_one_try() => Box::pin(self.settle(seen)).await?,
             Err(seen) if asks && self.is_over() => return Err(self.gives_up(seen)),
-            Err(seen) => Box::pin(wait(self, lines, standing, seen)).await?,
+            Err(seen) => Box::pin(wait(self, lines, place, seen)).await?,
         };
         // The owner's other acquires are notified, and the one that polls this would stop: no await from here on.
         lease.takes_its_owner_slot();

@@ -21,7 +21,7 @@ use crate::{
 struct Waiting<'a> {
     acquire: &'a Acquire,
     line: &'a InLine<'a>,
-    standing: Option<Box<QueuePlace<'a>>>,
+    place: Option<Box<QueuePlace<'a>>>,
     told: ToldHolder,
 }
 
@@ -29,13 +29,13 @@ struct Waiting<'a> {
 pub(super) async fn wait(
     acquire: &Acquire,
     lines: &Lines,
-    standing: Option<Box<QueuePlace<'_>>>,
+    place: Option<Box<QueuePlace<'_>>>,
     seen: Check,
 ) -> Result<Lease, Error> {
     let (engine, line) = (&acquire.engine, lines.join(&acquire.wanted.key));
-    let (nodes, command_timeout, is_fair) = (engine.quorum.len(), engine.options.command_timeout, standing.is_some());
+    let (nodes, command_timeout, is_fair) = (engine.quorum.len(), engine.options.command_timeout, place.is_some());
     let mut wait = WaitLoop::new(is_fair, nodes, command_timeout, acquire.until, random::jitter());
-    let mut waiting = Waiting { acquire, line: &line, standing, told: ToldHolder::default() };
+    let mut waiting = Waiting { acquire, line: &line, place, told: ToldHolder::default() };
     let mut seen_by_leader = line.seen();
     if !is_fair {
         // A plain follower knows only what the leader has found before.
@@ -61,7 +61,7 @@ pub(super) async fn wait(
         if wait.leads() {
             line.saw(wait.seen().clone(), now, until);
         }
-        let own = waiting.standing.as_ref().map(|standing| &standing.waiter);
+        let own = waiting.place.as_ref().map(|place| &place.waiter);
         tokio::select! {
             biased;
             () = engine.ended.cancelled() => return Err(engine.end()),
@@ -89,9 +89,9 @@ impl Waiting<'_> {
         if leads {
             line.checks_by(began + limit);
         }
-        let outcome = match &mut self.standing {
+        let outcome = match &mut self.place {
             None => acquire.try_once(route).await?,
-            Some(standing) => standing.poll_for_all(route).await?,
+            Some(place) => place.poll_for_all(route).await?,
         };
         match outcome {
             Ok(lease) => Ok(Some(lease)),
@@ -103,7 +103,7 @@ impl Waiting<'_> {
     }
 
     fn facts(&self) -> Facts<'_> {
-        let queue = self.standing.as_deref().map(QueuePlace::queued);
+        let queue = self.place.as_deref().map(QueuePlace::queued);
         Facts { now: self.acquire.engine.now(), leader_due: self.line.due(), queue, around: self }
     }
 }

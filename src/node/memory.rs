@@ -108,12 +108,12 @@ fn has_waiter(listeners: &[Arc<dyn NodeListener>], token: &str) -> bool {
 
 /// Notifies each waiter of what concerns it.
 fn notify(listeners: &[Arc<dyn NodeListener>], key: &Key, notifications: &[Notified]) {
-    for told in notifications {
-        let (Notified::Granted { token, .. } | Notified::Next { token, .. }) = told;
+    for notified in notifications {
+        let (Notified::Granted { token, .. } | Notified::Next { token, .. }) = notified;
         let Some(listener) = listeners.iter().find(|listener| listener.has_waiter(token.as_str())) else {
             continue;
         };
-        match told {
+        match notified {
             Notified::Granted { token, .. } => listener.granted(key.lock(), token.as_str()),
             Notified::Next { token, within, .. } => listener.next(token.as_str(), *within),
         }
@@ -146,11 +146,11 @@ impl Node for Memory {
         let upgraded = OnceCell::new();
         let listeners = || upgraded.get_or_init(|| self.listeners().collect::<Vec<_>>());
         let reached = |token: &str| has_waiter(listeners(), token);
-        let Applied { reply, changed, told } = self.apply(&mut self.store.lock(), &request, &reached);
+        let Applied { reply, changed, notified } = self.apply(&mut self.store.lock(), &request, &reached);
         if let Some(key) = changed {
             self.changed(key);
-            if !told.is_empty() {
-                notify(listeners(), key, &told);
+            if !notified.is_empty() {
+                notify(listeners(), key, &notified);
             }
         }
         Box::pin(ready(reply))

@@ -70,7 +70,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 #[derive(Debug, PartialEq)]
 struct Seen {
     reply: String,
-    told: Vec<String>,
+    notified: Vec<String>,
     holder: Option<String>,
     line: Vec<String>,
 }
@@ -144,19 +144,19 @@ impl Scene {
     /// The reply to a request of this token's process, and who is notified.
     fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, at: usize, request: &Request) -> (T, Vec<Notified>) {
         let reached = |channel: &str| self.listening.contains(channel);
-        let Applied { reply, told, .. } = self.store.apply(self.now, request, Self::process(at), &reached);
-        (reply.and_then(T::try_from).unwrap(), told)
+        let Applied { reply, notified, .. } = self.store.apply(self.now, request, Self::process(at), &reached);
+        (reply.and_then(T::try_from).unwrap(), notified)
     }
 
     /// Who has left begins anew, behind the others.
     fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Notified>) {
         self.tickets[at] = None;
-        let (owned, told) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
+        let (owned, notified) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
         let reply = match owned {
             Err(Denial::Forced(by)) => format!("forced by {}", forced::to_text(&by)),
             owned => format!("{owned:?}"),
         };
-        (reply, told)
+        (reply, notified)
     }
 
     fn poll(&self, at: usize, enter: bool) -> Poll {
@@ -172,10 +172,10 @@ impl Scene {
 
     fn apply(&mut self, op: Op) -> Seen {
         self.now += 1_000;
-        let (reply, told) = match op {
+        let (reply, notified) = match op {
             Op::Poll(at) | Op::Check(at) => {
                 let enter = matches!(op, Op::Poll(_));
-                let (polled, told) = self.ask(at, &Request::Poll(self.poll(at, enter)));
+                let (polled, notified) = self.ask(at, &Request::Poll(self.poll(at, enter)));
                 let reply = match polled {
                     Polled::Granted(fence) => {
                         assert_eq!(self.holder(), Some((at, fence)));
@@ -187,18 +187,18 @@ impl Scene {
                         format!("{} {ahead} {entered}", if recovers_for.is_some() { "recovers" } else { "waits" })
                     }
                 };
-                (reply, told)
+                (reply, notified)
             }
             Op::Acquire(at) => {
                 let request = AcquireRequest { claim: self.claim(at), voting: None, heir_of: None };
-                let (vote, told) = self.ask::<VoteReply>(at, &Request::Acquire(request));
+                let (vote, notified) = self.ask::<VoteReply>(at, &Request::Acquire(request));
                 let reply = match vote.acquired {
                     Acquired::Granted(_) => "granted",
                     Acquired::Busy { .. } => "busy",
                     Acquired::Recovering(_) => "recovers",
                     Acquired::Gone => "gone",
                 };
-                (reply.into(), told)
+                (reply.into(), notified)
             }
             Op::Release(at) => self.release(at, ReleaseMode::Delete),
             Op::Leave(at, with) => {
@@ -209,11 +209,11 @@ impl Scene {
                 self.release(at, ReleaseMode::Leave(others))
             }
             Op::ForceRelease => {
-                let (held, told) = self.ask::<bool>(
+                let (held, notified) = self.ask::<bool>(
                     0,
                     &Request::ForceRelease { key: self.key.clone(), by: Arc::new(forced::by("ops", None)) },
                 );
-                (held.to_string(), told)
+                (held.to_string(), notified)
             }
             Op::Expire => {
                 self.now += micros(STEP);
@@ -222,14 +222,14 @@ impl Scene {
             Op::Kill(at) => (self.listening.remove(CHANNELS[at]).to_string(), vec![]),
             Op::Start(at) => ((!self.listening.insert(CHANNELS[at])).to_string(), vec![]),
         };
-        let told = told.into_iter().map(|told| self.message(told)).collect();
+        let notified = notified.into_iter().map(|notified| self.message(notified)).collect();
         let holder = self.holder().map(|(at, _)| self.tokens[at].as_str().to_owned());
         let line = self.line().into_iter().map(|(at, _)| self.tokens[at].as_str().to_owned()).collect();
-        Seen { reply, told, holder, line }
+        Seen { reply, notified, holder, line }
     }
 
-    fn message(&self, told: Notified) -> String {
-        let (channel, token, message) = match told {
+    fn message(&self, notified: Notified) -> String {
+        let (channel, token, message) = match notified {
             Notified::Granted { channel, token } => {
                 (channel, token.clone(), format!("granted {} {}job", token.as_str().len(), token.as_str()))
             }
@@ -237,7 +237,7 @@ impl Scene {
                 (channel, token.clone(), format!("next {} {}", within.as_millis(), token.as_str()))
             }
         };
-        assert_eq!(PROCESSES[self.index(&token)], &*channel, "told where it listens");
+        assert_eq!(PROCESSES[self.index(&token)], &*channel, "notified where it listens");
         assert!(self.listening.contains(&*channel));
         message
     }
@@ -397,10 +397,10 @@ impl<'a> Scripts<'a> {
             Op::Start(at) => self.listen("SUBSCRIBE", CHANNELS[at]),
         };
         self.listeners.send(&["PING"]).unwrap();
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         loop {
             match self.listeners.reply().unwrap() {
-                Value::Array(parts) if parts[0].text() == "message" => told.push(parts[2].text()),
+                Value::Array(parts) if parts[0].text() == "message" => notified.push(parts[2].text()),
                 // The answer to the ping.
                 _ => break,
             }
@@ -408,7 +408,7 @@ impl<'a> Scripts<'a> {
         let line = self.wire.must(&["ZRANGE", "{job}:lh:queue", "0", "-1"]);
         let line = line.array().iter().map(Value::text).collect();
         let holder = self.wire.get("job").and_then(|value| Token::read_value(&value));
-        Seen { reply, told, holder: holder.map(|(token, _)| token.as_str().to_owned()), line }
+        Seen { reply, notified, holder: holder.map(|(token, _)| token.as_str().to_owned()), line }
     }
 
     /// Whether that was so before.

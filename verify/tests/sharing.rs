@@ -159,7 +159,7 @@ fn process(at: usize) -> Process<'static> {
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Seen {
     reply: String,
-    told: Vec<String>,
+    notified: Vec<String>,
     /// The value of the lock's key, and its end in ms.
     held: Option<(String, u64)>,
     /// Who has a place in it, and until when.
@@ -216,12 +216,12 @@ impl Scene {
 
     fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, at: usize, request: &Request) -> (T, Vec<Notified>) {
         let reached = |channel: &str| self.listening.contains(channel);
-        let Applied { reply, told, .. } = self.store.apply(self.now, request, process(at), &reached);
-        (reply.and_then(T::try_from).unwrap(), told)
+        let Applied { reply, notified, .. } = self.store.apply(self.now, request, process(at), &reached);
+        (reply.and_then(T::try_from).unwrap(), notified)
     }
 
     fn apply(&mut self, Call { op, ticket }: &Call) -> Seen {
-        let (reply, told) = match *op {
+        let (reply, notified) = match *op {
             Op::Poll(at) | Op::Check(at) => {
                 let poll = Poll {
                     claim: self.claim(at),
@@ -231,27 +231,27 @@ impl Scene {
                     enter: matches!(op, Op::Poll(_)),
                     restart_delay: delay(at, self.trusting),
                 };
-                let (polled, told) = self.ask(at, &Request::Poll(poll));
-                (said(&polled), told)
+                let (polled, notified) = self.ask(at, &Request::Poll(poll));
+                (said(&polled), notified)
             }
             Op::Acquire(at) => {
                 let request = AcquireRequest { claim: self.claim(at), voting: None, heir_of: None };
-                let (vote, told) = self.ask::<VoteReply>(at, &Request::Acquire(request));
+                let (vote, notified) = self.ask::<VoteReply>(at, &Request::Acquire(request));
                 let is_granted = matches!(vote.acquired, Acquired::Granted(_));
-                (if is_granted { "granted" } else { "busy" }.into(), told)
+                (if is_granted { "granted" } else { "busy" }.into(), notified)
             }
             Op::Part(at) => self.release(at, ReleaseMode::Delete),
             Op::Leave(at, with) => self.release(at, ReleaseMode::Leave(with.map(token).into_iter().collect())),
             Op::Keep(at, to, keep) => self.release(at, ReleaseMode::Retain(Duration::from_secs(keep), token(to))),
             Op::Renew(at) => {
                 let renew = Request::Renew([self.claim(at)].into());
-                let (renewed, told) = self.ask::<Vec<Result<Owned, Failure>>>(at, &renew);
-                (owned(renewed[0].clone().unwrap()), told)
+                let (renewed, notified) = self.ask::<Vec<Result<Owned, Failure>>>(at, &renew);
+                (owned(renewed[0].clone().unwrap()), notified)
             }
             Op::Downgrade(at, to) => {
                 let request = Request::Downgrade { claim: self.claim(to), from: token(at) };
-                let (done, told) = self.ask::<Downgraded>(to, &request);
-                (done.map_or_else(|denial| owned(Err(denial)), |fence| format!("shares {fence}")), told)
+                let (done, notified) = self.ask::<Downgraded>(to, &request);
+                (done.map_or_else(|denial| owned(Err(denial)), |fence| format!("shares {fence}")), notified)
             }
             Op::Extend(at) => {
                 let extended = match self.phase() {
@@ -270,8 +270,8 @@ impl Scene {
             }
             Op::ForceRelease => {
                 let by = Arc::new(forced::by("ops", None));
-                let (held, told) = self.ask::<bool>(0, &Request::ForceRelease { key: self.key.clone(), by });
-                (held.to_string(), told)
+                let (held, notified) = self.ask::<bool>(0, &Request::ForceRelease { key: self.key.clone(), by });
+                (held.to_string(), notified)
             }
             Op::Overwrite => {
                 let claim = self.claim(STRANGER);
@@ -302,7 +302,7 @@ impl Scene {
             Op::Start(at) => ((!self.listening.insert(CHANNELS[at])).to_string(), vec![]),
             Op::Replay(_) => unreachable!("it is another call"),
         };
-        self.seen(reply, told.into_iter().map(message).collect())
+        self.seen(reply, notified.into_iter().map(message).collect())
     }
 
     /// The fence with which it is shared.
@@ -318,11 +318,11 @@ impl Scene {
     }
 
     fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Notified>) {
-        let (released, told) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
-        (owned(released), told)
+        let (released, notified) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
+        (owned(released), notified)
     }
 
-    fn seen(&mut self, reply: String, told: Vec<String>) -> Seen {
+    fn seen(&mut self, reply: String, notified: Vec<String>) -> Seen {
         let sharers = Request::Sharers { key: self.key.clone(), most: 100 };
         let (sharers, _) = self.ask::<Option<Sharers>>(0, &sharers);
         let value = |holder: &Holder| holder.whole_token().unwrap().value(holder.fence().unwrap());
@@ -337,7 +337,7 @@ impl Scene {
         let (last, all) = listed.unwrap_or_default();
         let seen = Seen {
             reply,
-            told,
+            notified,
             listed: (last, all, wants),
             held: held.map(|value| (value, until / 1_000)),
             places,
@@ -379,8 +379,8 @@ fn owned(owned: Owned) -> String {
     }
 }
 
-fn message(told: Notified) -> String {
-    match told {
+fn message(notified: Notified) -> String {
+    match notified {
         Notified::Granted { token, .. } => format!("granted {} {}job", token.as_str().len(), token.as_str()),
         Notified::Next { token, within, .. } => format!("next {} {}", within.as_millis(), token.as_str()),
     }
@@ -581,10 +581,10 @@ impl<'a> Scripts<'a> {
 
     fn seen(&mut self, reply: String) -> Seen {
         self.listeners.send(&["PING"]).unwrap();
-        let mut told = Vec::new();
+        let mut notified = Vec::new();
         loop {
             match self.listeners.reply().unwrap() {
-                Value::Array(parts) if parts[0].text() == "message" => told.push(parts[2].text()),
+                Value::Array(parts) if parts[0].text() == "message" => notified.push(parts[2].text()),
                 // The answer to the ping.
                 _ => break,
             }
@@ -594,7 +594,7 @@ impl<'a> Scripts<'a> {
         let held = self.wire.get(KEYS[0]).map(|value| (value, now / 1_000 + u64::try_from(left).unwrap()));
         let line = self.pairs(KEYS[2]);
         let listed = self.listed();
-        let mut seen = Seen { reply, told, held, line, listed, ..Seen::default() };
+        let mut seen = Seen { reply, notified, held, line, listed, ..Seen::default() };
         // Of another phase, or of none, they count for nothing.
         if seen.is_shared() {
             seen.places = self.pairs(KEYS[4]).into_iter().collect();

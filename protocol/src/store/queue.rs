@@ -144,7 +144,7 @@ impl WaitQueue {
         (now, up): (Micros, Duration),
         count: u32,
         reached: &dyn Fn(&str) -> bool,
-        told: &mut Vec<Notified>,
+        notified: &mut Vec<Notified>,
     ) -> Turn {
         let (mut count, mut let_in, mut last) = (Some(count), Vec::new(), None);
         let is_ahead = loop {
@@ -165,7 +165,7 @@ impl WaitQueue {
             }
             let Some(waiter) = self.remove(&token).filter(|_| is_there) else { continue };
             if waiter.hears {
-                told.push(Notified::Granted { channel: waiter.process.clone(), token: token.clone() });
+                notified.push(Notified::Granted { channel: waiter.process.clone(), token: token.clone() });
             }
             let lapses = now + micros(waiter.grant);
             let mark = self.marks.entry(waiter.process.clone()).or_insert(lapses);
@@ -178,7 +178,7 @@ impl WaitQueue {
             }
         };
         if let Some(last) = last {
-            self.tell_next(me, &last, now, reached, told);
+            self.tell_next(me, &last, now, reached, notified);
         }
         Turn { is_ahead, let_in }
     }
@@ -191,7 +191,7 @@ impl WaitQueue {
         granted: &QueuedWaiter,
         now: Micros,
         reached: &dyn Fn(&str) -> bool,
-        told: &mut Vec<Notified>,
+        notified: &mut Vec<Notified>,
     ) {
         let mut told_it = false;
         let mut place = self.line.first().cloned();
@@ -211,7 +211,7 @@ impl WaitQueue {
                 continue;
             }
             if waiter.hears {
-                told.push(Notified::Next { channel: waiter.process.clone(), token, within: granted.grant });
+                notified.push(Notified::Next { channel: waiter.process.clone(), token, within: granted.grant });
             }
             if !same {
                 return;

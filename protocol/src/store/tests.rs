@@ -87,8 +87,8 @@ fn a_lock_changes_with_a_release_by_its_token_only() {
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
     let mut changes = |token: &Token| {
         let request = Request::Release { claim: claim(&key, token, TTL), mode: ReleaseMode::Delete };
-        let Applied { changed, told, .. } = store.apply(0, &request, Process { name: "", hears: false }, &|_| true);
-        assert!(told.is_empty());
+        let Applied { changed, notified, .. } = store.apply(0, &request, Process { name: "", hears: false }, &|_| true);
+        assert!(notified.is_empty());
         changed.is_some()
     };
     assert!(!changes(&two) && changes(&one) && !changes(&one));
@@ -328,17 +328,17 @@ fn who_held_it_hears_who_took_it_by_force_for_as_long_as_the_key_would_have_live
     granted(&store.acquire(0, &request(&key, &one, TTL)).acquired);
     assert!(!store.force_release(0, &Key::of_lock("other"), &forced(), &|_| true).0);
     assert!(store.force_release(1_000, &key, &forced(), &|_| true).0);
-    let told = Err(Denial::Forced(forced()));
-    assert_eq!(store.renew(2_000, &lease), told);
+    let notified = Err(Denial::Forced(forced()));
+    assert_eq!(store.renew(2_000, &lease), notified);
     granted(&store.acquire(3_000, &request(&key, &two, TTL)).acquired);
-    assert_eq!(store.renew(4_000, &lease), told, "whoever has it now");
-    assert_eq!(release(&mut store, 4_000, &key, &one), told);
-    assert_eq!(retain(&mut store, 4_000, &key, &one, TTL, &Token::random("kept")), told);
+    assert_eq!(store.renew(4_000, &lease), notified, "whoever has it now");
+    assert_eq!(release(&mut store, 4_000, &key, &one), notified);
+    assert_eq!(retain(&mut store, 4_000, &key, &one, TTL, &Token::random("kept")), notified);
     let third = Token::random("third");
     assert_eq!(store.renew(4_000, &claim(&key, &third, TTL)), Err(Denial::Taken), "it was not taken from this one");
     store.renew(5_000, &claim(&key, &two, TTL)).unwrap();
     let over = micros(TTL);
-    assert_eq!((store.renew(over - 1, &lease), store.renew(over, &lease)), (told, Err(Denial::Taken)));
+    assert_eq!((store.renew(over - 1, &lease), store.renew(over, &lease)), (notified, Err(Denial::Taken)));
 }
 
 #[test]

@@ -36,8 +36,8 @@ impl Scene {
 
     fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, request: &Request) -> (T, Vec<Notified>) {
         let process = Process { name: "p", hears: true };
-        let Applied { reply, told, .. } = self.store.apply(self.now, request, process, &|_| true);
-        (reply.and_then(T::try_from).unwrap(), told)
+        let Applied { reply, notified, .. } = self.store.apply(self.now, request, process, &|_| true);
+        (reply.and_then(T::try_from).unwrap(), notified)
     }
 
     /// With a limit: `Some(0)` to have it alone, `None` to read.
@@ -72,8 +72,8 @@ impl Scene {
 
     fn release(&mut self, token: &Token, limit: Option<u32>, mode: ReleaseMode) -> (Owned, usize) {
         let claim = self.claim(token, limit);
-        let (owned, told) = self.ask(&Request::Release { claim, mode });
-        (owned, told.iter().filter(|told| matches!(told, Notified::Granted { .. })).count())
+        let (owned, notified) = self.ask(&Request::Release { claim, mode });
+        (owned, notified.iter().filter(|notified| matches!(notified, Notified::Granted { .. })).count())
     }
 
     fn renew(&mut self, token: &Token, fence: Option<Fence>) -> Owned {
@@ -218,9 +218,9 @@ fn a_downgrade_leaves_no_moment_for_another_writer_and_lets_readers_in() {
     scene.waits(&reader, None);
     scene.waits(&other, Some(0));
     let request = Request::Downgrade { claim: scene.claim(&reads, None), from: writer.clone() };
-    let (phase, told) = scene.ask::<Downgraded>(&request);
+    let (phase, notified) = scene.ask::<Downgraded>(&request);
     let phase = phase.unwrap();
-    assert!(phase > fence && matches!(&told[..], [Notified::Granted { token, .. }, ..] if *token == reader));
+    assert!(phase > fence && matches!(&notified[..], [Notified::Granted { token, .. }, ..] if *token == reader));
     assert_eq!(scene.ask::<Downgraded>(&request).0, Ok(phase), "the same, come again");
     assert_eq!(scene.comes_in(&reader, None), phase);
     assert_eq!(scene.release(&reads, None, ReleaseMode::Delete), (Ok(()), 0));

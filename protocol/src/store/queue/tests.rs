@@ -37,9 +37,10 @@ fn tokens<const N: usize>() -> [Token; N] {
 }
 
 fn turn(queue: &mut WaitQueue, now: Micros, silent: &str) -> (Option<Token>, Vec<Notified>) {
-    let mut told = Vec::new();
-    let Turn { let_in, .. } = queue.promote(None, (now, Duration::ZERO), 0, &|channel| channel != silent, &mut told);
-    (let_in.into_iter().next().map(|one| one.token), told)
+    let mut notified = Vec::new();
+    let Turn { let_in, .. } =
+        queue.promote(None, (now, Duration::ZERO), 0, &|channel| channel != silent, &mut notified);
+    (let_in.into_iter().next().map(|one| one.token), notified)
 }
 
 #[test]
@@ -181,9 +182,9 @@ fn the_head_that_asks_is_told_that_it_is_its_turn() {
     let (mut queue, [a, b]) = (WaitQueue::default(), tokens());
     queue.enter(1, &poll(&a), hears("gone"));
     queue.enter(1, &poll(&b), hears("gone"));
-    let mut told = Vec::new();
-    assert_eq!(queue.promote(Some(&b), (2, Duration::ZERO), 0, &|_| false, &mut told), Turn::default());
-    assert_eq!((queue.len(), told), (1, vec![]));
+    let mut notified = Vec::new();
+    assert_eq!(queue.promote(Some(&b), (2, Duration::ZERO), 0, &|_| false, &mut notified), Turn::default());
+    assert_eq!((queue.len(), notified), (1, vec![]));
 }
 
 #[test]

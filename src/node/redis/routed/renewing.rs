@@ -18,20 +18,20 @@ use crate::node::redis::server::SendOptions;
 
 impl Cluster {
     /// Renews these leases. Fails if the primary answered none.
-    pub(super) async fn renew(self: &Arc<Self>, via: SendOptions, claims: &[Claim]) -> Result<Reply, Failure> {
+    pub(super) async fn renew(self: &Arc<Self>, options: SendOptions, claims: &[Claim]) -> Result<Reply, Failure> {
         let Some(first) = claims.first() else { return Ok(Reply::Renewed(Vec::new())) };
         let (began, primary) = (self.now(), self.shard(&first.key));
         let trips: Vec<Option<Trip>> = claims.iter().map(|claim| self.trip_to(primary, claim)).collect();
         // Leases of other primaries do not wait for this one.
         let elsewhere = claims.iter().zip(&trips).map(|(claim, trip)| async move {
-            if trip.is_some() { None } else { Some(self.renew_alone(via, began, claim).await) }
+            if trip.is_some() { None } else { Some(self.renew_alone(options, began, claim).await) }
         });
         let (together, elsewhere) =
-            tokio::join!(self.renew_together(via, began, primary, claims, &trips), join_all(elsewhere));
+            tokio::join!(self.renew_together(options, began, primary, claims, &trips), join_all(elsewhere));
         let renewed = together.into_iter().zip(elsewhere).zip(claims).map(|((answer, elsewhere), claim)| async move {
             match elsewhere.or(answer) {
                 Some(renewed) => renewed,
-                None => self.renew_alone(via, began, claim).await,
+                None => self.renew_alone(options, began, claim).await,
             }
         });
         let renewed: Vec<Result<Owned, Failure>> = join_all(renewed).await;
@@ -43,16 +43,16 @@ impl Cluster {
         }
     }
 
-    async fn renew_alone(self: &Arc<Self>, via: SendOptions, began: Time, claim: &Claim) -> Result<Owned, Failure> {
+    async fn renew_alone(self: &Arc<Self>, options: SendOptions, began: Time, claim: &Claim) -> Result<Owned, Failure> {
         // The other leases' answers do not wait for one that another server has.
         let patience = self.pattern.limits.command;
-        only(self.send_alone(via, began, patience, Request::Renew([claim.clone()].into())).await?.try_into()?)
+        only(self.send_alone(options, began, patience, Request::Renew([claim.clone()].into())).await?.try_into()?)
     }
 
     /// The primary's answers to the leases with a trip to it; `None` for each that has to be renewed alone then.
     async fn renew_together(
         self: &Arc<Self>,
-        via: SendOptions,
+        options: SendOptions,
         began: Time,
         primary: Shard,
         claims: &[Claim],
@@ -65,11 +65,11 @@ impl Cluster {
         let _under_way = pulse.begin(began);
         self.wake();
         // They wait for a link together: alone, each would cost some kilobytes, in each of its rounds.
-        let connection = server.connection(via.route);
+        let connection = server.connection(options.route);
         let linked = tokio::select! {
             biased;
             _ = changes.changed() => return each(None),
-            linked = connection.linked(via.limit) => linked,
+            linked = connection.linked(options.limit) => linked,
         };
         if let Err(failure) = linked {
             // Its connections end before the change is announced.
@@ -78,7 +78,7 @@ impl Cluster {
         }
         let together = claims.iter().zip(trips).filter(|(_, trip)| trip.is_some()).map(|(claim, _)| claim);
         let together: Vec<&Claim> = together.collect();
-        let answers = server.renew_each(rest(via, began + via.limit, self.now()), &together).await;
+        let answers = server.renew_each(rest(options, began + options.limit, self.now()), &together).await;
         match answers {
             Ok(answers) => self.counted(primary, &pulse, claims.iter().zip(trips.iter().cloned()), answers),
             Err(failure) if failure.is_silence() && !failure.is_unsent() => {

@@ -28,23 +28,25 @@ const REPLACED: &str = "another server was the primary of its key when the answe
 pub(super) type Counted<T> = (T, bool);
 
 impl Cluster {
-    pub(super) async fn send(self: &Arc<Self>, via: SendOptions, request: Request) -> Result<Reply, Failure> {
+    pub(super) async fn send(self: &Arc<Self>, options: SendOptions, request: Request) -> Result<Reply, Failure> {
         match request {
-            Request::Renew(claims) if claims.len() != 1 && self.sentinels.is_none() => self.renew(via, &claims).await,
+            Request::Renew(claims) if claims.len() != 1 && self.sentinels.is_none() => {
+                self.renew(options, &claims).await
+            }
             // The request is about what this very server has.
             Request::Held { shard, .. } => {
                 let (server, _) = self.server(shard)?;
-                let answer = server.ask(via, request).await;
+                let answer = server.ask(options, request).await;
                 answer.map_err(|failure| self.unsent(failure, &server, shard, None, None))
             }
-            request => self.send_alone(via, self.now(), via.limit, request).await,
+            request => self.send_alone(options, self.now(), options.limit, request).await,
         }
     }
 
     /// Sends one request, which began at `began`; in steps if its keys are in two places.
     pub(super) async fn send_alone(
         self: &Arc<Self>,
-        via: SendOptions,
+        options: SendOptions,
         began: Time,
         patience: Duration,
         request: Request,
@@ -52,13 +54,13 @@ impl Cluster {
         let Some(key) = request.key() else {
             return Err(Failure::refused("there is no server that this could be asked of"));
         };
-        let ask = |server: &Arc<Connections>, via| server.ask(via, request.clone());
-        let (reply, was_repeated) = match self.travel(via, began, patience, key, ask).await {
+        let ask = |server: &Arc<Connections>, options| server.ask(options, request.clone());
+        let (reply, was_repeated) = match self.travel(options, began, patience, key, ask).await {
             Ok(counted) => counted,
             // The slot is being moved, and not all that the request needs is on either server.
             Err(failure) if matches!(failure.redirection(), Some(Redirection::Moving { .. })) => {
                 // Boxed: it is large, and rarely needed.
-                return Box::pin(self.send_in_parts(rest(via, began + via.limit, self.now()), request)).await;
+                return Box::pin(self.send_in_parts(rest(options, began + options.limit, self.now()), request)).await;
             }
             Err(failure) => return Err(failure),
         };
@@ -73,14 +75,14 @@ impl Cluster {
     /// `patience` at most.
     pub(super) async fn travel<T>(
         self: &Arc<Self>,
-        via: SendOptions,
+        options: SendOptions,
         began: Time,
         patience: Duration,
         key: &Key,
         ask: impl Fn(&Arc<Connections>, SendOptions) -> Answer<T>,
     ) -> Result<Counted<T>, Failure> {
         let slot = slot::of(key.lock());
-        let (until, patient_until) = (began + via.limit, began + patience.min(via.limit));
+        let (until, patient_until) = (began + options.limit, began + patience.min(options.limit));
         // The first sending has the whole limit, by which the server's connections decide what may be batched.
         let (mut trip, mut changes, mut now) = (Trip::new(slot), None, began);
         loop {
@@ -95,13 +97,13 @@ impl Cluster {
                     continue;
                 }
             };
-            let via = SendOptions { is_asking: on_to.is_some(), ..rest(via, until, now) };
+            let options = SendOptions { is_asking: on_to.is_some(), ..rest(options, until, now) };
             let server = on_to.as_ref().map_or_else(|| self.server(owner), |place| self.guest(place));
             let (answer, pulse) = match server {
                 Ok((server, pulse)) => {
                     let under_way = pulse.begin(now);
                     self.wake();
-                    let answer = ask(&server, via).await;
+                    let answer = ask(&server, options).await;
                     drop(under_way);
                     (answer.map_err(|failure| self.unsent(failure, &server, owner, on_to, Some(slot))), Some(pulse))
                 }
@@ -202,6 +204,6 @@ impl Cluster {
 }
 
 /// This `via`, with what is left of its time.
-pub(super) fn rest(via: SendOptions, until: Time, now: Time) -> SendOptions {
-    SendOptions { limit: until.since(now).max(Duration::from_millis(1)), ..via }
+pub(super) fn rest(options: SendOptions, until: Time, now: Time) -> SendOptions {
+    SendOptions { limit: until.since(now).max(Duration::from_millis(1)), ..options }
 }

@@ -210,9 +210,9 @@ impl Connections {
     }
 
     /// This `via`, but on the program's own connection while the server has no room for the keeper's.
-    fn passable(&self, via: SendOptions) -> SendOptions {
-        let is_turned_away = via.route != Route::Home && self.home.is_some() && self.keeper.is_turned_away();
-        if is_turned_away { SendOptions { route: Route::Home, ..via } } else { via }
+    fn passable(&self, options: SendOptions) -> SendOptions {
+        let is_turned_away = options.route != Route::Home && self.home.is_some() && self.keeper.is_turned_away();
+        if is_turned_away { SendOptions { route: Route::Home, ..options } } else { options }
     }
 
     /// The replicas that have to confirm writes on this route, if any do.

@@ -28,7 +28,7 @@ struct Renewal {
     /// How many keys each lease has.
     keys: usize,
     arguments: fn(&[Claim], bool, &mut Vec<Value>),
-    via: SendOptions,
+    options: SendOptions,
     /// Whether the server tracks the keys that the script reads.
     watches: bool,
     /// Whether the locks' keys are read behind it, to have them tracked. Up to Redis 7.0 a server tracks all keys of a
@@ -37,25 +37,25 @@ struct Renewal {
 }
 
 impl Renewal {
-    fn of(first: Option<&Claim>, via: SendOptions) -> Self {
-        let is_tracked = via.route == Route::Tracked;
+    fn of(first: Option<&Claim>, options: SendOptions) -> Self {
+        let is_tracked = options.route == Route::Tracked;
         if first.is_some_and(|claim| claim.mode.is_shared()) {
-            let via = if is_tracked { SendOptions { route: Route::Keeper, ..via } } else { via };
+            let options = if is_tracked { SendOptions { route: Route::Keeper, ..options } } else { options };
             let (script, arguments) = (&RENEW_SHARES, shares as fn(&[Claim], bool, &mut Vec<Value>));
-            Self { script, keys: 2, arguments, via, watches: false, looks: is_tracked }
+            Self { script, keys: 2, arguments, options, watches: false, looks: is_tracked }
         } else {
-            Self { script: &RENEW, keys: 1, arguments: alone, via, watches: is_tracked, looks: false }
+            Self { script: &RENEW, keys: 1, arguments: alone, options, watches: is_tracked, looks: false }
         }
     }
 }
 
 impl Connections {
-    pub(super) fn renew(&self, via: SendOptions, batch: Arc<[Claim]>) -> Answer<Reply> {
-        let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(batch.first(), via);
-        let (connection, keys, claims) = (self.connection(via.route), keys * batch.len(), batch.clone());
+    pub(super) fn renew(&self, options: SendOptions, batch: Arc<[Claim]>) -> Answer<Reply> {
+        let Renewal { script, keys, arguments, options, watches, looks } = Renewal::of(batch.first(), options);
+        let (connection, keys, claims) = (self.connection(options.route), keys * batch.len(), batch.clone());
         let wanted = connection.endpoint.wanted;
         let arguments = move |all: &mut Vec<Value>| arguments(&batch, watches, all);
-        let renewal: Answer<Reply> = self.run(via, script, keys, arguments, move |reply, _| {
+        let renewal: Answer<Reply> = self.run(options, script, keys, arguments, move |reply, _| {
             if reply::is_of_no_primary(reply) {
                 connection.find_primary();
             }
@@ -75,18 +75,19 @@ impl Connections {
     /// Renews each lease. An error applies to all of them.
     pub(crate) async fn renew_each(
         &self,
-        via: SendOptions,
+        options: SendOptions,
         claims: &[&Claim],
     ) -> Result<Vec<Result<Owned, Failure>>, Failure> {
-        let via = self.passable(via);
-        let Renewal { script, keys, arguments, via, watches, looks } = Renewal::of(claims.first().copied(), via);
-        let (connection, before) = (self.connection(via.route), self.before(via)());
+        let options = self.passable(options);
+        let Renewal { script, keys, arguments, options, watches, looks } =
+            Renewal::of(claims.first().copied(), options);
+        let (connection, before) = (self.connection(options.route), self.before(options)());
         let arguments = |claim: &&Claim, all: &mut Vec<Value>| {
             arguments(std::slice::from_ref(*claim), watches, all);
             keys
         };
         let began = connection.now();
-        let (replies, link) = connection.run_each(script, claims, arguments, via.limit, before).await?;
+        let (replies, link) = connection.run_each(script, claims, arguments, options.limit, before).await?;
         if looks {
             self.subscription.look_at(&claims.iter().map(|claim| claim.key.lock()).collect());
         }
@@ -94,8 +95,9 @@ impl Connections {
         let read = |reply: &Value| reply::renewed(reply, wanted).ok_or_else(reply::unreadable).and_then(only);
         let renewed: Vec<_> = replies.into_iter().map(|reply| reply.and_then(|reply| read(&reply))).collect();
         let shortest = claims.iter().map(|claim| claim.ttl).min();
-        let (Some(replicas), Some(ttl)) = (self.replicas(via.route), shortest) else { return Ok(renewed) };
-        let patience = Patience::of_renewals(ttl, via.limit).in_rest((began + via.limit).since(connection.now()));
+        let (Some(replicas), Some(ttl)) = (self.replicas(options.route), shortest) else { return Ok(renewed) };
+        let patience =
+            Patience::of_renewals(ttl, options.limit).in_rest((began + options.limit).since(connection.now()));
         match replicas.confirmed(link, patience, Reply::Renewed(renewed)).await? {
             Reply::Renewed(renewed) => Ok(renewed),
             _ => Err(reply::unreadable()),

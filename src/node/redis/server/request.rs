@@ -61,23 +61,23 @@ impl SendOptions {
 
 impl Connections {
     /// Sends a request: alone, or batched with others that arrive at the same time.
-    pub(crate) fn ask(self: &Arc<Self>, via: SendOptions, request: Request) -> Answer<Reply> {
-        let via = self.passable(via);
-        let SendOptions { route, limit, .. } = via;
+    pub(crate) fn ask(self: &Arc<Self>, options: SendOptions, request: Request) -> Answer<Reply> {
+        let options = self.passable(options);
+        let SendOptions { route, limit, .. } = options;
         if let Some(refused) = self.findings.refuse(&request, &self.address) {
             return Box::pin(ready(Err(refused)));
         }
-        let Some(combining) = &self.combining else { return self.ask_alone(via, request, None) };
+        let Some(combining) = &self.combining else { return self.ask_alone(options, request, None) };
         if let Some(token) = Want::undone_by(&request, combining.has_votes()) {
             combining.withdraw(token);
         }
-        let travels = self.travels_with_others(route) && !via.is_asking;
+        let travels = self.travels_with_others(route) && !options.is_asking;
         let Some(want) = travels.then(|| combining.takes(&request, limit)).flatten() else {
-            return self.ask_alone(via, request, None);
+            return self.ask_alone(options, request, None);
         };
         let now = combining.now();
         match combining.enter(want, now, limit) {
-            Admission::Alone(flight) => self.ask_alone(via, request, Some(flight)),
+            Admission::Alone(flight) => self.ask_alone(options, request, Some(flight)),
             Admission::Full(failure) => Box::pin(ready(Err(failure))),
             Admission::Queued(told) => {
                 let (server, until) = (self.clone(), now + limit);
@@ -102,16 +102,17 @@ impl Connections {
         }
     }
 
-    fn ask_alone(self: &Arc<Self>, via: SendOptions, request: Request, flight: Option<Flight>) -> Answer<Reply> {
-        let patience = self.replicas(via.route).and_then(|_| Patience::of(&request, via.limit, self.command_timeout));
-        let via = SendOptions { patience, ..via };
+    fn ask_alone(self: &Arc<Self>, options: SendOptions, request: Request, flight: Option<Flight>) -> Answer<Reply> {
+        let patience =
+            self.replicas(options.route).and_then(|_| Patience::of(&request, options.limit, self.command_timeout));
+        let options = SendOptions { patience, ..options };
         match request {
             Request::Acquire(AcquireRequest { claim, voting, heir_of: Some(tokens) }) => {
                 let proposal = voting.and_then(|voting| voting.proposal);
-                self.succeed(via, claim, proposal, tokens)
+                self.succeed(options, claim, proposal, tokens)
             }
             Request::Acquire(AcquireRequest { claim, voting, heir_of: None }) => {
-                self.acquire(via, claim, voting, flight)
+                self.acquire(options, claim, voting, flight)
             }
             Request::Raise { claim, fence } => {
                 let arguments = move |all: &mut Vec<Value>| {
@@ -123,45 +124,45 @@ impl Connections {
                     ]));
                     all.extend([number(fence), millis(*fence_memory)]);
                 };
-                self.run(via, &RAISE, 2, arguments, |reply, _| reply::released(reply))
+                self.run(options, &RAISE, 2, arguments, |reply, _| reply::released(reply))
             }
-            Request::Repair { claim, fence, restart_delay } => self.repair(via, claim, fence, restart_delay),
-            Request::Renew(batch) => self.renew(via, batch),
-            Request::Release { claim, mode } => self.release(via, claim, mode, flight),
-            Request::Poll(poll) => self.poll(via, poll),
+            Request::Repair { claim, fence, restart_delay } => self.repair(options, claim, fence, restart_delay),
+            Request::Renew(batch) => self.renew(options, batch),
+            Request::Release { claim, mode } => self.release(options, claim, mode, flight),
+            Request::Poll(poll) => self.poll(options, poll),
             Request::Waiters { key, most } => {
                 let most = i64::try_from(most).unwrap_or(i64::MAX);
                 let arguments =
                     move |all: &mut Vec<Value>| all.extend([key.queue().into(), most.into(), key.wait().into()]);
-                self.run(via, &QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
+                self.run(options, &QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
             }
-            Request::Sharers { key, most } => self.sharers(via, key, most),
-            Request::Downgrade { claim, from } => self.downgrade(via, claim, from),
+            Request::Sharers { key, most } => self.sharers(options, key, most),
+            Request::Downgrade { claim, from } => self.downgrade(options, claim, from),
             Request::Holder(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
-                self.run(via, &HOLDER, 1, arguments, |reply, delivery| reply::holding(reply, delivery.tracked))
+                self.run(options, &HOLDER, 1, arguments, |reply, delivery| reply::holding(reply, delivery.tracked))
             }
             Request::Held { pattern, cursor, .. } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([cursor.to_string().into(), (&*pattern).into(), KEYS_OF_A_PAGE.into()]);
                 };
-                self.run(via, &HELD, 0, arguments, |reply, _| reply::page(reply))
+                self.run(options, &HELD, 0, arguments, |reply, _| reply::page(reply))
             }
             Request::ForceRelease { key, by } => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(packed(queue_keys(&key)));
                     all.extend([key.forced().into(), forced::to_text(&by).into()]);
                 };
-                self.run(via, &FORCE_RELEASE, 5, arguments, |reply, _| reply::flag(reply))
+                self.run(options, &FORCE_RELEASE, 5, arguments, |reply, _| reply::flag(reply))
             }
-            Request::Probe => self.probe(via),
-            Request::Rehearse { key, restart_delay } => self.rehearse(via, key, restart_delay),
+            Request::Probe => self.probe(options),
+            Request::Rehearse { key, restart_delay } => self.rehearse(options, key, restart_delay),
         }
     }
 
     fn succeed(
         &self,
-        via: SendOptions,
+        options: SendOptions,
         claim: Claim,
         proposal: Option<Fence>,
         tokens: Arc<Vec<Token>>,
@@ -174,12 +175,18 @@ impl Connections {
             all.push(proposal.map(|fence| fence.to_string()).unwrap_or_default().into());
             all.extend(tokens.iter().map(|token| token.identity().into()));
         };
-        self.run(via, &SUCCEED, 2, arguments, |reply, Delivery { tracked, overtaken, .. }| {
+        self.run(options, &SUCCEED, 2, arguments, |reply, Delivery { tracked, overtaken, .. }| {
             Some(VoteReply { overtaken, ..reply::succession(reply, tracked)? })
         })
     }
 
-    fn acquire(&self, via: SendOptions, claim: Claim, voting: Option<Voting>, flight: Option<Flight>) -> Answer<Reply> {
+    fn acquire(
+        &self,
+        options: SendOptions,
+        claim: Claim,
+        voting: Option<Voting>,
+        flight: Option<Flight>,
+    ) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;
@@ -196,13 +203,20 @@ impl Connections {
             }
         };
         let Some(Voting { restart_delay, .. }) = voting else {
-            return self.run_in(flight, via, &ACQUIRE, 2, arguments, |reply, Delivery { tracked, overtaken, .. }| {
-                Some(VoteReply { overtaken, ..reply::vote(reply, tracked, false)? })
-            });
+            return self.run_in(
+                flight,
+                options,
+                &ACQUIRE,
+                2,
+                arguments,
+                |reply, Delivery { tracked, overtaken, .. }| {
+                    Some(VoteReply { overtaken, ..reply::vote(reply, tracked, false)? })
+                },
+            );
         };
-        let (connection, witness) = (self.connection(via.route), self.witness.clone());
-        let replicas = self.replicas(via.route).cloned();
-        let (before, time, order) = (self.before(via), self.host.time_keeper(), self.order(via.route));
+        let (connection, witness) = (self.connection(options.route), self.witness.clone());
+        let replicas = self.replicas(options.route).cloned();
+        let (before, time, order) = (self.before(options), self.host.time_keeper(), self.order(options.route));
         Box::pin(async move {
             let _flight = flight;
             let mut arguments = |all: &mut Vec<Value>| {
@@ -210,7 +224,7 @@ impl Connections {
                 Some(2)
             };
             let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
-            let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, via.limit, before, is_trusted));
+            let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, options.limit, before, is_trusted));
             let voting = pin!(in_order(order, voting));
             let (value, delivery) = time.keep(voting, || Err(keeper_ended())).await?;
             let vote = reply::vote(&value, delivery.tracked, true).ok_or_else(reply::unreadable)?;
@@ -219,24 +233,24 @@ impl Connections {
                 connection.note_run(delivery.link, run_id);
             }
             let vote = VoteReply { overtaken: delivery.overtaken, ..vote }.into();
-            match replicas.zip(via.patience) {
+            match replicas.zip(options.patience) {
                 Some((replicas, patience)) => replicas.confirmed(delivery.link, patience, vote).await,
                 None => Ok(vote),
             }
         })
     }
 
-    fn release(&self, via: SendOptions, claim: Claim, mode: ReleaseMode, flight: Option<Flight>) -> Answer<Reply> {
+    fn release(&self, options: SendOptions, claim: Claim, mode: ReleaseMode, flight: Option<Flight>) -> Answer<Reply> {
         let witness = self.witness.clone();
         match mode {
-            ReleaseMode::Delete if claim.mode.is_shared() => self.part(via, claim),
+            ReleaseMode::Delete if claim.mode.is_shared() => self.part(options, claim),
             ReleaseMode::Delete => {
                 let arguments = move |all: &mut Vec<Value>| {
                     let [lock, fence, queue, wait, holders] = queue_keys(&claim.key);
                     all.extend(packed([lock, fence, queue, wait, holders, Argument::Value(&claim)]));
                     witness.testify_to_queues(all);
                 };
-                self.run_in(flight, via, &RELEASE, 5, arguments, |reply, _| reply::released(reply))
+                self.run_in(flight, options, &RELEASE, 5, arguments, |reply, _| reply::released(reply))
             }
             ReleaseMode::Leave(others) => {
                 // The channel on which it was or would be notified: by now this process may not be listening.
@@ -251,19 +265,19 @@ impl Connections {
                     all.extend([&claim.token].into_iter().chain(&*others).map(|token| Value::from(token.as_str())));
                     witness.testify_to_queues(all);
                 };
-                self.run(via, &LEAVE, 5, arguments, |reply, _| reply::released(reply))
+                self.run(options, &LEAVE, 5, arguments, |reply, _| reply::released(reply))
             }
-            ReleaseMode::Retain(keep, stays) if claim.mode.is_shared() => self.keep_share(via, claim, keep, stays),
+            ReleaseMode::Retain(keep, stays) if claim.mode.is_shared() => self.keep_share(options, claim, keep, stays),
             ReleaseMode::Retain(keep, stays) => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([claim.key.lock().into(), value(&claim), millis(keep), stays.as_str().into()]);
                 };
-                self.run(via, &KEEP, 1, arguments, |reply, _| reply::released(reply))
+                self.run(options, &KEEP, 1, arguments, |reply, _| reply::released(reply))
             }
         }
     }
 
-    fn repair(&self, via: SendOptions, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
+    fn repair(&self, options: SendOptions, claim: Claim, fence: Fence, restart_delay: Duration) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;
@@ -276,7 +290,7 @@ impl Connections {
             }
         };
         let witness = self.witness.clone();
-        self.run(via, &REPAIR, 2, arguments, move |reply, _| {
+        self.run(options, &REPAIR, 2, arguments, move |reply, _| {
             witness.read(reply);
             reply::repaired(reply)
         })
@@ -284,26 +298,26 @@ impl Connections {
 
     /// Takes a first place in the queue once it is known whether the server notifies this process. A waiter that cannot
     /// be notified, and dies, costs the waiter behind it a grant.
-    fn poll(self: &Arc<Self>, via: SendOptions, poll: Poll) -> Answer<Reply> {
+    fn poll(self: &Arc<Self>, options: SendOptions, poll: Poll) -> Answer<Reply> {
         if !poll.enter || poll.ticket.is_some() || !self.subscription.is_undecided() {
-            return self.poll_once(via, poll);
+            return self.poll_once(options, poll);
         }
-        let (server, until) = (self.clone(), self.keeper.now() + via.limit);
+        let (server, until) = (self.clone(), self.keeper.now() + options.limit);
         Box::pin(async move {
-            let tried = server.poll_once(via, Poll { enter: false, ..poll.clone() }).await?;
+            let tried = server.poll_once(options, Poll { enter: false, ..poll.clone() }).await?;
             if !matches!(tried, Reply::Polled(Polled::Waits { .. })) {
                 return Ok(tried);
             }
             // The second request has the other half of what is left.
-            let pause = (via.limit / 4).min(until.since(server.keeper.now()) / 2);
+            let pause = (options.limit / 4).min(until.since(server.keeper.now()) / 2);
             let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
             server.host.time_keeper().keep(deciding, || ()).await;
-            let (left, _) = server.keeper.left(via.limit, until);
-            server.poll_once(SendOptions { limit: left, ..via }, poll).await
+            let (left, _) = server.keeper.left(options.limit, until);
+            server.poll_once(SendOptions { limit: left, ..options }, poll).await
         })
     }
 
-    fn poll_once(&self, via: SendOptions, poll: Poll) -> Answer<Reply> {
+    fn poll_once(&self, options: SendOptions, poll: Poll) -> Answer<Reply> {
         let (witness, notified) = (self.witness.clone(), self.subscription.channel().is_some());
         let script = if poll.claim.mode.is_shared() { &JOIN } else { &POLL };
         // The process has this name whether or not it listens on the channel.
@@ -322,7 +336,7 @@ impl Connections {
             }
         };
         let witness = self.witness.clone();
-        self.run(via, script, 5, arguments, move |reply, delivery| {
+        self.run(options, script, 5, arguments, move |reply, delivery| {
             witness.read(reply);
             reply::polled(reply, delivery.tracked, notified)
         })
@@ -345,15 +359,15 @@ impl Connections {
     }
 
     /// Rehearses an acquire. A user may have rights to some locks only, and not to this key: then any answer is enough.
-    fn rehearse(self: &Arc<Self>, via: SendOptions, key: Key, restart_delay: Duration) -> Answer<Reply> {
-        let is_known = self.connection(via.route).up().is_some_and(|link| link.knows(&REHEARSE));
-        let (server, until) = (self.clone(), self.keeper.now() + via.limit);
+    fn rehearse(self: &Arc<Self>, options: SendOptions, key: Key, restart_delay: Duration) -> Answer<Reply> {
+        let is_known = self.connection(options.route).up().is_some_and(|link| link.knows(&REHEARSE));
+        let (server, until) = (self.clone(), self.keeper.now() + options.limit);
         Box::pin(async move {
-            let mut outcome = server.rehearse_once(via, &key, restart_delay).await;
+            let mut outcome = server.rehearse_once(options, &key, restart_delay).await;
             // By its text, and by its hash, for which a user may lack the right.
             if !is_known && matches!(outcome, Ok(Reply::Rehearsed(None))) {
-                let (limit, _) = server.keeper.left(via.limit, until);
-                outcome = server.rehearse_once(SendOptions { limit, ..via }, &key, restart_delay).await;
+                let (limit, _) = server.keeper.left(options.limit, until);
+                outcome = server.rehearse_once(SendOptions { limit, ..options }, &key, restart_delay).await;
             }
             match outcome {
                 Err(failure) if is_no_right_to_a_key(&failure) => Ok(None::<Duration>.into()),
@@ -362,7 +376,7 @@ impl Connections {
         })
     }
 
-    fn rehearse_once(&self, via: SendOptions, key: &Key, restart_delay: Duration) -> Answer<Reply> {
+    fn rehearse_once(&self, options: SendOptions, key: &Key, restart_delay: Duration) -> Answer<Reply> {
         let (key, witness) = (key.clone(), self.witness.clone());
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([key.lock().into(), whole_seconds(restart_delay)]);
@@ -371,7 +385,7 @@ impl Connections {
             }
         };
         let witness = self.witness.clone();
-        self.run(via, &REHEARSE, 1, arguments, move |reply, _| {
+        self.run(options, &REHEARSE, 1, arguments, move |reply, _| {
             witness.read(reply);
             reply::rehearsed(reply)
         })
@@ -389,11 +403,11 @@ impl Connections {
     }
 
     /// The command right before each sending of a request. `ASKING` and `CLIENT CACHING` exclude each other.
-    pub(super) fn before(&self, via: SendOptions) -> impl Fn() -> Before + Send + use<> {
-        let subscription = (via.route == Route::Tracked && !via.is_asking).then(|| self.subscription.clone());
+    pub(super) fn before(&self, options: SendOptions) -> impl Fn() -> Before + Send + use<> {
+        let subscription = (options.route == Route::Tracked && !options.is_asking).then(|| self.subscription.clone());
         move || match &subscription {
             Some(subscription) if subscription.is_on() => Before::Tracking,
-            _ if via.is_asking => Before::Asking,
+            _ if options.is_asking => Before::Asking,
             _ => Before::Nothing,
         }
     }
@@ -407,37 +421,37 @@ impl Connections {
     /// Runs a script and reads its reply, with how it arrived. `arguments` adds `keys` keys and then the arguments.
     pub(super) fn run<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
-        via: SendOptions,
+        options: SendOptions,
         script: &'static Script,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
         read: impl FnOnce(&Value, Delivery) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
-        self.run_in(None, via, script, keys, arguments, read)
+        self.run_in(None, options, script, keys, arguments, read)
     }
 
     /// Like [`run`](Self::run), but ends the flight with the answer.
     fn run_in<T: Into<R> + 'static, R: Answered + Send + 'static>(
         &self,
         flight: Option<Flight>,
-        via: SendOptions,
+        options: SendOptions,
         script: &'static Script,
         keys: usize,
         arguments: impl Fn(&mut Vec<Value>) + Send + Sync + 'static,
         read: impl FnOnce(&Value, Delivery) -> Option<T> + Send + 'static,
     ) -> Answer<R> {
-        let (connection, time) = (self.connection(via.route), self.host.time_keeper());
-        let (before, order) = (self.before(via), self.order(via.route));
-        let replicas = via
-            .patience
-            .and_then(|patience| Some((self.replicas(via.route)?.clone(), patience, connection.now() + via.limit)));
+        let (connection, time) = (self.connection(options.route), self.host.time_keeper());
+        let (before, order) = (self.before(options), self.order(options.route));
+        let replicas = options.patience.and_then(|patience| {
+            Some((self.replicas(options.route)?.clone(), patience, connection.now() + options.limit))
+        });
         Box::pin(async move {
             let _flight = flight;
             let mut arguments = |all: &mut Vec<Value>| {
                 arguments(all);
                 Some(keys)
             };
-            let running = pin!(connection.run(script, &mut arguments, via.limit, before));
+            let running = pin!(connection.run(script, &mut arguments, options.limit, before));
             let running = pin!(in_order(order, running));
             let (value, delivery) = time.keep(running, || Err(keeper_ended())).await?;
             let answer = read(&value, delivery).map(Into::into).ok_or_else(reply::unreadable);

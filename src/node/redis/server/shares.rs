@@ -23,31 +23,31 @@ use crate::node::{
 };
 
 impl Connections {
-    pub(super) fn part(&self, via: SendOptions, claim: Claim) -> Answer<Reply> {
+    pub(super) fn part(&self, options: SendOptions, claim: Claim) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(packed(queue_keys(&claim.key)));
             all.push(claim.token.as_str().into());
             witness.testify_to_queues(all);
         };
-        self.run(via, &PART, 5, arguments, |reply, _| reply::released(reply))
+        self.run(options, &PART, 5, arguments, |reply, _| reply::released(reply))
     }
 
-    pub(super) fn keep_share(&self, via: SendOptions, claim: Claim, keep: Duration, stays: Token) -> Answer<Reply> {
+    pub(super) fn keep_share(&self, options: SendOptions, claim: Claim, keep: Duration, stays: Token) -> Answer<Reply> {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(packed(queue_keys(&claim.key)));
             all.extend([claim.token.as_str().into(), millis(keep), stays.as_str().into()]);
         };
-        self.run(via, &KEEP_SHARE, 5, arguments, |reply, _| reply::released(reply))
+        self.run(options, &KEEP_SHARE, 5, arguments, |reply, _| reply::released(reply))
     }
 
-    pub(super) fn sharers(&self, via: SendOptions, key: Key, most: usize) -> Answer<Reply> {
+    pub(super) fn sharers(&self, options: SendOptions, key: Key, most: usize) -> Answer<Reply> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let arguments = move |all: &mut Vec<Value>| all.extend([key.lock().into(), key.holders().into(), most.into()]);
-        self.run(via, &SHARERS, 2, arguments, |reply, _| reply::sharers(reply))
+        self.run(options, &SHARERS, 2, arguments, |reply, _| reply::sharers(reply))
     }
 
-    pub(super) fn downgrade(&self, via: SendOptions, claim: Claim, from: Token) -> Answer<Reply> {
+    pub(super) fn downgrade(&self, options: SendOptions, claim: Claim, from: Token) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(packed(queue_keys(&claim.key)));
@@ -55,6 +55,6 @@ impl Connections {
             all.extend([from.as_str().into(), millis(claim.fence_memory)]);
             witness.testify_to_queues(all);
         };
-        self.run(via, &DOWNGRADE, 5, arguments, |reply, _| reply::downgraded(reply))
+        self.run(options, &DOWNGRADE, 5, arguments, |reply, _| reply::downgraded(reply))
     }
 }

@@ -25,51 +25,55 @@ use crate::node::{
 
 impl Connections {
     /// Sends a one-key request.
-    pub(crate) fn ask_single(&self, via: SendOptions, single: Single) -> Answer<SingleReply> {
-        let via = self.passable(via);
-        let patience = Patience::of_step(&single, via.limit, self.command_timeout);
-        let via = SendOptions { patience: patience.filter(|_| self.replicas(via.route).is_some()), ..via };
+    pub(crate) fn ask_single(&self, options: SendOptions, single: Single) -> Answer<SingleReply> {
+        let options = self.passable(options);
+        let patience = Patience::of_step(&single, options.limit, self.command_timeout);
+        let options = SendOptions { patience: patience.filter(|_| self.replicas(options.route).is_some()), ..options };
         match single {
             Single::Take(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([claim.key.lock().into(), claim.token.as_str().into(), millis(claim.life)]);
                 };
-                self.run(via, &TAKE, 1, arguments, |reply, _| reply::taken(reply))
+                self.run(options, &TAKE, 1, arguments, |reply, _| reply::taken(reply))
             }
             Single::Issue(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend(packed([Argument::Parts(claim.key.fence_parts())]));
                     all.push(millis(claim.fence_memory));
                 };
-                self.run(via, &ISSUE_ALONE, 1, arguments, |reply, _| reply::fence(reply).map(SingleReply::Issued))
+                self.run(options, &ISSUE_ALONE, 1, arguments, |reply, _| reply::fence(reply).map(SingleReply::Issued))
             }
             Single::Confirm(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {
                     all.extend([claim.key.lock().into(), claim.token.as_str().into()]);
                     all.extend([number(claim.fence.unwrap_or(fence::ZERO)), millis(claim.life)]);
                 };
-                self.run(via, &CONFIRM, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
+                self.run(options, &CONFIRM, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
             }
             Single::Release(claim) => {
                 let arguments = move |all: &mut Vec<Value>| all.extend([claim.key.lock().into(), value(&claim)]);
-                self.run(via, &RELEASE_ALONE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
+                self.run(options, &RELEASE_ALONE, 1, arguments, |reply, _| {
+                    reply::released(reply).map(SingleReply::Owned)
+                })
             }
             Single::ExtendPhase(claim) => {
                 let arguments = move |all: &mut Vec<Value>| {
                     let fence = number(claim.fence.unwrap_or(fence::ZERO));
                     all.extend([claim.key.lock().into(), fence, millis(claim.life)]);
                 };
-                self.run(via, &EXTEND_PHASE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
+                self.run(options, &EXTEND_PHASE, 1, arguments, |reply, _| {
+                    reply::released(reply).map(SingleReply::Owned)
+                })
             }
-            Single::ExtendShare(claim) => self.extend_share(via, claim),
-            Single::Part(claim) => self.extend_share(via, Claim { life: Duration::ZERO, ..claim }),
+            Single::ExtendShare(claim) => self.extend_share(options, claim),
+            Single::Part(claim) => self.extend_share(options, Claim { life: Duration::ZERO, ..claim }),
         }
     }
 
-    fn extend_share(&self, via: SendOptions, claim: Claim) -> Answer<SingleReply> {
+    fn extend_share(&self, options: SendOptions, claim: Claim) -> Answer<SingleReply> {
         let arguments = move |all: &mut Vec<Value>| {
             all.extend([claim.key.holders().into(), claim.token.as_str().into(), millis(claim.life)]);
         };
-        self.run(via, &EXTEND_SHARE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
+        self.run(options, &EXTEND_SHARE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
     }
 }

@@ -206,8 +206,8 @@ impl Run<'_> {
             at.and_then(|at| clients.get(at)).is_some_and(|client| !client.is_dead)
         };
         let applied = server.store.apply(now, request, process, &reached);
-        for told in applied.told {
-            let (token, within) = match told {
+        for notified in applied.notified {
+            let (token, within) = match notified {
                 Notified::Granted { token, .. } => (token, None),
                 Notified::Next { token, within, .. } => (token, Some(within)),
             };
