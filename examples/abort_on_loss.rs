@@ -60,7 +60,7 @@ async fn work(lease: &Lease) {
     }
 }
 
-/// Does what an operator does about a holder that they believe to be dead.
+/// Does what an operator does about a seemingly dead holder.
 async fn delete_key(operator: Client) -> Result<Instant, Error> {
     tokio::time::sleep(Duration::from_millis(2_200)).await;
     let lock = operator.lock(LOCK);

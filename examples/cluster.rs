@@ -26,11 +26,11 @@ type Result<T, E = Box<dyn error::Error + Send + Sync>> = std::result::Result<T,
 
 const SERVERS: u16 = 6;
 const NAME: &str = "examples:cluster";
-/// A failover of this cluster takes two to three seconds, so a lease has to last for longer.
+/// A failover of this cluster takes two to three seconds, so a lease must last longer.
 const TTL: Duration = Duration::from_secs(12);
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(500);
-/// The whole story takes some twenty seconds.
+/// The whole example takes about twenty seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::main]
@@ -85,7 +85,7 @@ async fn work(lease: &Lease, steps: u32) -> Result<(), Lost> {
     Ok(())
 }
 
-/// Prints the state of the primaries, as far as their answers have shown.
+/// Prints the state of the primaries, as their answers have shown it.
 fn nodes(client: &Client) {
     for node in client.nodes() {
         let state = match node.state() {
@@ -177,7 +177,7 @@ impl Drop for Servers {
     }
 }
 
-/// Ports that are free a moment before they are used. So are the ports of the cluster's own connections, 10,000 above.
+/// Ports that are free a moment before they are used. So are the ports of the cluster bus, 10,000 above.
 fn free_ports() -> Result<Vec<u16>> {
     let (mut ports, mut kept) = (Vec::new(), Vec::new());
     let first = 10_000 + u16::try_from(process::id() % 10_000)?;

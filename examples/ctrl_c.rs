@@ -1,7 +1,7 @@
 //! ^C in development: the next start has the lock at once.
 //!
 //! The trap: a process that ^C kills leaves its key. The next start waits in silence until the key has expired, 30 s
-//! unless you set a TTL. So while you develop, set a short `ttl`, and an `on_wait` that prints what the program waits
+//! unless you set a TTL. So during development set a short `ttl`, and an `on_wait` that prints what the program waits
 //! for. And give ^C a branch that ends in `shutdown` (or `close`), which waits for the release.
 //!
 //! This example starts itself: once to interrupt it, once to kill it, and again after each.

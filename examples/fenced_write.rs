@@ -63,7 +63,7 @@ async fn paused_writer(path: &Path, holds: &Barrier) -> Result<()> {
     println!("paused: stands still for {:?}", 3 * TTL);
     thread::sleep(3 * TTL);
 
-    // The mistake: `lease.check()` would say no here. But a pause can come after any check, too.
+    // The mistake: `lease.check()` would fail here. But a pause can come after any check, too.
     println!("paused: goes on where it was, and writes");
     write(path, "paused", lease.fence())?;
     if let Err(error) = lease.release().await {

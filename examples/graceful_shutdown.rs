@@ -24,13 +24,13 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Job {
-    /// It takes less time than there is.
+    /// Takes less time than the limit.
     Short,
-    /// It has no end, but saves what it has when it is asked to stop.
+    /// Has no end, but saves its progress when it is asked to stop.
     Endless,
-    /// It ignores the request to stop.
+    /// Ignores the request to stop.
     Deaf,
-    /// It wants the lock of the endless one.
+    /// Waits for the lock of the endless job.
     Waiting,
 }
 
@@ -104,7 +104,7 @@ async fn main() -> Result<(), Error> {
     stop.cancel();
     tracker.close();
     let cut_short = client.shutdown(LIMIT).await;
-    // The locks are released. What the tasks do after that is awaited too.
+    // The locks are released. This also waits for the rest of each task.
     tracker.wait().await;
     println!("{cut_short} job was cut short");
 

@@ -2,7 +2,7 @@
 //! process has a larger fence than the one before.
 //!
 //! Two traps. Renew right before the ticket is made, because the key is not renewed until the successor adopts it. And
-//! hand the ticket over by the environment or a pipe, never by an argument: whoever may list processes could take the
+//! pass the ticket by the environment or a pipe, never by an argument: any user who can list processes could take the
 //! lock with it.
 //!
 //! ```text
@@ -39,7 +39,7 @@ const GENERATIONS: u32 = 5;
 const TTL: Duration = Duration::from_secs(2);
 /// How long each process works.
 const WORKS: Duration = Duration::from_millis(400);
-/// The whole story takes some seconds.
+/// The whole example takes a few seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -87,7 +87,7 @@ fn replace(_ticket: &str, _generation: u32) -> std::io::Error {
     std::io::Error::other("this system has no exec")
 }
 
-/// Starts the daemon, and has others wait for its lock meanwhile.
+/// Starts the daemon, and makes others wait for its lock meanwhile.
 async fn watch() -> Result<()> {
     let (url, _server) = server().await?;
     let client = Client::builder().url(&url).ttl(TTL).build().await?;
@@ -112,7 +112,7 @@ async fn watch() -> Result<()> {
             return Err(format!("process {generation} has no larger fence than the one before").into());
         }
         if generation == 1 {
-            // From the first hand-over on, the others ask all the time.
+            // From the first hand-over on, the others keep asking.
             others.extend((0..4).map(|_| tokio::spawn(intrude(client.lock(&name)))));
         }
         if generation < GENERATIONS && others.iter().any(tokio::task::JoinHandle::is_finished) {
@@ -122,7 +122,7 @@ async fn watch() -> Result<()> {
     if !daemon.wait().await?.success() {
         return Err("the daemon has failed".into());
     }
-    // The lock is released at last, so one of them has it now.
+    // The lock is released at last, so the others get it now.
     for other in others {
         other.await??;
     }

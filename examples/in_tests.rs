@@ -18,7 +18,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// The job: counts rows for as long as they come, under a lock.
+/// The job: counts rows until they end, under a lock.
 async fn import(lock: Lock, mut rows: mpsc::Receiver<u32>) -> Result<u32, Error> {
     let count = lock.run(|_lease| async move {
         let mut count = 0;

@@ -1,9 +1,9 @@
 //! Three processes, one of which leads. The leader is killed, and another one leads in the next term. A router that
 //! only observes always knows who the leader is, or that it does not know.
 //!
-//! Two traps. When a leader's term is lost, its work is dropped at the next `await`, so whatever it does to other
-//! systems must carry the term's fence. And an observer that keeps the last leader it saw while it hears nothing sends
-//! work to a leader of the past: `Unknown` is no detail.
+//! Two traps. When a leader's term is lost, its work is dropped at the next `await`, so its effects on other systems
+//! must carry the term's fence. And an observer that keeps the last known leader while it hears nothing sends work to a
+//! former leader, so handle `Unknown`.
 //!
 //! ```text
 //! cargo run --example leader                                          # starts a redis-server of its own
@@ -36,7 +36,7 @@ const CANDIDATES: [&str; 3] = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"
 
 /// How long the others wait after a leader has died: the time of a failover.
 const TTL: Duration = Duration::from_secs(2);
-/// The whole story takes some seconds.
+/// The whole example takes a few seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -68,7 +68,7 @@ async fn stand(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// The router: starts the candidates, kills two leaders, and sends its requests to whoever leads.
+/// The router: starts the candidates, kills two leaders, and sends its requests to the current leader.
 async fn watch() -> Result<()> {
     let (url, _server) = server().await?;
     let (client, election) = election(&url).await?;

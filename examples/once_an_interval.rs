@@ -9,8 +9,8 @@
 //! `keep_for` also keeps the key when the work fails. To let another machine try again, acquire without it, and call
 //! `lease.release_keeping(…)` after success only.
 //!
-//! A machine that dies at work leaves the key for the TTL only, and another one does the work instead. If the work must
-//! not even begin twice, as a mail to everybody, use `once_per` instead of `keep_for`: the key then outlives the
+//! If a machine dies at work, its key stays for the TTL only, and another one does the work instead. If the work must
+//! not even begin twice, like a mail to all customers, use `once_per` instead of `keep_for`: the key then outlives the
 //! machine.
 //!
 //! ```text

@@ -34,7 +34,7 @@ struct Bank {
     paid: AtomicU32,
 }
 
-/// Pays an invoice at most once, however often the lock has to be asked for.
+/// Pays an invoice at most once, however often the lock has to be requested.
 async fn pay(client: &Client, bank: &Bank, amount: u32) -> Result<u32, PayError> {
     let lease = acquire_with_retries(client).await?;
     // From here on nothing is retried.

@@ -38,7 +38,7 @@ const DIES_WAITING: usize = 5;
 /// How long the others wait when the holder dies.
 const TTL: Duration = Duration::from_secs(2);
 const TURN: Duration = Duration::from_millis(600);
-/// The whole story takes some ten seconds.
+/// The whole example takes about ten seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -46,7 +46,7 @@ async fn main() -> Result<()> {
     if let Ok(number) = env::var(WORKER) {
         return work(number.parse()?).await;
     }
-    // Whatever is dropped here is ended: the workers, and the server if it is ours.
+    // Dropping this ends the workers, and the server if it is ours.
     tokio::select! {
         outcome = timeout(LIMIT, lead()) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
         () = interrupted() => Err("interrupted".into()),
@@ -57,7 +57,7 @@ async fn main() -> Result<()> {
 async fn work(number: usize) -> Result<()> {
     end_with_parent()?;
     let client = client(&env::var("REDIS_URL")?, &format!("worker {number}")).await?;
-    // `fair` is all it takes: the others come after us, whatever process they are in.
+    // `fair` is all it takes: other waiters come after this one, in any process.
     let lease = client.lock(env::var("QUEUE_LOCK")?).fair(true).acquire().await?;
     println!("has the lock, fence {}", lease.fence());
     tokio::select! {
@@ -75,7 +75,7 @@ async fn client(url: &str, label: &str) -> Result<Client> {
     Ok(Client::builder().url(url).label(label).ttl(TTL).build().await?)
 }
 
-/// The first process has the queue form, ends two of its members, and watches the others take their turns.
+/// The first process lets the queue form, ends two of its members, and watches the others take their turns.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
     let name = format!("examples:queue:{}", process::id());
@@ -134,7 +134,7 @@ impl Story {
         println!("{:5.1} s  {what}", self.started.elapsed().as_secs_f64());
     }
 
-    /// Prints who waits in line, as the server knows it.
+    /// Prints the waiters in line, as the server knows them.
     async fn line(&self, lock: &Lock) -> Result<()> {
         let line = lock.waiters().await?;
         let line: Vec<String> =
@@ -144,7 +144,7 @@ impl Story {
     }
 }
 
-/// Starts a worker; what it prints goes to `tell`.
+/// Starts a worker, whose output goes to `tell`.
 fn start(
     number: usize,
     url: &str,

@@ -28,12 +28,12 @@ const NODES: usize = 5;
 /// How long the job may believe in its lease after its last renewal, at most.
 const TTL: Duration = Duration::from_secs(3);
 const STEP: Duration = Duration::from_millis(500);
-/// The whole story takes some ten seconds.
+/// The whole example takes about ten seconds.
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // Whatever is dropped here is ended: the servers, if they are ours, and their directory.
+    // Dropping this ends the servers, if they are ours, and deletes their directory.
     tokio::select! {
         outcome = timeout(LIMIT, story()) => outcome.map_err(|_| format!("not done after {LIMIT:?}"))?,
         () = interrupted() => Err("interrupted".into()),
@@ -47,9 +47,9 @@ async fn story() -> Result<()> {
     };
     let mut builder = Client::builder().quorum(urls).ttl(TTL);
     if servers.is_some() {
-        // A server that was started lately gives no vote for the restart delay, 31 s unless set, because it may have
-        // forgotten a lease. Ours are new and have had none to forget. With servers that keep running, this would give
-        // up safety.
+        // A server that was started recently gives no vote for the restart delay, 31 s by default, because it may have
+        // forgotten a lease. These servers are new and had no lease to forget. With servers that keep running, this
+        // setting would give up safety.
         builder = builder.restart_delay(Duration::ZERO);
         println!("the servers are newborn, so for this once they vote without a restart delay");
     }
@@ -108,7 +108,7 @@ async fn work(lease: &Lease, steps: u32) -> Result<(), Lost> {
     Ok(())
 }
 
-/// Prints the state of the nodes, as far as their answers have shown.
+/// Prints the state of the nodes, as their answers have shown it.
 fn nodes(client: &Client) {
     for node in client.nodes() {
         match node.state() {

@@ -2,7 +2,7 @@
 //! the writer waits until that reader's share has expired, and no longer.
 //!
 //! Two traps. A writer that takes a plain `lock` does not wait in line, so readers that never pause would keep it out.
-//! And a reader that was stopped for longer than its TTL may continue while another process writes: whatever it does to
+//! And a reader that was stopped for longer than its TTL may continue while another process writes. So its effects on
 //! other systems must carry the fence, which is smaller than the writer's.
 //!
 //! ```text
@@ -40,7 +40,7 @@ const DIES: usize = 4;
 
 /// How long the writer waits for a reader that has died.
 const TTL: Duration = Duration::from_secs(2);
-/// The whole story takes some seconds.
+/// The whole example takes a few seconds.
 const LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::main]
@@ -48,7 +48,7 @@ async fn main() -> Result<()> {
     if let Ok(number) = env::var(READER) {
         return read(&number).await;
     }
-    // Whatever is dropped here is ended: the readers, and the server if it is ours.
+    // Dropping this ends the readers, and the server if it is ours.
     timeout(LIMIT, lead()).await.map_err(|_| format!("not done after {LIMIT:?}"))?
 }
 
@@ -58,7 +58,7 @@ async fn index(url: &str, label: &str) -> Result<(Client, RwLock)> {
     Ok((client, index))
 }
 
-/// A reader: reads twice, each time until it is told that it has read enough.
+/// A reader: reads twice, each time until the first process tells it that it has read enough.
 async fn read(number: &str) -> Result<()> {
     let enough = enough()?;
     let (client, index) = index(&env::var("REDIS_URL")?, &format!("reader {number}")).await?;
@@ -76,8 +76,8 @@ async fn read(number: &str) -> Result<()> {
     Ok(())
 }
 
-/// Each line from the first process says that this one has read enough. If the pipe ends, for whatever reason, this
-/// process ends too.
+/// Signals each line from the first process, which means that this process has read enough. If the pipe ends, for any
+/// reason, this process ends too.
 fn enough() -> Result<Arc<Notify>> {
     let enough = Arc::<Notify>::default();
     let tell = enough.clone();
@@ -88,7 +88,7 @@ fn enough() -> Result<Arc<Notify>> {
     Ok(enough)
 }
 
-/// The first process has the others read, kills one of them, and writes.
+/// The first process starts the readers, kills one of them, and writes.
 async fn lead() -> Result<()> {
     let (url, _server) = server().await?;
     let (client, index) = index(&url, "the writer").await?;

@@ -31,7 +31,7 @@ fn compress(lease: &LeaseHandle, steps: u32) -> Result<u32, Error> {
     Ok(steps)
 }
 
-/// Compresses for ever; reports when it has begun.
+/// Compresses forever; reports when it has begun.
 fn compress_all(lease: &LeaseHandle, begun: &Sender<()>) -> Result<u32, Error> {
     loop {
         compress(lease, 1)?;

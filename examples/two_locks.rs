@@ -1,8 +1,8 @@
 //! Two locks at once, without deadlock: a transfer needs both accounts.
 //!
-//! A multi-lock avoids three traps. Two programs that lock `a, b` and `b, a` wait for each other for ever: it has one
-//! order. A limit for each lock adds up: its limit is for both. And the loss of *either* lock must stop the work: it
-//! does. (The same name twice would wait for itself, so it is refused.)
+//! A multi-lock avoids three traps. Two programs that lock `a, b` and `b, a` wait for each other forever: a multi-lock
+//! has one order. A limit for each lock adds up: its limit is for both. And the loss of *either* lock must stop the
+//! work: it does. (The same name twice would wait for itself, so it is refused.)
 //!
 //! ```text
 //! cargo run --example two_locks

@@ -30,7 +30,7 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 /// Stands for the database: which jobs are done, and which process did them.
 type Done = Arc<Mutex<HashMap<String, String>>>;
 
-/// One process: takes names from its queue, and has at most `AT_ONCE` of them at work.
+/// One process: takes names from its queue, and works on at most `AT_ONCE` of them.
 async fn pool(client: Client, mut queue: VecDeque<String>, done: Done) -> Result<()> {
     let mut jobs = JoinSet::new();
     while !(queue.is_empty() && jobs.is_empty()) {
@@ -58,7 +58,7 @@ async fn pool(client: Client, mut queue: VecDeque<String>, done: Done) -> Result
 async fn work(lease: Lease, done: Done) -> Result<(), leasehold::Error> {
     lease
         .run(|lease| async move {
-            // Another process may have done it between our look at the queue and our acquire.
+            // Another process may have done it between the check of the queue and the acquire.
             if done.lock().unwrap_or_else(PoisonError::into_inner).contains_key(lease.name()) {
                 return Ok(());
             }

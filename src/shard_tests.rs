@@ -1,4 +1,4 @@
-//! A shard that does not answer holds up no other: a node of two, one of which can be frozen.
+//! A silent shard does not delay the others: a node of two shards, one of which can be frozen.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a scene that cannot be made fails its test")]
 #![allow(clippy::disallowed_methods, reason = "these are a program's own tasks")]
@@ -40,10 +40,10 @@ use crate::{
 const WARM: Shard = Shard(1);
 const COLD: Shard = Shard(2);
 
-/// The time that no call here may take but one that waits for the cold shard.
+/// The time limit of each call here, except one that waits for the cold shard.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Its keys are in the cold shard if they say so.
+/// A node whose keys are in the cold shard if their name contains "cold".
 struct Halves {
     warm: Arc<Memory>,
     cold: Arc<Memory>,
@@ -64,7 +64,7 @@ impl Halves {
         self.cold_requests.load(Ordering::SeqCst)
     }
 
-    /// Completes when nothing has been asked of the cold shard for a while.
+    /// Completes when the cold shard has had no request for a while.
     async fn rest(&self) {
         let mut asked = usize::MAX;
         while asked != self.cold_requests() {
@@ -213,14 +213,14 @@ impl Scene {
         self.lock(name).acquire_within(SOON).await.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Completes when this number of names is waited for.
+    /// Completes when this many names have waiters.
     async fn waits(&self, names: usize) {
         while self.engine.lines.len() < names {
             tokio::task::yield_now().await;
         }
     }
 
-    /// This number of leases on the cold shard.
+    /// Acquires this many leases on the cold shard.
     async fn cold_leases(&self, many: usize) -> Vec<Lease> {
         let mut leases = Vec::new();
         for at in 0..many {
@@ -237,7 +237,7 @@ async fn renewals_of_a_shard_do_not_wait_for_another() {
     scene.halves.freeze(true);
     let lost = timeout(SOON, cold.lost()).await.expect("it is lost by its deadline");
     assert_eq!(lost.reason(), LossReason::Expired);
-    // Both were last renewed at about the same time.
+    // Both leases were last renewed at about the same time.
     assert!(warm.check().is_ok() && warm.remaining() > Duration::from_millis(200), "{:?}", warm.remaining());
     warm.release().await.unwrap();
 }
@@ -267,7 +267,7 @@ async fn releases_of_a_shard_do_not_wait_for_another() {
 async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
     let holders = Scene::new(Duration::from_secs(60), Duration::from_secs(60));
     let (warm, cold) = (holders.acquire("warm").await, holders.cold_leases(200).await);
-    // A waiter for a lock of its own program asks nobody.
+    // A waiter for a lock of its own program sends no requests.
     let scene = holders.other();
     let mut waiters = JoinSet::new();
     for at in 0..cold.len() {
@@ -285,10 +285,10 @@ async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(SOON, all_slots).await.expect("as many check as may");
+    timeout(SOON, all_slots).await.expect("all slots are taken");
     let next = {
         let lock = scene.lock("warm");
-        // A check that waits for a slot in vain goes without one at last.
+        // A check that times out waiting for a slot is sent without one.
         tokio::spawn(async move { lock.acquire().await })
     };
     timeout(SOON, scene.waits(201)).await.expect("it waits");
@@ -301,7 +301,7 @@ async fn waiters_of_a_shard_do_not_stand_behind_the_checks_of_another() {
 async fn only_those_who_may_have_missed_something_ask() {
     let scene = Scene::new(Duration::from_secs(60), Duration::from_secs(60));
     let _warm = scene.acquire("warm").await;
-    // Of another TTL, or it would go along with the first.
+    // With another TTL, so that it does not join the renewal of the first.
     let _cold = scene.lock("cold").ttl(Duration::from_secs(90)).acquire_within(SOON).await.unwrap();
     let asked = scene.halves.cold_requests();
     let warm_asked = scene.halves.warm_requests.load(Ordering::SeqCst);
@@ -322,13 +322,13 @@ async fn only_those_who_may_have_missed_something_ask() {
     timeout(SOON, is_asked).await.expect("so is the other one");
 }
 
-/// An undo that has waited for its whole time asks again when its shard answers; the answers of another are no reason.
+/// An undo that has timed out is sent again when its own shard answers, but not because of another shard's answers.
 #[tokio::test]
 async fn an_answer_of_one_shard_wakes_no_undo_of_another() {
     let scene = Scene::new(Duration::from_millis(300), Duration::from_millis(100));
     scene.halves.freeze(true);
     scene.lock("cold").try_acquire().await.expect_err("the shard is frozen");
-    // The undo asks until a TTL has passed.
+    // The undo retries until a TTL has passed.
     timeout(SOON, scene.halves.rest()).await.expect("it comes to rest");
     let asked = scene.halves.cold_requests();
     for _ in 0..50 {

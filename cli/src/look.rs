@@ -81,8 +81,8 @@ impl Seen {
         let all = holder.sharers().map_or(sharers.len(), |all| usize::try_from(all).unwrap_or(usize::MAX));
         match all.saturating_sub(sharers.len().min(most)) {
             0 => {}
-            more if sharers.len() > most => print(&format!("  and {more} more share it: --all shows them"))?,
-            more => print(&format!("  and {more} more share it"))?,
+            more if sharers.len() > most => print(&format!("  and {more} more: --all shows them"))?,
+            more => print(&format!("  and {more} more"))?,
         }
         self.print_waiters()
     }
@@ -185,8 +185,8 @@ async fn holder_again(lock: &leasehold::Lock) -> Result<Option<Holder>, leasehol
 
 fn taken_from(holder: &Holder) -> String {
     match holder.sharers() {
-        Some(sharers) => format!("was taken away from {sharers} who shared it"),
-        None if holder.is_shared() => "was taken away from those who shared it".into(),
+        Some(sharers) => format!("was taken away from {sharers} sharers"),
+        None if holder.is_shared() => "was taken away from its sharers".into(),
         None => "was taken away from its holder".into(),
     }
 }

@@ -180,10 +180,10 @@ pub(crate) fn lines(rows: &[Row], width: Option<usize>) -> Vec<String> {
 /// The holder by its name, or the number of those who share the lock.
 fn holder(holder: &Holder) -> String {
     match (holder.label(), holder.sharers()) {
-        (_, Some(1)) => "1 shares it".into(),
-        (_, Some(sharers)) => format!("{sharers} share it"),
+        (_, Some(1)) => "1 sharer".into(),
+        (_, Some(sharers)) => format!("{sharers} sharers"),
         (Some(label), None) => shown(label),
-        (None, None) if holder.is_shared() => "some share it".into(),
+        (None, None) if holder.is_shared() => "sharers".into(),
         (None, None) => "?".into(),
     }
 }
@@ -285,10 +285,10 @@ mod tests {
     fn a_lock_that_is_shared_has_the_number_of_those_who_share_it_for_a_holder() {
         let value = format!("lh1:00000000-0000-0000-0000-000000000000:{FENCE}@");
         let all = Holder::read(Some(&value), 21_449);
-        for (sharers, says) in [(0, "0 share it"), (1, "1 shares it"), (2, "2 share it")] {
+        for (sharers, says) in [(0, "0 sharers"), (1, "1 sharer"), (2, "2 sharers")] {
             assert_eq!(holder(&all.clone().shared_by(sharers)), says);
         }
-        assert_eq!(holder(&all), "some share it");
+        assert_eq!(holder(&all), "sharers");
     }
 
     #[test]

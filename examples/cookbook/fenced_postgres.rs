@@ -1,15 +1,15 @@
-//! The fence in Postgres: a write of a job that has lost its lock, and does not know it, is refused.
+//! The fence in Postgres: a job has lost its lock without knowing it, and its write is refused.
 //!
-//! Three traps. Compare and write in one statement, or something comes between them. Bind the fence as `i64`, for a
-//! `BIGINT`: a `u64` does not bind, and every fence fits. And look at the number of rows: a refused write is no error
-//! of the database, it changes nothing.
+//! Three traps. Compare and write in one statement, or another write comes between. Bind the fence as `i64`, for a
+//! `BIGINT`: a `u64` does not bind, and every fence fits. And check the number of rows: a refused write is not a
+//! database error, it changes nothing.
 //!
 //! ```text
 //! DATABASE_URL=postgres://user:password@localhost/db cargo run -p leasehold-cookbook --example fenced_postgres
 //! ```
 //!
-//! It uses a schema of its own there, `leasehold_cookbook`, and drops it at the end. The locks are in memory, or where
-//! `REDIS_URL` says.
+//! It uses a schema of its own there, `leasehold_cookbook`, and drops it at the end. The locks are in memory, or on the
+//! server at `REDIS_URL`.
 
 use std::{env, error::Error};
 
@@ -32,19 +32,20 @@ const WRITE: &str = "
     ON CONFLICT (id) DO UPDATE SET body = excluded.body, fence = excluded.fence
     WHERE report.fence <= excluded.fence";
 
-/// A transaction: it begins with this, which locks the name's row until the end. Then come as many writes as you like.
+/// For a transaction: begin with this statement, which locks the name's row until the end. Any number of writes may
+/// follow.
 const ENTER: &str = "
     INSERT INTO leasehold_cookbook.fence AS seen (name, fence) VALUES ($1, $2)
     ON CONFLICT (name) DO UPDATE SET fence = excluded.fence
     WHERE seen.fence <= excluded.fence";
 
-/// Says whether it was written.
+/// Returns whether the row was written.
 async fn write(db: &PgPool, fence: Fence, body: &str) -> Result<bool> {
     let done = sqlx::query(WRITE).bind(body).bind(i64::from(fence)).execute(db).await?;
     Ok(done.rows_affected() == 1)
 }
 
-/// Says whether the transaction may go on.
+/// Returns whether the transaction may continue.
 async fn enter(transaction: &mut PgConnection, name: &str, fence: Fence) -> Result<bool> {
     let done = sqlx::query(ENTER).bind(name).bind(i64::from(fence)).execute(transaction).await?;
     Ok(done.rows_affected() == 1)
@@ -85,14 +86,14 @@ async fn two_holders(db: &PgPool) -> Result<()> {
     assert!(write(db, early_fence, "early, again").await?, "the same holder");
     assert!(write_lines(db, &name, early_fence, &["early"]).await?);
 
-    // The first holder loses the lock, and the next one writes. Here an operator takes it away; a paused machine would
-    // do, too: the example `fenced_write` shows that.
+    // The first holder loses the lock, and the next one writes. Here an operator takes the lock away. A paused machine
+    // would do too, as the example `fenced_write` shows.
     lock.force_release().await?;
     let late = lock.acquire().await?;
     assert!(write(db, late.fence(), "late").await?);
     assert!(write_lines(db, &name, late.fence(), &["late", "later"]).await?);
 
-    // The first one goes on where it was. `early.check()` would say no, but a pause can come after any check.
+    // The first one continues where it was. `early.check()` would fail, but a pause can come after any check.
     let written = write(db, early_fence, "from the past").await?;
     let lines_written = write_lines(db, &name, early_fence, &["from the past"]).await?;
     println!("fence {early_fence} after {}: written {written}, lines written {lines_written}", late.fence());

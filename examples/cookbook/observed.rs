@@ -1,4 +1,4 @@
-//! Logs and metrics of a lease, as they are set up in a program.
+//! Logs and metrics of a lease, set up as in a program.
 //!
 //! Three traps. The library logs the steps of a lease (acquired, renewed, released) at level DEBUG: without the filter
 //! line you see trouble only. Install the exporter before the first `Client`, or it knows no descriptions. And without
@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
-/// The steps of leases, and of everything else only what is worth a line. `leasehold=info` is for a busy program.
+/// Logs the steps of leases, and otherwise only level INFO and above. `leasehold=info` is for a busy program.
 const FILTER: &str = "info,leasehold=debug";
 
 fn log() -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -28,14 +28,14 @@ fn log() -> Result<(), Box<dyn Error + Send + Sync>> {
 
 fn measure() -> Result<PrometheusHandle, Box<dyn Error>> {
     let full = |name: &str| Matcher::Full(format!("leasehold_{name}"));
-    // Seconds: round trips; from "free" to "all night".
+    // In seconds: for round trips, and for times from "free" to "all night".
     let (round_trip, long) =
         ([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0], [0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 36e3]);
     let exporter = PrometheusBuilder::new()
         .set_buckets_for_metric(full("renewal_seconds"), &round_trip)?
         .set_buckets_for_metric(full("wait_seconds"), &long)?
         .set_buckets_for_metric(full("hold_seconds"), &long)?
-        // What was left of the TTL at a renewal: two thirds in good health, 0 is a loss.
+        // The remaining share of the TTL at a renewal: two thirds in good health, 0 is a loss.
         .set_buckets_for_metric(full("renewal_remaining_ratio"), &[0.1, 0.25, 0.5, 0.6, 0.65, 0.7, 1.0])?;
     // A service uses `with_http_listener(…).install()` of the feature `http-listener`, or serves `render()` by itself.
     Ok(exporter.install_recorder()?)
@@ -54,7 +54,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let client = Client::connect(url).await?;
     let lock = client.lock("examples:observed");
     let lease = lock.acquire().await?;
-    // The keeper does this at a third of the TTL.
+    // The keeper does this after a third of the TTL.
     lease.renew().await?;
     assert!(lock.try_acquire().await?.is_none());
     lease.release().await?;

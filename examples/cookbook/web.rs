@@ -2,8 +2,7 @@
 //!
 //! Three traps. The lease moves into the task of the job: a lease in the handler is released when the handler answers.
 //! (Not `reentrant(true)`: all requests of one keep-alive connection are one task, so all of them would enter.) A busy
-//! lock is no error of the server: 409, not 500. And the process must not end before the jobs: `shutdown` waits for
-//! them.
+//! lock is not a server error: 409, not 500. And the process must not end before the jobs: `shutdown` waits for them.
 //!
 //! It serves on 127.0.0.1, and is its own client: one keep-alive connection, then two connections.
 //!
@@ -30,10 +29,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// The most seconds that a client is asked to wait before its next try: how long our jobs take, as far as we know.
+/// The most seconds that a client is asked to wait before its next try: about the duration of a job.
 const RETRY_AT_MOST: u64 = 5;
 
-/// What a handler fails with: one conversion serves every call of the library.
+/// The error of a handler: one conversion serves every call of the library.
 struct ApiError(Error);
 
 impl From<Error> for ApiError {
@@ -50,12 +49,12 @@ impl IntoResponse for ApiError {
             Error::Unavailable(_) | Error::Closed => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        // The text is for us, and not for the client: it names hosts.
+        // The text names hosts, so it goes to the log and not to the client.
         println!("server: {status}: {error}");
         let mut response = status.into_response();
         if let Some(after) = error.retry_after() {
-            // The key's rest of life, were its holder dead. A living holder renews the key, and may release at any
-            // moment: so ask again soon. Rounded up, since 0 means "at once".
+            // The remaining life of the key if its holder were dead. A living holder renews the key, and may release at
+            // any moment, so the client should ask again soon. Rounded up, because 0 means "at once".
             let rest = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             response.headers_mut().insert(RETRY_AFTER, rest.clamp(1, RETRY_AT_MOST).into());
         }
@@ -68,7 +67,7 @@ fn app(client: Client) -> Router {
 }
 
 async fn start_job(State(client): State<Client>, Path(name): Path<String>) -> Result<Response, ApiError> {
-    // One try, as `try_acquire`, but it tells who has the lock, and for how long.
+    // One try, like `try_acquire`, but the error names the holder and the remaining time.
     let lease = client.lock(format!("examples:web:{name}")).acquire_within(Duration::ZERO).await?;
     let answer = (StatusCode::ACCEPTED, format!("{name} begins, fence {}\n", lease.fence())).into_response();
     tokio::spawn(async move {
@@ -93,11 +92,11 @@ async fn readyz(State(client): State<Client>) -> Result<&'static str, ApiError> 
     Ok("ready\n")
 }
 
-/// Serves until `stop`, then lets the jobs save for at most ten seconds. Answers how many were cut short.
+/// Serves until `stop`, then gives the jobs at most ten seconds to save. Returns how many were cut short.
 async fn serve(listener: TcpListener, client: Client, stop: CancellationToken) -> io::Result<usize> {
     let app = app(client.clone());
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
-    // Not one after the other: a handler that waits for a lock would never answer.
+    // At the same time, because a handler that waits for a lock would otherwise never answer.
     let shutdown = async {
         stop.cancelled().await;
         client.shutdown(Duration::from_secs(10)).await
@@ -127,13 +126,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(request(&mut other, "POST /jobs/a").await?.status, 409);
     assert_eq!(request(&mut other, "POST /jobs/b").await?.status, 202);
 
-    // Both connections are still open: that keeps nobody waiting.
+    // Both connections are still open, but do not delay the shutdown.
     stop.cancel();
     let cut_short = service.await??;
     println!("{cut_short} jobs were cut short");
     assert_eq!(cut_short, 0);
 
-    // The same service, while its server is away: it starts all the same, and says that it is not ready.
+    // The same service while its server is away: it still starts, and reports that it is not ready.
     let limit = Duration::from_millis(200);
     let away = Client::builder().url("redis://127.0.0.1:1").connect_timeout(limit).build_lazy()?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;

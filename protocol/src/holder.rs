@@ -250,16 +250,16 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    /// `3 who share it (fence 1795…), the last of them for 12.3 s unless renewed`.
+    /// `3 sharers (fence 1795…), the last of them for 12.3 s unless renewed`.
     fn show_sharers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sharers() {
-            Some(0) => f.write_str("nobody any more")?,
-            Some(1) => f.write_str("1 who shares it")?,
-            Some(sharers) => write!(f, "{sharers} who share it")?,
-            None => f.write_str("those who share it")?,
+            Some(0) => f.write_str("no sharer any more")?,
+            Some(1) => f.write_str("1 sharer")?,
+            Some(sharers) => write!(f, "{sharers} sharers")?,
+            None => f.write_str("sharers")?,
         }
         if self.is_ours && self.sharers() != Some(0) {
-            f.write_str(", this program too")?;
+            f.write_str(", one of them this program")?;
         }
         if let Some(fence) = self.fence {
             write!(f, " (fence {fence})")?;

@@ -40,7 +40,7 @@ fn renewed(hold: &Arc<Hold>, millis: u64, owned: Result<(), Denial>) -> Actions 
     hold.on_reply(at(millis), sent, Ok(Said::Owned(owned))).actions
 }
 
-/// Lets a lease go after `close`, when nothing is left to do. Returns what its release reports.
+/// Releases a lease after `close`, when nothing is left to do. Returns the outcome of its release.
 fn leaves(hold: &Arc<Hold>, signal: &Signal) -> Result<(), LossReason> {
     let (leaving, Reaction { actions, news }) = hold.leave(at(3_100), signal);
     assert!(actions.undo.is_none() && news.is_none());
@@ -69,7 +69,7 @@ fn a_key_that_outlives_its_lease_is_as_our_last_renewal_left_it_for_longer() {
     let (delay, interval, milli) = (Duration::from_secs(2), Duration::from_secs(60), Duration::from_millis(1));
     for (outliving, most) in [
         (Outliving::new(delay, Duration::ZERO), TTL + delay),
-        // Longer than at the last renewal: lengthening it has changed nothing for us.
+        // Longer than at the last renewal, because the extension changed nothing.
         (Outliving::new(Duration::ZERO, interval), interval),
     ] {
         let ((hold, _signal), now) = (held_for(outliving), at(100));
@@ -117,7 +117,7 @@ fn a_release_retains_the_key_for_what_is_left_of_the_interval() {
     assert_eq!([1, 20].map(|keep| kept(&hold, 1_000, secs(keep))), [9, 20].map(secs), "the longer of both");
     hold.keep_for(at(0), secs(30));
     assert_eq!(kept(&hold, 1_000, none), secs(29));
-    // After a loss, nothing is left of a `keep_for`, and all of the interval.
+    // After a loss, a `keep_for` does not apply any more, but the whole interval does.
     let _reaction = hold.tick(at(3_000));
     assert_eq!(hold.end().unwrap().reason(), LossReason::Expired);
     assert_eq!(kept(&hold, 4_000, none), secs(6));
@@ -170,7 +170,7 @@ fn a_lease_lets_go_once() {
     }
     assert!(matches!(hold.leave(at(2), &other).0, AfterLast::Release { .. }));
     let (leaving, Reaction { actions, news }) = hold.leave(at(3), &other);
-    assert!(matches!(leaving, AfterLast::Nothing(Ok(()))), "it is no loss to be dropped after the release");
+    assert!(matches!(leaving, AfterLast::Nothing(Ok(()))), "a drop after the release is not a loss");
     assert!(actions.undo.is_none() && news.is_none());
 }
 
@@ -180,7 +180,7 @@ fn close_releases_nothing_that_is_released_already() {
     let (leaving, _) = hold.leave(at(1), &signal);
     assert!(matches!(leaving, AfterLast::Release { .. }) && !closes(&hold, 2));
     let (hold, signal) = held();
-    // Its end has ordered the release.
+    // The release was already ordered when the lease ended.
     assert!(hold.tick(at(2_990)).actions.undo.is_some() && !closes(&hold, 2_995));
     assert_eq!(leaves(&hold, &signal), Err(LossReason::Expired));
 }

@@ -1,4 +1,4 @@
-//! Between `close` and whatever is under way.
+//! Races between `close` and other calls.
 
 use shuttle::{future::block_on, thread};
 

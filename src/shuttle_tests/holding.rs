@@ -1,4 +1,4 @@
-//! Between the caller who lets go, and the keeper who renews or finds the lease lost.
+//! Races between a caller that releases, and the keeper that renews or finds the lease lost.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ fn a_renewal_by_hand_is_not_sent_after_the_release() {
     });
 }
 
-/// Lets go of a lease while it is being lost, and looks on from all sides.
+/// Drops a lease while it is being lost, and observes that from all sides.
 fn lost_while_it_is_dropped(lose: fn(&Scene), reason: LossReason) {
     let scene = Scene::new();
     let (lease, token) = acquired(&scene);
@@ -157,7 +157,7 @@ fn who_enters_again_while_the_last_lease_is_released_has_the_key() {
         assert!(second.is_held() && second.fence() >= fence);
         assert_eq!(second.hold_count(), 1);
         assert_eq!(scene.wire.holder("job").and_then(|holder| holder.fence()), Some(second.fence()));
-        // The place is the new lease's, whichever it was.
+        // The re-entry belongs to the new lease, whichever it was.
         let third = block_on(lock.try_acquire()).unwrap().expect("its owner is let in");
         assert_eq!(third.fence(), second.fence());
         assert!(block_on(third.release()).is_ok());

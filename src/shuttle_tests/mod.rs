@@ -1,6 +1,6 @@
-//! The handles under every schedule that we can think of. [shuttle](https://docs.rs/shuttle) runs the shipped code of
-//! caller, keeper and wait queue, and decides at each step which thread goes on. `scripts/shuttle` starts it; no build
-//! of a user ever has it, for it takes both `--cfg leasehold_shuttle` and a test.
+//! The handles under many schedules. [shuttle](https://docs.rs/shuttle) runs the shipped code of caller, keeper and
+//! wait queue, and decides at each step which thread continues. `scripts/shuttle` starts it; no user's build contains
+//! it, because it needs both `--cfg leasehold_shuttle` and a test.
 //!
 //! # What is explored
 //!
@@ -14,20 +14,18 @@
 //! Time is the test's: it stands still, or moves to the next timer when the test says so. While it stands still, a
 //! waiter that only a timer would help is a deadlock, and so a failure.
 //!
-//! # What is not
+//! # What is not explored
 //!
-//! - Orderings weaker than `SeqCst`: shuttle takes each atomic for the strongest. Loom would not, but fred does not
+//! - Orderings weaker than `SeqCst`: shuttle treats each atomic as the strongest. Loom would not, but fred does not
 //!   build under its cfg, and none of our atomics publishes other data.
 //! - The insides of tokio, and of types that are not of `crate::sync`. `quorum::Member`, the task tracker, cancellation
 //!   tokens and `watch` channels act in one step, without a switch of their own.
-//! - The instant between the watchdog's last check of a hold and the handing over of its renewal: nothing switches
-//!   there. A release that begins in it is followed by a renewal, which finds nothing to extend, for it is
-//!   token-checked.
-//! - Redis: the tasks of connections. The faults of the network are for the fault suite, several nodes for
-//!   `verify/`.
+//! - The instant between the watchdog's last check of a hold and the sending of its renewal: nothing switches there. A
+//!   release that begins in it is followed by a renewal, which finds nothing to extend, because it checks the token.
+//! - Redis: the tasks of connections. The fault suite covers the faults of the network, `verify/` several nodes.
 //! - Every schedule: `scripts/shuttle` says how many are drawn. A failure prints its schedule, and the random scheduler
 //!   its seed, from which `SHUTTLE_RANDOM_SEED` starts. `select!` without `biased`, and the order of hash tables, are
-//!   not shuttle's, so now and then a schedule does not repeat.
+//!   not under shuttle's control, so now and then a schedule does not repeat.
 
 use std::env;
 
@@ -60,7 +58,7 @@ fn explore(race: fn()) {
     Runner::new(PctScheduler::new(3, schedules), config).run(race);
 }
 
-/// Lets the others go ahead by up to `steps` steps: a thread that has little to do would else be done too early.
+/// Yields up to `steps` times, because a thread with little to do would otherwise finish too early.
 fn linger(steps: u32) {
     for _ in 0..thread_rng().next_u32() % steps {
         step();

@@ -1,4 +1,4 @@
-//! The signals of holders and waiters, alone.
+//! The signals of holders and waiters, on their own.
 
 use std::{
     sync::Arc,

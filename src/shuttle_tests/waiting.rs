@@ -1,4 +1,4 @@
-//! Between those who wait and those who let go, with the time standing still: no timer helps anybody.
+//! Races between waiters and callers that release. Time stands still, so no timer wakes a waiter.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::{explore, linger, wire::Scene};
 use crate::{Lease, Lock, wait::CheckSlots};
 
-/// An acquire that is given up when somebody says so, if it is not over by then.
+/// An acquire that is cancelled when notified, unless it has completed by then.
 fn until(given_up: Arc<Notify>, lock: Lock) -> Option<Lease> {
     block_on(async move {
         tokio::select! {
@@ -20,8 +20,8 @@ fn until(given_up: Arc<Notify>, lock: Lock) -> Option<Lease> {
     })
 }
 
-/// Somebody holds the lock, one waits for it and one behind that, and then everything happens at once: a release, and
-/// the first waiter gives up. The other has the lock in the end.
+/// One caller holds the lock, with two waiters behind it. Then everything happens at once: a release, and the first
+/// waiter gives up. The other waiter gets the lock in the end.
 fn one_gives_up(lock: fn(&Scene) -> Lock) {
     let scene = Scene::new();
     let held = block_on(lock(&scene).acquire()).unwrap();
@@ -89,7 +89,7 @@ fn a_slot_for_looks_is_never_lost_on_those_who_wait() {
     });
 }
 
-/// Three take turns, and each has the lock once.
+/// Three callers take turns, and each has the lock once.
 fn three_take_turns(lock: fn(&Scene) -> Lock) {
     let scene = Scene::new();
     let taking = [(); 3].map(|()| {

@@ -47,21 +47,20 @@ pub(super) enum Asked {
     Poll,
 }
 
-/// A request on its way, and where its answer goes.
+/// A request on its way, and the channel for its answer.
 type Delivery = (Request, oneshot::Sender<Result<Reply, Failure>>);
 
-/// The locks of this mutex and of those below are never kept across a step.
+/// The guards of this mutex and of those below are never held across a step.
 #[derive(Default, Clone)]
 struct Way(Arc<Mutex<VecDeque<Delivery>>>);
 
-/// A node whose requests travel: each route keeps the order in which they were handed over, and the schedule decides
-/// how the routes interleave. As with a server, a request that was handed over arrives, even if nobody waits for it any
-/// more.
+/// A node behind routes: each route keeps the order in which requests were sent, and the schedule decides how the
+/// routes interleave. As with a server, a request that was sent arrives, even if its caller does not wait any more.
 pub(super) struct Wire {
     memory: Arc<Memory>,
     home: Way,
     keeper: Way,
-    /// The requests that were handed over, in order.
+    /// The requests that were sent, in order.
     sent: Arc<Mutex<Vec<(Asked, Token)>>>,
     couriers: Mutex<Vec<Arc<Courier>>>,
 }
@@ -98,7 +97,7 @@ impl Wire {
             self.now(Request::ForceRelease { key: Key::of_lock(name), by: Arc::new(forced::by("ops", None)) });
     }
 
-    /// Asks at once, on no route.
+    /// Executes a request at once, outside the routes.
     fn now<T: TryFrom<Reply, Error = Failure>>(&self, request: Request) -> T {
         let reply = ready(self.memory.send(Route::Home, request, Duration::MAX));
         reply.and_then(T::try_from).unwrap_or_else(|failure| panic!("the memory node fails in nothing: {failure}"))
@@ -153,7 +152,7 @@ impl Node for Wire {
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply> {
         let way = if route == Route::Home { &self.home } else { &self.keeper }.clone();
         let (memory, sent) = (self.memory.clone(), self.sent.clone());
-        // As a connection does, it sends when it is first polled.
+        // Like a connection, it sends when it is first polled.
         Box::pin(async move {
             sent.lock().extend(asked(&request));
             let (tell, told) = oneshot::channel();
@@ -260,7 +259,7 @@ impl Scene {
         Lock::new(Scope::new(self.engine.clone()), "job").owner(crate::Owner::anonymous())
     }
 
-    /// Lets time pass until nothing is under way any more; then nobody holds anything, and nobody waits.
+    /// Lets time pass until nothing is under way, and checks that no lock is held and no waiter is left.
     pub(super) fn settle(&self) {
         drop(spawn(async {
             loop {
@@ -270,7 +269,7 @@ impl Scene {
         }));
         block_on(self.engine.host.finished());
         assert_eq!(self.wire.holder("job"), None, "the key is left");
-        assert!(self.engine.watchdog.is_empty(), "a hold that nobody owns is looked after");
+        assert!(self.engine.watchdog.is_empty(), "a hold without an owner is still watched");
         assert!(self.engine.lines.is_empty() && self.engine.queues.is_empty() && self.engine.fair_waiters.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-// The tests do not use the library's doors for time and tasks.
+// The tests bypass the library's wrappers for time and tasks.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::{future::Future, time::Duration};
@@ -13,8 +13,8 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const ALMOST: Duration = Duration::from_secs(3_599);
 const TTL: Duration = Duration::from_secs(30);
 
-/// Limits the future to far less real time than any of these tests lets pass on the clock, and much more than a busy
-/// machine needs.
+/// Limits the future to far less real time than these tests let pass on the clock, but much more than a busy machine
+/// needs.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     let done = timeout(10 * SECOND, future).await;
     done.unwrap_or_else(|_| panic!("{what} takes real time"))
@@ -99,7 +99,7 @@ async fn a_lock_is_taken_over_before_all_who_stand_in_line() {
     soon("a second", clock.pass(SECOND, &leases)).await;
     assert_eq!(soon("the signal", lease.lost()).await.reason(), LossReason::Taken);
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-    // They have kept their places.
+    // The waiters have kept their places.
     for waiter in waiters {
         soon("a TTL", clock.pass(2 * TTL, &leases)).await;
         let released = soon("its turn", waiter).await.unwrap().unwrap().release().await;

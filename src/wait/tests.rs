@@ -100,11 +100,11 @@ async fn a_waiter_for_several_nodes_is_alerted_when_so_many_were_touched() {
     lines.changed("job", 3, Time::ZERO);
     assert!(!notified(), "one that it was granted");
     lines.changed("job", 4, Time::ZERO);
-    assert!(notified(), "also by what was changed during the look");
+    assert!(notified(), "also by a change during the check");
     waiter.checks_by(Time::NEVER);
     lines.changed("job", 0, Time::ZERO);
     waiter.saw(held(), Time::ZERO, Time::NEVER);
-    assert!(!notified(), "it has looked since");
+    assert!(!notified(), "it has checked since");
     waiter.saw(
         Check::Split { holder: Holder::default(), answered: Duration::ZERO, took: Duration::ZERO },
         Time::ZERO,
@@ -139,7 +139,7 @@ fn only_another_holder_is_news_to_those_in_line() {
     waiter.saw(split(), Time::ZERO, Time::NEVER);
     drop(looks.borrow_and_update());
     waiter.saw(split(), Time::ZERO, Time::NEVER);
-    assert!(!looks.has_changed().unwrap(), "nobody has it still");
+    assert!(!looks.has_changed().unwrap(), "it still has no holder");
 }
 
 fn futures_now<F: std::future::Future + Unpin>(future: &mut F) -> Option<F::Output> {

@@ -1,4 +1,4 @@
-//! Which auto traits the public types have: to lose one would break programs, and no other test would notice.
+//! Which auto traits the public types have: losing one would break programs, and no other test would notice.
 
 use std::{
     panic::{RefUnwindSafe, UnwindSafe, catch_unwind},

@@ -1,4 +1,4 @@
-//! What tests of one server and of a quorum share.
+//! Helpers shared by the tests of one server and of a quorum.
 
 use std::{
     future::Future,
@@ -21,7 +21,7 @@ use support::{HANGS, Lag, Match, Wire, eventually_async, seen, within};
 pub(crate) const NAME: &str = "job";
 pub(crate) const FENCE: &str = "{job}:lh:fence";
 
-/// One command for each type that is no string.
+/// One command for each type other than string.
 pub(crate) const OTHER_TYPES: [&[&str]; 5] = [
     &["HSET", "made", "field", "value"],
     &["RPUSH", "made", "value"],
@@ -30,33 +30,33 @@ pub(crate) const OTHER_TYPES: [&[&str]; 5] = [
     &["XADD", "made", "*", "field", "value"],
 ];
 
-/// Puts the key that a command makes in the place of another in one step, so that no renewal can find that one gone.
+/// Replaces a key by the one that the command `make` creates, in one step, so that no renewal finds it missing.
 pub(crate) fn replace(wire: &mut Wire, make: &[&str], key: &str) {
     wire.must(make);
     wire.must(&["RENAME", "made", key]);
 }
 
-/// For leases that run out during their test.
+/// A TTL for leases that expire during their test.
 pub(crate) const SHORT: Duration = Duration::from_millis(600);
-/// For leases that outlive a fault which lasts for a good part of it.
+/// A TTL for leases that outlive a fault lasting for a good part of it.
 pub(crate) const MEDIUM: Duration = Duration::from_millis(1_500);
-/// Longer than any test here: a key with it that goes was taken away and has not expired.
+/// A TTL longer than any test here: if such a key disappears, it was deleted and has not expired.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
-/// The command time-out of every client that is not given another one.
+/// The command time-out of every client, unless a test sets another.
 pub(crate) const COMMAND: Duration = Duration::from_millis(300);
 
-/// A client like a program's own, with all options as they are by default.
+/// A client like a program's own, with the default options.
 pub(crate) async fn program(url: impl Into<String>) -> Client {
     Client::connect(url).await.expect("the server is there")
 }
 
-/// The words of the only server about itself. By then notifications are on, unless it refuses them.
+/// The only server's report about itself. By then notifications are on, unless it refuses them.
 pub(crate) async fn told(leases: &Client) -> ServerSaid {
     let (_, said) = survey(leases).await.expect("it is connected").pop().expect("there is one");
     said.expect("it tells")
 }
 
-/// Waits until what is there under this name is what was left of leases, for an hour.
+/// Waits until a retained key is found under this name, for an hour.
 pub(crate) async fn is_retained(client: &Client, name: &str) {
     let retained = async {
         loop {
@@ -81,18 +81,18 @@ pub(crate) fn wait<F: Future>(call: F) -> F::Output {
     block_on(call).expect("this thread may wait")
 }
 
-/// A program that is built outside of every runtime, as one of threads is: all that it asks of a server is on one connection.
+/// A program built outside of every runtime, like one of threads: all its requests are on one connection.
 pub(crate) async fn on_one_connection(builder: Builder) -> Client {
     let build = move || thread::spawn(move || wait(builder.build())).join();
     tokio::task::spawn_blocking(build).await.unwrap().unwrap().expect("the server is there")
 }
 
-/// The same with leases of this TTL.
+/// A client like `program`'s, with leases of this TTL.
 pub(crate) async fn program_with(url: impl Into<String>, ttl: Duration) -> Client {
     Client::builder().url(url).ttl(ttl).build().await.expect("the server is there")
 }
 
-/// Runs of a script for a lease.
+/// Matches the runs of a script for a lease.
 pub(crate) fn requests(script: &str, lease: &Lease) -> Match {
     let key = lease.name().as_bytes().to_owned();
     Match::script(script).and(Match::with(move |args| args.contains(&key)))
@@ -106,7 +106,7 @@ pub(crate) fn ending<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Lost {
     }
 }
 
-/// What a release is by default here: the server has confirmed it.
+/// Asserts the default outcome of a release here: confirmed by the server.
 pub(crate) trait Confirmed {
     fn confirmed(self);
 }
@@ -118,7 +118,7 @@ impl Confirmed for Released {
     }
 }
 
-/// The text of a release that the server has not confirmed.
+/// The text of an unconfirmed release.
 #[track_caller]
 pub(crate) fn unconfirmed(outcome: Result<Released, Error>) -> Details {
     match outcome {
@@ -127,7 +127,7 @@ pub(crate) fn unconfirmed(outcome: Result<Released, Error>) -> Details {
     }
 }
 
-/// The lease was ours, whether or not the server has confirmed its release in time.
+/// Asserts that the lease was ours, whether or not the server confirmed its release in time.
 #[track_caller]
 pub(crate) fn assert_was_ours(outcome: &Result<Released, Error>) {
     assert!(outcome.is_ok(), "the release says {outcome:?}");
@@ -140,7 +140,7 @@ pub(crate) fn assert_says_lost(outcome: Result<Released, Error>, reason: LossRea
     }
 }
 
-/// Has the lease renewed, which only a machine that stalls may need a second try for.
+/// Renews the lease. Only a machine that stalls may need a second try.
 pub(crate) async fn is_ours(lease: &Lease) {
     let renewed = async {
         loop {
@@ -153,10 +153,10 @@ pub(crate) async fn is_ours(lease: &Lease) {
     within(HANGS, "a renewal by hand", renewed).await.expect("it is ours");
 }
 
-/// Waits until the server will tell of a change of these leases' keys: each is renewed once more, with its key tracked
-/// from then on. The number of tracked keys alone does not tell: some may be of an earlier lease.
+/// Waits until the server notifies of changes to these leases' keys: each is renewed once more, and its key tracked
+/// from then on. The number of tracked keys is not enough, because it may include keys of earlier leases.
 pub(crate) async fn are_watched<'a>(wire: &mut Wire, leases: impl IntoIterator<Item = &'a Lease>) {
-    // The clock is read last here and first below: a pause in between does not pass for a later deadline.
+    // The clock is read last here and first below, so a pause in between is not mistaken for a later deadline.
     let deadline = |lease: &'a Lease| {
         let remaining = lease.remaining();
         (lease, Instant::now() + remaining)
@@ -169,24 +169,24 @@ pub(crate) async fn are_watched<'a>(wire: &mut Wire, leases: impl IntoIterator<I
     .await;
 }
 
-/// Waits in vain for the lock. A busy machine may leave the last look, which is a short one, without an answer: then
-/// once more.
+/// Waits for the lock until the wait times out. On a busy machine the short last check may get no answer; then it waits
+/// again.
 pub(crate) async fn in_vain(lock: &Lock, limit: Duration) -> Error {
     let waits = async {
         loop {
             match lock.acquire_within(limit).await {
                 Err(Error::Unavailable(_)) => {}
                 Err(error) => return error,
-                Ok(lease) => panic!("somebody holds it, and we have {lease:?}"),
+                Ok(lease) => panic!("it is held, and we have {lease:?}"),
             }
         }
     };
     within(HANGS, "a wait that ends with an answer", waits).await
 }
 
-/// Blocks both workers of the current runtime, and the thread that calls, for so long.
+/// Blocks both workers of the current runtime, and the calling thread, for `span`.
 pub(crate) fn block_both_workers(span: Duration) {
-    // Only two tasks that are on two workers at once get past the barrier, and not before we are here.
+    // Only two tasks on two workers at once get past the barrier, and not before this thread reaches it.
     let all_blocked = Arc::new(Barrier::new(3));
     for _ in 0..2 {
         let all_blocked = all_blocked.clone();
@@ -199,10 +199,10 @@ pub(crate) fn block_both_workers(span: Duration) {
     thread::sleep(span);
 }
 
-/// A machine that stalls for so long may put any lease at risk.
+/// A machine that stalls for this long may put any lease at risk.
 const STALL: Duration = Duration::from_millis(100);
 
-/// Eyes on a lease whose holder must not notice anything: it is held, and nothing else was ever said.
+/// Watches a lease whose holder must not notice anything: it stays held, and no other status is reported.
 #[derive(Debug)]
 pub(crate) struct Calm {
     over: Arc<AtomicBool>,
@@ -219,7 +219,7 @@ impl Calm {
     pub(crate) fn of(lease: &Lease) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let (handle, is_over) = (lease.handle(), over.clone());
-        // On a thread of its own: a runtime that is busy would only look too late to see anything.
+        // On a thread of its own, because a busy runtime would check too late.
         Self { over, watching: thread::spawn(move || Self::watch(&handle, &is_over)) }
     }
 
@@ -236,14 +236,14 @@ impl Calm {
         seen
     }
 
-    /// Ends the watch. Panics if there was anything to see.
+    /// Ends the watch. Panics if the lease was lost or its status changed.
     #[track_caller]
     pub(crate) fn lasted(self, lag: &Lag) {
         self.over.store(true, Ordering::SeqCst);
         let Seen { lost, changed } = self.watching.join().expect("it does not panic");
         let worst = lag.worst();
         assert_eq!(lost, None, "the machine lagged {worst:?}");
-        // What is to be published is not excused.
+        // Published figures are not excused by a stall.
         let is_excused = worst >= STALL && !seen::is_wanted();
         assert!(changed.is_none() || is_excused, "its status changed to {changed:?}; the machine lagged {worst:?}");
     }

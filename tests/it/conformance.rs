@@ -1,4 +1,4 @@
-//! What every deployment does, to the last detail: one function per behaviour, run against each kind of node.
+//! The behaviour of every deployment, in every detail: one function per behaviour, run against each kind of node.
 
 use std::{
     convert::Infallible,
@@ -46,16 +46,16 @@ use self::{
 
 const TTL: Duration = Duration::from_secs(1);
 
-/// Runs a behaviour at a place, whose servers are then as they were before.
+/// Runs a behaviour at a place, and then restores its servers.
 fn run(place: Place, behaviour: fn(Place) -> Pin<Box<dyn Future<Output = ()>>>) {
     let (runtime, servers) = (two_workers(), place.servers.clone());
     runtime.block_on(behaviour(place));
-    // With all that the test has spawned.
+    // With every task that the test has spawned.
     drop(runtime);
     Arc::into_inner(servers).expect("the behaviour drops its place").give_back();
 }
 
-/// The tests `place::behaviour`; after `at_night`, those that only `scripts/nightly` runs.
+/// The tests `place::behaviour`; those after `at_night` are run by `scripts/nightly` only.
 macro_rules! at {
     (at_night $place:ident: $($behaviour:ident)*) => {
         mod $place { $( super::at! { @ [#[ignore = "scripts/nightly matrix"]] $place $behaviour } )* }
@@ -73,8 +73,8 @@ macro_rules! at {
 }
 use at;
 
-/// Every behaviour. The second list needs a lock with one holder, which has a label, a token and a key that lives as long
-/// as its lease.
+/// Every behaviour. The second list needs a lock with one holder, a label, a token, and a key that lives as long as its
+/// lease.
 macro_rules! every {
     (@ [of a share: $($place:tt)*] [$($shared:ident)*] [$($alone:ident)*]) => { at! { $($place)*: $($shared)* } };
     (@ [$($place:tt)*] [$($shared:ident)*] [$($alone:ident)*]) => { at! { $($place)*: $($shared)* $($alone)* } };
@@ -203,7 +203,7 @@ macro_rules! rights {
     };
 }
 
-/// Behaviours of waiters in a queue.
+/// Behaviours of queued waiters.
 macro_rules! line {
     ($place:ident) => {
         at! { $place:
@@ -255,7 +255,7 @@ macro_rules! share {
     };
 }
 
-/// Behaviours that a majority decides.
+/// Behaviours decided by a majority.
 macro_rules! votes {
     ($place:ident) => {
         at! { $place:
@@ -277,7 +277,7 @@ macro_rules! votes {
     };
 }
 
-/// Behaviours that a replica has to confirm.
+/// Behaviours that a replica must confirm.
 macro_rules! confirmed {
     ($place:ident) => {
         at! { $place:
@@ -297,32 +297,32 @@ macro_rules! confirmed {
     };
 }
 
-// Deployments that differ in kind: every behaviour, on each change.
+// Deployments of different kinds: every behaviour, on each change.
 every! { memory }
 every! { redis }
 every! { redis_fair }
 every! { quorum_of_three }
 every! { cluster }
 
-// Each of the others differs from one of these in one layer. On each change it has what that layer can change.
-line! { memory_fair } // The queue of the node in memory.
-line! { redis_fair_without_push } // Grants that no notification announces.
+// Each other deployment differs from one of these in one layer. Each change runs the behaviours that layer can affect.
+line! { memory_fair } // The queue of the in-memory node.
+line! { redis_fair_without_push } // Grants without a notification.
 line! { cluster_fair } // Channels for waiters on several servers.
-share! { redis_writing } // A lock of the other mode, alone.
-share! { redis_of_one_permit } // A share, whose limit keeps all others out.
-share! { memory_of_one_permit } // A share in the node in memory.
+share! { redis_writing } // A lock of the exclusive mode.
+share! { redis_of_one_permit } // A share, whose limit keeps all other sharers out.
+share! { memory_of_one_permit } // A share in the in-memory node.
 connection! { redis_over_tls } // The stream.
 connection! { redis_with_credentials } // The first command on a connection, which is repeated.
-connection! { sentinel } // The way to the server.
+connection! { sentinel } // How the server is found.
 rights! { redis_rented } // Commands that the server does not know.
-rights! { cluster_rented } // Commands that each of several servers denies.
+rights! { cluster_rented } // Commands denied by each of several servers.
 votes! { quorum_of_memory } // Nodes of the other kind.
-votes! { quorum_of_five } // A majority that is not one more than one.
+votes! { quorum_of_five } // A majority that is not one node more than the minority.
 confirmed! { replicated } // A second step of each request.
 confirmed! { cluster_replicated } // A replica of a slot's primary.
-confirmed! { sentinel_replicated } // Replicas of the primary that Sentinels name.
+confirmed! { sentinel_replicated } // Replicas of the primary that Sentinels announce.
 
-/// Every behaviour in those places.
+/// Every behaviour in the places listed above.
 mod whole {
     use super::*;
 
@@ -350,7 +350,7 @@ async fn a_free_lock_is_acquired(place: Place) {
     assert_eq!((lease.name(), lease.label(), lease.hold_count()), ("job", "one", 1));
     assert_eq!(lease.status(), Status::Held);
     lease.check().unwrap();
-    // Less 1 % and 2 ms for the clocks.
+    // Minus 1 % and 2 ms for the clocks.
     let valid = Duration::from_millis(988);
     assert!(lease.remaining() <= valid && !lease.remaining().is_zero(), "{:?}", lease.remaining());
     lease.release().await.unwrap().confirmed();
@@ -393,7 +393,7 @@ async fn a_try_that_finds_the_lock_held_tells_by_whom(place: Place) {
 }
 
 async fn data_under_a_locks_name_is_told_as_such(place: Place) {
-    // There are only locks in memory.
+    // Locks in memory do not expose this.
     if place.is_in_memory() {
         return;
     }
@@ -438,7 +438,7 @@ async fn a_wait_that_ends_says_who_holds_it(place: Place) {
     let error = two.lock("job").acquire_within(patience).await.unwrap_err();
     let took = started.elapsed();
     assert!(took >= patience, "{took:?}");
-    // Two timers end it, one after the other, where the machine leaves the last look without an answer in its 15 ms.
+    // Two timers in a row end it, if the machine leaves the last poll unanswered for its 15 ms.
     let exact = Duration::from_millis(20 + 15) + 2 * lag.worst();
     assert!(took <= patience + exact, "{took:?}, exact to {exact:?}");
 
@@ -448,7 +448,7 @@ async fn a_wait_that_ends_says_who_holds_it(place: Place) {
     let Error::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
     assert!(waited >= patience && waited <= took);
     assert_eq!(holder.label(), Some("one"));
-    // A quorum tells a fence only if a majority of the nodes that have answered by then names it.
+    // A quorum reports a fence only if a majority of the nodes that have answered by then agree on it.
     let certain = !place.is_quorum() || holder.fence().is_some();
     assert_eq!(holder.fence(), Some(lease.fence()).filter(|_| certain));
     assert!(holder.remaining().is_some_and(|remaining| remaining <= TTL));
@@ -483,7 +483,7 @@ async fn a_key_that_is_kept_ends_the_lease_but_not_the_lock(place: Place) {
     let released = Instant::now();
     lease.release_keeping(keep).await.unwrap().confirmed();
     assert_eq!(lost.await.reason(), LossReason::Released);
-    assert!(one.lock("job").try_acquire().await.unwrap().is_none(), "not even for who kept it");
+    assert!(one.lock("job").try_acquire().await.unwrap().is_none(), "not even for its former holder");
     let kept = two.lock("job").holder().await.unwrap().unwrap();
     assert_eq!(kept.label(), Some("one (released)"));
     let remaining = kept.remaining().unwrap();
@@ -520,7 +520,7 @@ async fn waiters_of_one_process_come_in_order(place: Place) {
             came.send(n).unwrap();
             lease.release().await.unwrap().confirmed();
         });
-        assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(n), "it waits before the next one comes");
+        assert_eq!(within(HANGS, "on_wait", told.recv()).await, Some(n), "it waits before the next one");
     }
     lease.release().await.unwrap().confirmed();
     for n in 0..5 {
@@ -537,7 +537,7 @@ async fn a_lease_outlives_many_ttls(place: Place) {
     lease.check().unwrap();
     assert!(two.lock("job").try_acquire().await.unwrap().is_none());
     lease.release().await.unwrap().confirmed();
-    // Whatever it went through, it was not lost.
+    // The lease was not lost, whatever else it reported.
     while let Some(status) = within(HANGS, "the last status", changes.next()).await {
         assert!(!matches!(status, Status::Lost(_)), "{status:?}");
     }
@@ -558,14 +558,14 @@ async fn fences_grow(place: Place) {
 
 async fn renewing_by_hand_extends(place: Place) {
     let leases = place.program("one").await;
-    // Its first third is far away, so that nobody else renews it.
+    // Its first third is far away, so the keeper does not renew it meanwhile.
     let lease = leases.lock("job").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     let (passing, acquired) = (Duration::from_millis(20), lease.remaining());
     eventually_async(HANGS, "some time to pass", || lease.remaining() + passing < acquired).await;
     let deadline = || Instant::now() + lease.remaining();
     let before = deadline();
     lease.renew().await.unwrap();
-    // However long the renewal took, it counts from its send, which came at least so much later. The two clocks are
+    // However long the renewal took, it counts from its send, which was at least this much later. The two clocks are
     // not read at one instant.
     let (after, apart) = (deadline(), Duration::from_millis(5));
     assert!(after + apart > before + passing, "extended by {:?}", after.saturating_duration_since(before));
@@ -595,7 +595,7 @@ async fn a_lock_taken_by_force_is_told_everywhere(place: Place) {
     assert!(matches!(lease.renew().await, Err(Error::Lost(again)) if again == lost));
     assert!(matches!(lease.release().await, Err(Error::Lost(again)) if again == lost));
 
-    // The program that takes it knows at once that its own lease is over.
+    // The client that forces the release knows at once that its own lease has ended.
     let lease = within(HANGS, "the lock", one.lock("job").acquire()).await.unwrap();
     assert!(one.lock("job").label("ops").force_release_because("stuck since noon").await.unwrap());
     let Err(Error::Lost(lost)) = lease.check() else { panic!("{lease:?}") };
@@ -624,7 +624,7 @@ async fn max_hold_tells_and_lets_the_key_run_out(place: Place) {
     let lost = within(HANGS, "lost()", lease.lost()).await;
     assert_eq!((lost.reason(), lost.held_for()), (LossReason::MaxHold, max_hold));
     assert!(lease.check().is_err());
-    // The job has until then to stop.
+    // The key stays until the deadline, to give the job time to stop.
     assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the key is still there");
     drop(within(TTL + HANGS, "the key's end", two.lock("job").acquire()).await.unwrap());
 }
@@ -706,7 +706,7 @@ async fn an_acquire_under_way_is_in_nobodys_way(place: Place) {
         let lock = two.lock("job").reentrant(reentrant);
         let mut waiting = Box::pin(lock.acquire());
         assert!(poll_once(&mut waiting).await.is_none());
-        assert!(lock.try_acquire().await.unwrap().is_none(), "somebody else has it");
+        assert!(lock.try_acquire().await.unwrap().is_none(), "another holder has it");
         drop(waiting);
         assert!(lock.try_acquire().await.unwrap().is_none());
     }
@@ -735,7 +735,7 @@ async fn re_entry_shares_the_acquisition(place: Place) {
     drop(third);
     assert_eq!(outer.hold_count(), 2);
 
-    // Signals are per lease, the key goes with the last, in whichever order.
+    // Signals are per lease. The key is deleted with the last lease, in any order.
     let (outer_lost, inner_lost) = (outer.lost(), inner.lost());
     outer.release().await.unwrap().confirmed();
     assert_eq!(outer_lost.await.reason(), LossReason::Released);
@@ -770,7 +770,7 @@ async fn re_entrant_acquires_under_way_share_what_one_of_them_wins(place: Place)
         first.release().await.unwrap().confirmed();
         second.release().await.unwrap().confirmed();
     }
-    // Where nobody polls the first, the second does not wait for it.
+    // If the first request is not polled, the second does not wait for it.
     let held = one.lock("job").acquire().await.unwrap();
     let mut first = Box::pin(lock.acquire());
     assert!(poll_once(&mut first).await.is_none());
@@ -812,12 +812,12 @@ async fn re_entry_after_a_loss_is_a_new_acquisition(place: Place) {
     assert!(matches!(lock.acquire().await, Ok(third) if third.fence() == again.fence()));
 }
 
-/// What the documentation warns of: branches of `join!` are one task.
+/// The documentation warns of this: branches of `join!` are one task.
 async fn re_entry_lets_all_branches_of_a_join_in(place: Place) {
     let leases = place.program("one").await;
     let lock = leases.lock("job").reentrant(true);
     let inside = tokio::sync::watch::Sender::new(0);
-    // Each acquires when the one before it is inside, and stays until all are.
+    // Each branch acquires once the one before it is inside, and stays until all are.
     let branch = async |n: u32| {
         let mut others = inside.subscribe();
         others.wait_for(|&count| count == n).await.unwrap();
@@ -830,7 +830,7 @@ async fn re_entry_lets_all_branches_of_a_join_in(place: Place) {
     assert_eq!((a, b), (b, c));
 }
 
-/// The documentation warns of it: a task that acquires and hands out leases is one owner, whichever task uses them.
+/// The documentation warns of this: a task that acquires and hands out leases is one owner, whichever task uses them.
 async fn re_entry_lets_a_dispatcher_hand_out_many_leases(place: Place) {
     let leases = place.program("one").await;
     let careless = leases.lock("job").reentrant(true);
@@ -901,7 +901,7 @@ async fn outside_a_task_the_thread_is_the_owner(place: Place) {
     })
     .await
     .unwrap();
-    assert_eq!(first.unwrap().fence(), second.unwrap().unwrap().fence(), "it is let in again");
+    assert_eq!(first.unwrap().fence(), second.unwrap().unwrap().fence(), "it is admitted again");
     let lease = lock.acquire().await.unwrap();
     let there = lock.clone();
     let other = tokio::task::spawn_blocking(move || tokio::runtime::Handle::current().block_on(there.try_acquire()));
@@ -954,7 +954,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
     let plain = place.program("one").await;
     let prefixed = place.builder().prefix("[a]*:").build().await.unwrap();
     let prefixed = Program { leases: prefixed, uses: place.uses };
-    // No lock can have the name of a companion.
+    // A lock cannot have the name of a companion.
     let token = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@copied";
     for (key, value) in [("foreign", "another library's"), ("{job}:lh:copy", token)] {
         for server in place.servers_of(key) {
@@ -976,7 +976,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
     assert_eq!(listed(&plain, "job:[^1]").await, ["job:2"]);
     assert_eq!(listed(&plain, "job:?x").await, Vec::<String>::new());
     assert_eq!(listed(&plain, r"\*").await, ["*"]);
-    // As a pattern, the prefix would be like another name.
+    // As a pattern, the prefix would match another name.
     assert_eq!(listed(&prefixed, "*").await, ["own"]);
     let listing = plain.list("job:1").await.unwrap();
     let [one] = &listing[..] else { panic!("{listing:?}") };
@@ -987,7 +987,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
     for lease in leases {
         lease.release().await.unwrap().confirmed();
     }
-    // On a minority of the nodes it may be for a moment more.
+    // On a minority of the nodes it may remain for a moment.
     let asked = Instant::now();
     while !listed(&plain, "*").await.is_empty() {
         assert!(asked.elapsed() < HANGS, "it is listed still");
@@ -996,7 +996,7 @@ async fn what_is_held_is_listed_by_its_name(place: Place) {
 
 async fn force_release_takes_the_lock_from_whoever_has_it(place: Place) {
     let (one, two) = place.two_programs().await;
-    assert!(!two.lock("job").force_release().await.unwrap(), "nobody has it");
+    assert!(!two.lock("job").force_release().await.unwrap(), "it is free");
     let lease = one.lock("job").acquire().await.unwrap();
     assert!(two.lock("job").force_release().await.unwrap());
     assert!(two.lock("job").try_acquire().await.unwrap().is_some());
@@ -1018,7 +1018,7 @@ async fn its_holder_hears_who_took_it_by_force_and_why(place: Place) {
     assert!(matches!(lease.release().await, Err(Error::Lost(again)) if by(&again) == by(&lost)));
     next.release().await.unwrap().confirmed();
 
-    // The first to know may be whoever releases it.
+    // The releasing task may be the first to know.
     let lease = one.lock("job").acquire().await.unwrap();
     assert!(two.lock("job").force_release().await.unwrap());
     let lost = ending(lease.release().await);
@@ -1041,7 +1041,7 @@ async fn run_returns_what_the_work_returned(place: Place) {
     assert!(two.lock("job").try_acquire().await.unwrap().is_some(), "released");
 }
 
-/// What a program fails with.
+/// A program's own error.
 #[derive(Debug)]
 enum JobError {
     Lock(Error),
@@ -1075,7 +1075,7 @@ async fn work_that_fails_gives_its_own_error_and_releases(place: Place) {
         assert!(matches!(outcome, Err(JobError::NoRows(fence)) if u64::from(fence) > 0), "{how}: {outcome:?}");
         theirs.try_acquire().await.unwrap().expect("released").release().await.unwrap().confirmed();
     }
-    // What goes wrong with the lock is of the same type.
+    // A failure of the lock has the same type.
     let outcome = one.lock("").run(no_rows).await;
     assert!(matches!(&outcome, Err(JobError::Lock(Error::Config(_)))), "{outcome:?}");
     let taken = async |_| {
@@ -1151,7 +1151,7 @@ async fn run_drops_the_work_before_the_lock_is_free(place: Place) {
         .await
     });
     within(HANGS, "the work", running).await.unwrap();
-    // The loss is by `max_hold`, which deletes the key only when the lease goes.
+    // The lease is lost by `max_hold`. The key is deleted only when the lease is dropped.
     let after = within(HANGS, "the lock", two.lock("job").acquire()).await.unwrap();
     assert!(dropped.load(Ordering::SeqCst), "the work was still there when the lock was free");
     drop(after);
@@ -1173,7 +1173,7 @@ async fn run_that_could_not_acquire_never_starts_the_work(place: Place) {
 async fn run_skips_the_work_of_a_busy_lock_or_waits_for_a_while(place: Place) {
     let (one, two) = place.two_programs().await;
     let lock = two.lock("job");
-    // Enough for an answer, or nobody knows who has it.
+    // Long enough for an answer, without which the holder is unknown.
     let limit = TTL / 2;
     let lease = one.lock("job").acquire().await.unwrap();
     let never = async |_| -> Result<(), Error> { panic!("it is busy") };
@@ -1182,7 +1182,7 @@ async fn run_skips_the_work_of_a_busy_lock_or_waits_for_a_while(place: Place) {
     assert_eq!(error.timed_out().and_then(Holder::label), Some("one"), "{error}");
     assert!(error.retry_after().is_some_and(|wait| wait <= TTL), "{error}");
     lease.release().await.unwrap().confirmed();
-    // A fair lock may be granted to the wait that has just ended, until that is taken back.
+    // A fair lock may be granted to the wait that has just ended, until the grant is taken back.
     assert_eq!(lock.run_within(HANGS, async |_| Ok::<_, Error>(2)).await.unwrap(), 2);
     assert_eq!(lock.try_run(async |_| Ok::<_, Error>(1)).await.unwrap(), Some(1));
     assert!(one.lock("job").try_acquire().await.unwrap().is_some(), "released");
@@ -1193,7 +1193,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
     let (grace, tidied) = (TTL / 4, Arc::new(AtomicBool::new(false)));
     let too_long = one.lock("job").grace(TTL / 2 + Duration::from_millis(1)).run(async |_| Ok(())).await;
     assert!(matches!(&too_long, Err(Error::Config(text)) if text.to_string().contains("grace")), "{too_long:?}");
-    // An owner that enters again has the TTL of its first acquire.
+    // An owner that re-enters gets the TTL of its first acquire.
     let lock = one.lock("again").owner(Owner::unique()).reentrant(true);
     let first = lock.acquire().await.unwrap();
     let too_long = lock.ttl(2 * TTL).grace(TTL).run(async |_| Ok(())).await;
@@ -1226,7 +1226,7 @@ async fn work_with_a_grace_may_tidy_up_after_a_loss(place: Place) {
     }
 }
 
-/// Wherever it was dropped: its attempt is taken back before the next one.
+/// Wherever the acquire was dropped, its attempt is taken back before the next one.
 async fn a_dropped_acquire_is_in_nobodys_way(place: Place) {
     let program = place.program("one").await;
     for round in 0..100 {
@@ -1254,7 +1254,7 @@ async fn a_dropped_lease_is_free_for_the_next_line(place: Place) {
         drop(lease);
         lease = lock.try_acquire().await.unwrap();
     }
-    // Nor is it for who waits: no second is lost by waiting for a notification.
+    // Nor does it delay a waiter: no second is lost by waiting for a notification.
     drop(lease);
     drop(within(HANGS, "the lock", lock.acquire_within(Duration::ZERO)).await.unwrap());
     if place.is_in_memory() {
@@ -1273,16 +1273,16 @@ async fn a_lock_is_kept_for_its_time_however_it_is_let_go_of(place: Place) {
             0 => lock.acquire().await.unwrap().release().await.unwrap().confirmed(),
             1 => drop(lock.acquire().await.unwrap()),
             2 => lock.run(async |_| Ok::<_, Error>(())).await.unwrap(),
-            // A shorter one takes nothing away.
+            // A shorter interval does not shorten the life of the key.
             _ => lock.acquire().await.unwrap().release_keeping(Duration::from_millis(1)).await.unwrap().confirmed(),
         }
-        assert!(lock.try_acquire().await.unwrap().is_none(), "not even for who kept it");
+        assert!(lock.try_acquire().await.unwrap().is_none(), "not even for its former holder");
         let holder = two.lock(&name).holder().await.unwrap().unwrap();
         assert_eq!(holder.label(), Some("one (released)"));
         drop(within(HANGS, "the kept key's end", two.lock(&name).acquire()).await.unwrap());
         assert!(began.elapsed() + Duration::from_millis(2) >= keep, "{how}: {:?}", began.elapsed());
     }
-    // Who is late keeps nothing.
+    // A late release keeps nothing.
     let lock = one.lock("job").keep_for(Duration::from_millis(1));
     let lease = lock.acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -1313,7 +1313,7 @@ async fn what_cannot_be_kept_is_refused(place: Place) {
 async fn a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of(place: Place) {
     let (one, two) = place.two_programs().await;
     let (lag, mut all) = (Arc::new(Lag::start()), JoinSet::new());
-    // Longer than the TTL, and shorter: a renewal and a release each have a part in it.
+    // Longer than the TTL, and shorter: both a renewal and a release contribute to it.
     for (interval, hold) in [(TTL + TTL / 2, Duration::ZERO), (TTL / 2, Duration::ZERO), (TTL + TTL / 2, TTL / 2)] {
         for how in ["release", "drop", "run", "release_keeping", "close"] {
             let program = place.program("first").await;
@@ -1326,7 +1326,7 @@ async fn a_lock_is_acquired_once_in_its_interval_however_it_is_let_go_of(place: 
     while let Some(ended) = all.join_next().await {
         ended.unwrap();
     }
-    // Who releases when the interval is over keeps nothing.
+    // A release after the interval keeps nothing.
     let lock = one.lock("job").once_per(Duration::from_millis(1));
     let lease = lock.acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -1355,13 +1355,13 @@ async fn is_acquired_once(
         "release" => lease.release().await.unwrap().confirmed(),
         "drop" => drop(lease),
         "run" => lease.run(async |_| Ok::<_, Error>(())).await.unwrap(),
-        // A shorter one takes nothing away.
+        // A shorter interval does not shorten the life of the key.
         "release_keeping" => lease.release_keeping(Duration::from_millis(1)).await.unwrap().confirmed(),
         _ => within(HANGS, "the close", program.close()).await,
     }
     if began.elapsed() < interval / 2 && how == "release" {
         assert_eq!(looks.holder().await.unwrap().unwrap().label(), Some("first (released)"));
-        assert!(lock.try_acquire().await.unwrap().is_none(), "not even for who had it");
+        assert!(lock.try_acquire().await.unwrap().is_none(), "not even for its former holder");
     }
     let next = within(interval + HANGS, "the interval's end", next.acquire()).await.unwrap();
     let (from, to) = (began.elapsed(), acquired.elapsed());
@@ -1389,7 +1389,7 @@ async fn a_key_outlives_its_lease_by_the_delay(place: Place) {
         assert!(key_lives >= least && key_lives <= TTL + DELAY, "{turn}: {key_lives:?}");
         assert!(lease.remaining() < TTL, "{turn}: the deadline is that of the TTL");
     }
-    // Those that ask at the same time are asked for together.
+    // Simultaneous requests are batched.
     let locks: Vec<_> = (0..10).map(|n| leases.lock(format!("many:{n}")).lock_delay(DELAY)).collect();
     let acquires: Vec<_> = locks.iter().map(|lock| tokio::spawn(lock.acquire())).collect();
     for (lock, acquire) in locks.iter().zip(acquires) {
@@ -1407,7 +1407,7 @@ async fn a_release_frees_a_lock_with_a_delay_at_once(place: Place) {
     drop(two.lock("job").try_acquire().await.unwrap().expect("released"));
     within(HANGS, "the lock", lock.run(async |_| Ok::<_, Error>(()))).await.unwrap();
     its_drop_frees(within(HANGS, "the lock", lock.acquire()).await.unwrap(), two.lock("job")).await;
-    // One whose max_hold is over is released too.
+    // A lease past its `max_hold` is released too.
     let lease = within(HANGS, "the lock", lock.max_hold(TTL).acquire()).await.unwrap();
     assert_eq!(within(HANGS, "its end", lease.lost()).await.reason(), LossReason::MaxHold);
     lease.release().await.unwrap().confirmed();
@@ -1426,7 +1426,7 @@ async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
         other => panic!("{lock:?}: {other:?}"),
     };
     for interval in [Duration::ZERO, LONGEST + NANO, LONGEST + HOUR, Duration::MAX] {
-        // An error tells what was given, and no number that somebody made of it.
+        // An error repeats the value that was given, not a converted one.
         refused(leases.lock("job").once_per(interval), [&format!("once_per is {interval:?}:"), "from 1 ms to 31 days"])
             .await;
     }
@@ -1447,7 +1447,7 @@ async fn a_key_cannot_outlive_its_lease_by_just_any_time(place: Place) {
     let forced = leases.lock("job").force_release_because(&long).await;
     let Err(Error::Config(text)) = forced else { panic!("{forced:?}") };
     assert!(text.to_string().len() < 200 && text.to_string().contains("reason is 100000 bytes long"), "{text}");
-    // The least and the most.
+    // The smallest and the largest valid values.
     let lock = leases.lock("job").lock_delay(HOUR).once_per(LONGEST).label("x".repeat(128));
     let lease = lock.acquire().await.unwrap();
     lease.renew().await.unwrap();
@@ -1479,9 +1479,9 @@ async fn a_shutdown_waits_until_the_holder_has_tidied_up(place: Place) {
         tokio::spawn(async move {
             assert_eq!(lease.lost().await.reason(), LossReason::Closing);
             let late = lease.handle().share().unwrap();
-            assert_eq!(late.lost().await.reason(), LossReason::Closing, "who comes now is to stop too");
+            assert_eq!(late.lost().await.reason(), LossReason::Closing, "a new lease is asked to stop too");
             drop((late, shared));
-            // What the job takes to tidy up, longer than half a TTL: nobody else has the lock meanwhile.
+            // The job's cleanup takes longer than half a TTL: the lock has no other holder meanwhile.
             for _ in 0..50 {
                 lease.check().unwrap();
                 assert_eq!(lease.status(), Status::Held);

@@ -1,4 +1,4 @@
-//! A `Client` that connects at its first use, and what a readiness probe is told.
+//! A `Client` that connects at its first use, and what a readiness probe reports.
 
 use std::{
     error::Error as _,
@@ -19,7 +19,7 @@ fn lazy(urls: &[String]) -> Builder {
     let builder = Client::builder().connect_timeout(SOON);
     match urls {
         [url] => builder.url(url),
-        // The servers of a test were all started just now.
+        // All servers of a test have just been started.
         urls => builder.quorum(urls).restart_delay(Duration::ZERO),
     }
 }
@@ -56,12 +56,12 @@ async fn it_connects_at_the_first_use_and_again_after_a_failure() {
         leases.health().await.unwrap();
         lease.renew().await.unwrap();
         lease.release().await.unwrap().confirmed();
-        // Once all of it is there, nothing connects again. Of several nodes, the last may still be on its way.
+        // Once all connections are open, no further one is made. With several nodes, the last may still be opening.
         if let [proxy] = proxies.as_slice() {
             told(&leases).await;
             let last = || proxy.seen().iter().map(|seen| seen.connection).max();
             let settles = async {
-                // The last of its connections may be on their way as well.
+                // The last of its own connections may still be opening as well.
                 let mut before = None;
                 while last() != before {
                     before = last();
@@ -90,14 +90,14 @@ async fn an_acquire_waits_for_the_first_connection_and_ends_on_time() {
 
     let leases = lazy(&[proxy.url()]).build_lazy().unwrap();
     let waiting = [leases.lock("job"), leases.lock("turn").fair(true)].map(|lock| tokio::spawn(lock.acquire()));
-    // The length of the outage is the fault: several times what one try to connect may take.
+    // The outage itself is the fault: it lasts several times as long as one try to connect may take.
     tokio::time::sleep(SOON * 3).await;
     assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
     proxy.refuse(false);
     for waiting in waiting {
         within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
     }
-    // Closing ends who waits for it.
+    // Closing ends the waiters.
     proxy.refuse(true);
     let leases = Client::connect_lazy(proxy.url()).unwrap();
     let waiting = leases.lock("job").acquire();
@@ -112,7 +112,7 @@ fn a_lazy_one_can_be_made_and_used_without_a_runtime() {
     let lease = on_no_runtime("the lock", leases.lock("job").acquire()).unwrap();
     assert!(server.wire().exists("job"));
     on_no_runtime("the release", lease.release()).unwrap().confirmed();
-    // On a runtime of somebody's own as well.
+    // The same client works on a program's own runtime as well.
     one_thread().block_on(async { leases.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed() });
 }
 
@@ -164,7 +164,7 @@ async fn the_first_try_has_its_own_time_beside_that_of_the_connection() {
     const COMMAND: Duration = Duration::from_millis(400);
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    // A connection takes several round trips, so longer than a command may.
+    // A connection takes several round trips, so it takes longer than the command time-out.
     proxy.delay(COMMAND / 5);
     for fair in [false, true] {
         let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build_lazy().unwrap();
@@ -209,7 +209,7 @@ async fn callers_who_all_give_up_too_early_connect_together() {
         let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
         let leases = lazy(&urls).connect_timeout(HANGS).build_lazy().unwrap();
         let (lock, mut gave_up) = (leases.lock("job"), 0);
-        // None of them waits for as long as a connection takes.
+        // No call waits as long as a connection takes.
         while let Err(error) = within(HANGS, "the try", lock.acquire_within(SOON / 2)).await {
             if !error.to_string().contains("could be reached") {
                 break;
@@ -239,7 +239,7 @@ async fn closing_ends_a_first_question_and_leaves_no_connection() {
     eventually_async(HANGS, "the connections to be closed", || proxy.connections() == 0).await;
 }
 
-/// Its own connection would live there, and never comes.
+/// The first user's connection would be opened on that runtime, which never polls it.
 #[test]
 fn a_first_user_whose_runtime_stands_still_holds_up_the_others_for_one_try() {
     let server = Server::start();
@@ -289,7 +289,7 @@ async fn what_a_server_says_of_a_key_is_no_trouble_of_the_server() {
     assert_eq!(leases.nodes()[0].state(), &NodeState::Up);
 }
 
-/// A connection is opened by a task of the program's runtime, whose timers are the keeper's: they end with the last
+/// A connection is opened by a task of the program's runtime, but its timers are the keeper's, which end with the last
 /// `Client`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_connects_any_more_once_a_leases_is_dropped() {
@@ -304,7 +304,7 @@ async fn nothing_connects_any_more_once_a_leases_is_dropped() {
     let (before, tasks) = (proxy.connections(), tokio::runtime::Handle::current().metrics());
     eventually_async(HANGS, "every task has ended", || tasks.num_alive_tasks() == 0).await;
     let more = proxy.connections() - before;
-    // One try may be under way on each of two connections.
+    // One try may be under way on each of the two connections.
     assert!(more <= 2, "{more} more connections were made");
 }
 
@@ -325,7 +325,7 @@ async fn the_source_of_an_error_is_what_the_system_or_the_server_said() {
     assert_eq!(refused.source().unwrap().to_string(), "NOAUTH Authentication required.");
     lease.release().await.unwrap().confirmed();
 
-    // By the variant, whatever the text.
+    // Errors compare by variant, whatever the text.
     assert_eq!(unreachable, lazy(&["redis://[::1]:1".into()]).build().await.unwrap_err());
     assert_ne!(unreachable, refused);
     assert!(Error::Closed.source().is_none());

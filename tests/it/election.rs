@@ -1,4 +1,4 @@
-//! Elections under faults (F76), what observing costs, and what is refused.
+//! Elections under faults (F76), the cost of observing, and what is refused.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, OTHER_TYPES, on_one_c
 
 const TTL: Duration = Duration::from_millis(900);
 const UUID: &str = "00000000-0000-4000-8000-000000000000";
-/// How much later than its cause news may come, besides what the machine is late.
+/// How late news may be after its cause, not counting the machine's lag.
 const PROMPT: Duration = Duration::from_millis(50);
 
 async fn observer(url: &str) -> Client {
@@ -63,7 +63,7 @@ fn f76_a_leader_is_killed() {
         let [gone @ .., last] = &*told else { panic!("nothing was told") };
         assert!(
             !gone.is_empty() && gone.iter().all(|now| !is_led(now)),
-            "between them nobody is said to lead: {told:?}"
+            "no leader is reported between them: {told:?}"
         );
         let second = last.leader().unwrap().fence().unwrap().to_string();
         assert!(first.parse::<u64>().unwrap() < second.parse().unwrap());
@@ -82,7 +82,7 @@ async fn f76_an_observer_is_cut_off() {
     let mut idle = leaders.clone();
     let lag = Lag::start();
     proxy.freeze(true);
-    // The first look on its way may have been answered still, so this is the longest that it may know.
+    // A check under way may still have been answered, so this is the longest that the leader may be known.
     let (frozen, left) = (Instant::now(), leaders.now().leader().unwrap().remaining().unwrap().max(TTL));
     assert_eq!(next(&mut leaders).await, Leadership::Unknown);
     let took = frozen.elapsed();
@@ -94,10 +94,10 @@ async fn f76_an_observer_is_cut_off() {
     assert_eq!(told.len(), 1, "{told:?}");
     assert_eq!(told[0].leader().unwrap().fence(), Some(term.fence()));
     let again = tokio::time::timeout(PROMPT, idle.next()).await;
-    assert!(again.is_err(), "who did not look meanwhile has missed nothing: {again:?}");
+    assert!(again.is_err(), "an idle observer has missed nothing: {again:?}");
 }
 
-/// Whatever its task does, and whoever polls it.
+/// A known leader expires whatever its task does, and whether or not it is polled.
 #[tokio::test]
 async fn f76_what_is_known_runs_out_by_itself() {
     let server = Server::start();
@@ -126,7 +126,7 @@ async fn f76_nobody_leads_where_a_quorum_is_split() {
     let mut leaders = observer.election("job").observe().unwrap();
     let term = candidate.election("job").campaign().await.unwrap();
     until(&mut leaders, is_led).await;
-    // The others decide, and a minority that is away changes nothing.
+    // The other nodes decide; an unavailable minority changes nothing.
     servers[0].stop();
     within(HANGS, "a renewal", async {
         let until = Instant::now() + TTL;
@@ -141,7 +141,7 @@ async fn f76_nobody_leads_where_a_quorum_is_split() {
     servers.iter().take(2).for_each(Server::cont);
     drop(term);
     until(&mut leaders, |now| *now == Leadership::Vacant).await;
-    // One node has a key, one says that it is free, and the third says nothing.
+    // One node has a key, one reports that it is free, and the third does not answer.
     servers[1].stop();
     let value = format!("lh1:{UUID}:7@half");
     servers[0].wire().must(&["SET", "job", &value, "PX", "60000"]);
@@ -160,14 +160,14 @@ async fn however_many_observe_there_is_a_look_for_each_renewal() {
     for leaders in &mut observing {
         assert!(is_led(&next(leaders).await));
     }
-    // Before the server notifies, looks follow each other.
+    // Before the server notifies, checks follow each other.
     let tracked = Match::command("CLIENT").and(Match::containing("CACHING"));
-    eventually_async(HANGS, "a look that is tracked", || proxy.count(tracked.clone()) > 0).await;
+    eventually_async(HANGS, "a tracked check", || proxy.count(tracked.clone()) > 0).await;
     proxy.forget();
     let (began, renewals) = (Instant::now(), 6);
     tokio::time::sleep(MEDIUM / 3 * renewals).await;
     let (looks, most) = (proxy.count(Match::script(HOLDER)), usize::try_from(renewals).unwrap() + 2);
-    // On a busy machine more renewals go by.
+    // On a busy machine more renewals take place.
     let more = usize::try_from(began.elapsed().as_millis() / (MEDIUM / 3).as_millis()).unwrap() + 2;
     assert!((3..=most.max(more)).contains(&looks), "{looks} looks");
     term.release().await.unwrap().confirmed();
@@ -178,7 +178,7 @@ async fn however_many_observe_there_is_a_look_for_each_renewal() {
     assert!(released.elapsed() <= PROMPT * 2 + lag.worst(), "{:?}", released.elapsed());
     drop(observing);
     proxy.forget();
-    // A look may be on its way. While nobody leads there would be one every second.
+    // A check may be under way. Without a leader there would be one every second.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert!(proxy.count(Match::script(HOLDER)) <= 1, "its observer has ended");
 }
@@ -246,14 +246,14 @@ async fn work_that_panics_resigns() {
     drop(within(TTL, "the lock", other.lock("job").acquire()).await.unwrap());
 }
 
-/// The leader's key lives for so long that no look of its own would find the change.
+/// The leader's key lives so long that the observer's own checks would not find the change in time.
 #[tokio::test]
 async fn a_change_is_told_at_once_where_servers_notify() {
     let server = Server::start();
-    // All that this one asks is on one connection, and of changes by that the server does not notify it.
+    // All requests of this client are on one connection, whose own changes the server does not notify.
     let candidate = on_one_connection(Client::builder().url(server.url()).ttl(LONG)).await;
     let observer = observer(&server.url()).await;
-    // In a program of its own, and in that of the leader.
+    // One observer is in another program, one in the leader's.
     let mut observing = [&observer, &candidate].map(|leases| leases.election("job").observe().unwrap());
     for leaders in &mut observing {
         assert_eq!(next(leaders).await, Leadership::Vacant);
@@ -266,7 +266,8 @@ async fn a_change_is_told_at_once_where_servers_notify() {
             until(leaders, is_led).await;
         }
         assert!(led.elapsed() <= PROMPT + lag.worst(), "{:?}", led.elapsed());
-        // By then each has looked again on the connection by which it is notified, which may be that of the release.
+        // By then each has checked again on the connection that receives notifications, which may also carry the
+        // release.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let released = Instant::now();
         if is_dropped {
@@ -281,7 +282,7 @@ async fn a_change_is_told_at_once_where_servers_notify() {
     }
 }
 
-/// A look counts from its sending, however long its answer takes.
+/// The answer to a check counts from when the check was sent, however long it takes.
 #[tokio::test]
 async fn f76_what_is_known_ends_before_the_key() {
     let server = Server::start();
@@ -290,7 +291,7 @@ async fn f76_what_is_known_ends_before_the_key() {
     let mut leaders = observer.election("job").observe().unwrap();
     until(&mut leaders, |now| *now == Leadership::Vacant).await;
     proxy.delay(COMMAND / 3);
-    // Of a leader that has died.
+    // A key of a leader that has died.
     let value = format!("lh1:{UUID}:7@dead");
     server.wire().must(&["SET", "job", &value, "PX", "1200"]);
     until(&mut leaders, is_led).await;
@@ -337,7 +338,7 @@ async fn a_change_that_no_notification_has_told_is_found_with_the_next_connectio
     assert!(began.elapsed() < LONG / 3 + lag.worst(), "{:?}", began.elapsed());
 }
 
-/// A key that stays after its term, or that is no lock, makes nobody a leader.
+/// A key that stays after its term, or that is not a lock, has no leader.
 #[tokio::test]
 async fn a_key_that_stays_after_its_term_has_no_leader() {
     let server = Server::start();
@@ -354,13 +355,13 @@ async fn a_key_that_stays_after_its_term_has_no_leader() {
     assert_eq!(election.leader().await.unwrap(), None);
 }
 
-/// Looks that hang take no other shard's turns.
+/// Checks that hang do not delay those of another shard.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f76_a_shard_that_stands_still_hides_no_leader_of_another() {
     let cluster = Cluster::start(3, 0);
     let (candidate, observer) = (program_with(cluster.url(), TTL).await, observer(&cluster.url()).await);
     let tag = cluster.name_at(2, "job");
-    // More than look at a time.
+    // More than are checked at a time.
     let _others: Vec<Leaders> =
         (0..400).map(|n| observer.election(format!("{{{tag}}}:{n}")).observe().unwrap()).collect();
     let election = cluster.name_at(0, "job");
@@ -377,7 +378,7 @@ async fn f76_a_shard_that_stands_still_hides_no_leader_of_another() {
     cluster.primaries()[2].cont();
 }
 
-/// While nothing is notified, a look is followed by another one soon.
+/// Without notifications, a check is soon followed by another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_look_that_is_not_tracked_is_not_relied_on() {
     let server = Server::start();
@@ -387,7 +388,7 @@ async fn a_look_that_is_not_tracked_is_not_relied_on() {
     let mut leaders = observer.election("job").observe().unwrap();
     until(&mut leaders, |now| *now == Leadership::Vacant).await;
     let tracked = Match::command("CLIENT").and(Match::containing("CACHING"));
-    eventually_async(HANGS, "a look that is tracked", || proxy.count(tracked.clone()) > 0).await;
+    eventually_async(HANGS, "a tracked check", || proxy.count(tracked.clone()) > 0).await;
     let next_session = proxy.on(Match::command("SUBSCRIBE"), 1, Action::Hold);
     proxy.cut();
     within(HANGS, "the next session", next_session.hit()).await;

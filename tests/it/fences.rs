@@ -1,4 +1,4 @@
-//! What lies in the fence key, and what a lock makes of it.
+//! The contents of the fence key, and how a lock uses them.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,7 +33,7 @@ async fn a_fence_is_the_servers_time_in_microseconds_and_stays_a_day() {
 async fn a_fence_from_the_future_is_incremented_and_stays_a_day_longer_than_itself() {
     let server = Server::start();
     let leases = program(server.url()).await;
-    // A server whose clock was a day ahead drew this one.
+    // This was drawn by a server whose clock was a day ahead.
     let ahead = now_us() + u64::try_from(DAY.as_micros()).unwrap();
     server.wire().set(KEY, &ahead.to_string());
     for n in 1..=3 {
@@ -61,7 +61,7 @@ async fn a_server_that_forgot_everything_issues_a_larger_fence() {
 async fn an_invalid_fence_is_refused_and_leaves_the_lock_free() {
     let server = Server::start();
     let leases = program(server.url()).await;
-    // From 9007199254740992 on the next double is two further.
+    // From 9007199254740992 on, consecutive doubles differ by two.
     for no_fence in ["", "x", "-1", "1.5", "nan", "-nan", "inf", "1e300", "9007199254740992", "9223372036854775807"] {
         server.wire().set(KEY, no_fence);
         let refused = leases.lock("job").try_acquire().await.unwrap_err();

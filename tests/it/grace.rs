@@ -1,4 +1,4 @@
-//! Work that is given time to tidy up before its lease runs out.
+//! Work that is given time to tidy up before its lease expires.
 
 use std::{
     sync::{
@@ -92,7 +92,7 @@ async fn work_goes_on_when_the_server_is_back_in_time() {
         let mut changes = lease.status_changes();
         proxy.freeze(false);
         assert_eq!(within(HANGS, "a renewal", changes.next()).await, Some(Status::Held));
-        // It was asked to stop and does not: it is protected, and nobody cuts it short.
+        // The work was asked to stop and does not: the lease protects it, and it is not cut short.
         tokio::time::sleep(TTL * 2).await;
         lease.check()
     };

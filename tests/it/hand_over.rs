@@ -1,4 +1,4 @@
-//! Hand-overs under faults: the rows F74 and F75 of the fault table. Those over a quorum are in `quorum/hand_over.rs`.
+//! Hand-overs under faults: rows F74 and F75 of the fault table. Those over a quorum are in `quorum/hand_over.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ async fn adopt(leases: &Client, ticket: &Ticket) -> Result<Lease, Error> {
     within(HANGS, "an adoption", leases.lock(NAME).adopt(ticket.clone())).await
 }
 
-/// Polls the key until it is stopped: that it was there every time, and whose it was in turn.
+/// Polls the key until stopped: it must exist each time. Records the successive holders.
 struct Watch {
     stop: tokio::sync::oneshot::Sender<()>,
     watching: tokio::task::JoinHandle<Vec<String>>,
@@ -52,7 +52,7 @@ impl Watch {
     }
 }
 
-/// The answer or the request is lost, or the link: the next attempt adopts what the one before has left.
+/// The answer, the request or the link is lost: the next attempt adopts what the previous one left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_the_answer_to_an_adoption_is_lost() {
     for action in [Action::SwallowReply, Action::CutAfter, Action::CutBefore, Action::DropRequest] {
@@ -66,7 +66,7 @@ async fn f74_the_answer_to_an_adoption_is_lost() {
         let undone = || proxy.count(Match::containing(":lh:queue"));
         let not_undone_before_the_next = async {
             within(HANGS, "the next attempt", next.hit()).await;
-            // For as long as an undo that does not wait would take.
+            // As long as an undo that does not wait would take.
             tokio::time::sleep(COMMAND / 4).await;
             assert_eq!(undone(), 0, "{action:?}");
             next.release();
@@ -75,7 +75,7 @@ async fn f74_the_answer_to_an_adoption_is_lost() {
         let lease = lease.unwrap();
         assert!(lost.hits() == 1 && lease.fence() > ticket.fence(), "{action:?}");
         is_ours(&lease).await;
-        // The rest of the attempts before it is undone by now, or was this one's to adopt.
+        // Leftovers of the earlier attempts are undone by now, or were adopted by this one.
         eventually_async(HANGS, "the undo of the first", || undone() > 0 || action == Action::CutBefore).await;
         is_ours(&lease).await;
         let seen = watch.ends().await;
@@ -87,7 +87,7 @@ async fn f74_the_answer_to_an_adoption_is_lost() {
     }
 }
 
-/// An outage of many attempts: they adopt from one another in the end.
+/// An outage that spans many attempts: in the end they adopt from one another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_the_server_stands_still_during_an_adoption() {
     let server = Server::start();
@@ -111,7 +111,7 @@ async fn f74_the_server_stands_still_during_an_adoption() {
     assert!(!server.wire().exists(NAME));
 }
 
-/// Dropped at any moment, an adoption leaves nothing, or the giver's key.
+/// An adoption dropped at any moment leaves nothing, or the giver's key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_an_adoption_that_is_dropped_is_undone() {
     let server = Server::start();
@@ -131,7 +131,7 @@ async fn f74_an_adoption_that_is_dropped_is_undone() {
     eventually_async(HANGS, "it is undone", || !wire.exists(NAME)).await;
 }
 
-/// Dropped, it is no reason for another to begin before the interval is over.
+/// A dropped adoption does not let another holder begin before the interval has passed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_an_adoption_that_is_dropped_ends_no_interval() {
     const INTERVAL: Duration = Duration::from_secs(3_600);
@@ -181,7 +181,7 @@ fn f74_the_heir_dies() {
     });
 }
 
-/// Two programs, one ticket, 300 times: one of them has it each time, and the other is told so.
+/// Two programs race for one ticket, 300 times: one gets it each time, and the other is notified.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_two_adopt_one_ticket() {
     let server = Server::start();
@@ -207,7 +207,7 @@ async fn f74_two_adopt_one_ticket() {
     lease.release().await.unwrap().confirmed();
 }
 
-/// A renewal that was under way when the lease was handed over comes after the heir.
+/// A renewal that was under way when the lease was handed over arrives after the heir's adoption.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_the_givers_renewal_comes_late() {
     let server = Server::start();
@@ -219,7 +219,7 @@ async fn f74_the_givers_renewal_comes_late() {
     let renewing = tokio::spawn(async move { handle.renew().await });
     within(HANGS, "the renewal", late.hit()).await;
     let ticket = lease.into_ticket().unwrap();
-    // Its key lives for less than what the renewal would give it.
+    // The key's TTL is less than what the renewal would set.
     server.wire().must(&["PEXPIRE", NAME, "5000"]);
     let theirs = heir.lock(NAME).ttl(MEDIUM).adopt(ticket).await.unwrap();
     let token = server.wire().token(NAME);
@@ -232,8 +232,6 @@ async fn f74_the_givers_renewal_comes_late() {
     is_ours(&theirs).await;
 }
 
-/// The holder that is cut off believes until its deadline and no longer; what it writes with its fence is refused from the
-/// heir's first write on.
 /// An owner adopts the ticket of a lease that it still has, and enters the new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_that_adopts_its_own_ticket_re_enters() {
@@ -250,6 +248,8 @@ async fn an_owner_that_adopts_its_own_ticket_re_enters() {
     assert_eq!(again.fence(), adopted.fence());
 }
 
+/// The holder that is cut off believes until its deadline and no longer. What it writes with its fence is refused from
+/// the heir's first write on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f75_a_ticket_is_adopted_while_its_holder_is_cut_off() {
     let server = Server::start();

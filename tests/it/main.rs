@@ -1,9 +1,9 @@
-//! The library against real servers, in one program: each test program costs a build.
+//! Tests of the library against real servers, in one program, because each test program costs a build.
 //!
-//! Tests that change what belongs to a whole process are in `process`, and wherever a test calls `alone`. Those that need
-//! all processors are in the program `machine`.
+//! Tests that change process-wide state are in `process`, or call `alone`. Those that need all processors are in the
+//! program `machine`.
 
-// Helpers of tests may fail like tests, and read clocks.
+// Helpers of tests may panic and read clocks, like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
 mod auto_traits;

@@ -1,4 +1,4 @@
-//! What is under a lock's name and is no lock: how each kind of acquire knows it.
+//! A key under a lock's name that is not a lock: how each kind of acquire recognises it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use support::Server;
 
 use crate::common::in_vain;
 
-/// What the server has, and what that is.
+/// The commands that make each key, and what kind of value it is.
 const KEYS: [(&[&str], Option<&str>); 5] = [
     (&["RPUSH", "job", "value"], Some("list")),
     (&["SET", "job", "value"], Some("string without a TTL")),

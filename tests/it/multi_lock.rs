@@ -1,4 +1,4 @@
-//! Several locks at once under faults (F77), what they cost, and what is refused.
+//! Several locks at once under faults (F77), their cost, and what is refused.
 
 use std::{
     future::Future,
@@ -28,7 +28,7 @@ use tokio::{
 
 use crate::common::{COMMAND, Confirmed as _, LONG, MEDIUM, SHORT, ending, program_with};
 
-/// How much later than its cause something may come, besides what the machine is late.
+/// How late an effect may be after its cause, not counting the machine's lag.
 const PROMPT: Duration = Duration::from_millis(50);
 
 /// Longer than any test here.
@@ -38,7 +38,7 @@ fn several(leases: &Client, names: &[&str]) -> MultiLock {
     leases.multi_lock(names.iter().map(|name| leases.lock(name)))
 }
 
-/// The lock keys on the server: all that may not stay.
+/// The lock keys on the server: none of them may stay.
 fn lock_keys(wire: &mut Wire) -> Vec<String> {
     let mut keys = wire.keys("*");
     keys.retain(|key| !key.contains(":lh:"));
@@ -51,7 +51,7 @@ async fn keys_are(server: &Server, expected: &[&str]) {
     eventually_async(HANGS, &format!("only {expected:?} are there"), || lock_keys(&mut wire) == expected).await;
 }
 
-/// A waiter for several locks, and a sign that it waits for one of them.
+/// A waiter for several locks, and a channel that reports when it waits for one of them.
 fn waiting(leases: &Client, names: &[&str]) -> (JoinHandle<Result<MultiLease, Error>>, UnboundedReceiver<()>) {
     let (tell, told) = mpsc::unbounded_channel();
     let lock = |name: &&str| {
@@ -85,7 +85,7 @@ async fn f77_nobody_waits_in_a_circle() {
     }
     drop(tell);
     let count = ROUNDS * tasks.len();
-    // However slow the machine is: a circle ends all of it.
+    // However slow the machine is: a deadlock would block all of them.
     while within(HANGS, "another round", told.recv()).await.is_some() {}
     for task in tasks {
         within(HANGS, "every task", task).await.unwrap();
@@ -94,9 +94,9 @@ async fn f77_nobody_waits_in_a_circle() {
     keys_are(&server, &[]).await;
 }
 
-/// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. With
-/// `held`, the middle one of its locks is held, and released as soon as it is waited for. Returns the names that were used, and
-/// how many polls it took to be ready.
+/// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. If
+/// `held`, its middle lock is held, and released as soon as it is waited for. Returns the names used, and the number of
+/// polls until it was ready.
 async fn drop_after_each_poll(ours: &Client, theirs: &Client, held: bool, dropped: Dropped) -> (Vec<String>, usize) {
     const MOST_POLLS: usize = 300;
     let mut all = Vec::new();
@@ -114,7 +114,7 @@ async fn drop_after_each_poll(ours: &Client, theirs: &Client, held: bool, droppe
         let tell = told.clone();
         let on_wait = move |lock: Lock| {
             let tell = tell.clone();
-            // A lease that is given back is not kept for its interval.
+            // An interval does not count for a lease that is given back.
             lock.once_per(LONG).on_wait(move |_| tell.notify_one())
         };
         let multi = ours.multi_lock(names.iter().map(|name| on_wait(ours.lock(name))));
@@ -136,11 +136,11 @@ async fn drop_after_each_poll(ours: &Client, theirs: &Client, held: bool, droppe
 
 #[test]
 fn f77_acquires_dropped_after_any_poll_leave_nothing() {
-    /// A command time-out that nothing needs on a healthy server.
+    /// A command time-out never reached on a healthy server.
     const UNDO: Duration = Duration::from_secs(4);
     let server = Server::start();
     for runtime in [one_thread(), two_workers()] {
-        // With one thread a reply never comes during a poll.
+        // With one thread a reply never arrives during a poll.
         let fewest = if runtime.metrics().num_workers() == 1 { 2 } else { 1 };
         runtime.block_on(async {
             let ours = Client::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
@@ -154,7 +154,7 @@ fn f77_acquires_dropped_after_any_poll_leave_nothing() {
                 }
             }
             seen::counted("multi-locks dropped at some poll", names.len() / 3);
-            // The same owner asks: of what it dropped, nothing is in its way once the undo is done.
+            // The same owner asks again: once the undo is done, the dropped attempts do not block it.
             for name in &names {
                 let again = ours.lock(name).acquire_within(HANGS).await;
                 again.unwrap_or_else(|error| panic!("{name}: {error}")).release().await.unwrap().confirmed();
@@ -173,7 +173,7 @@ async fn f77_a_lost_one_is_told_and_the_others_are_renewed_until_the_release() {
     let leases = program_with(server.url(), SHORT).await;
     let lag = Lag::start();
     let held = several(&leases, &["a", "b", "c"]).acquire().await.unwrap();
-    // From then on the server notifies of it.
+    // From then on the server notifies of changes to it.
     tokio::time::sleep(SHORT).await;
     server.wire().del("b");
     let deleted = Instant::now();
@@ -204,7 +204,7 @@ async fn f77_a_servers_error_for_one_lets_go_of_all() {
         assert!(matches!(&refused, Err(Error::Refused(text)) if text.to_string().contains("NOPERM")), "{refused:?}");
         keys_are(&server, &[]).await;
     }
-    // In the middle of a wait.
+    // The same refusal in the middle of a wait.
     let theirs = program_with(server.url(), LONG).await.lock("b").acquire().await.unwrap();
     let (waiter, mut told) = waiting(&leases, &["b", "a"]);
     within(HANGS, "it waits", told.recv()).await.unwrap();
@@ -215,7 +215,7 @@ async fn f77_a_servers_error_for_one_lets_go_of_all() {
     keys_are(&server, &[]).await;
 }
 
-/// A waiter has lost the lock that it kept: it waits for that again, and may hold none behind it meanwhile.
+/// A waiter that has lost a lock it kept waits for that lock again, and may not hold any later lock meanwhile.
 #[tokio::test]
 async fn f77_one_that_is_lost_during_the_wait_is_waited_for_again() {
     let server = Server::start();
@@ -226,11 +226,11 @@ async fn f77_one_that_is_lost_during_the_wait_is_waited_for_again() {
     keys_are(&server, &["a", "b"]).await;
     assert!(theirs.lock("a").force_release().await.unwrap());
     let first = within(HANGS, "what it has lost", theirs.lock("a").acquire()).await.unwrap();
-    // Its lease is too young to be notified of, and ends by its deadline.
+    // The lease is too young for notifications, and ends by its deadline.
     tokio::time::sleep(SHORT).await;
     second.release().await.unwrap().confirmed();
     keys_are(&server, &["a"]).await;
-    // It has seen that one free, and has let go of it.
+    // The waiter has found the second lock free, and has released it.
     let second = within(HANGS, "the second", theirs.lock("b").acquire()).await.unwrap();
     assert!(!waiter.is_finished());
     second.release().await.unwrap().confirmed();
@@ -248,7 +248,7 @@ async fn f77_the_limit_bounds_all_waits_together() {
     let theirs = program_with(server.url(), LONG).await;
     let limit = Duration::from_millis(300);
     let lag = Lag::start();
-    // The first is released when two thirds of the time are over.
+    // The first is released after two thirds of the limit.
     let (first, second) = (theirs.lock("a").acquire().await.unwrap(), theirs.lock("b").acquire().await.unwrap());
     let began = Instant::now();
     let waiter = tokio::spawn(several(&ours, &["a", "b"]).acquire_within(limit));
@@ -261,7 +261,7 @@ async fn f77_the_limit_bounds_all_waits_together() {
     assert!(took <= limit + PROMPT + lag.worst(), "{took:?}");
     second.release().await.unwrap().confirmed();
     keys_are(&server, &[]).await;
-    // A server that says nothing.
+    // A server that does not answer.
     proxy.freeze(true);
     let began = Instant::now();
     let refused = within(HANGS, "its end", several(&ours, &["a", "b"]).acquire_within(limit)).await.unwrap_err();
@@ -282,7 +282,7 @@ async fn f77_an_outage_is_waited_through() {
     let refused = multi.try_acquire().await.unwrap_err();
     assert!(matches!(refused, Error::Unavailable(_)), "{refused}");
     let waiter = tokio::spawn(multi.acquire());
-    // So long that a try has failed.
+    // Long enough for a try to have failed.
     tokio::time::sleep(COMMAND * 2).await;
     assert!(!waiter.is_finished());
     server.cont();
@@ -295,7 +295,7 @@ async fn f77_a_shard_that_stands_still_holds_up_no_other() {
     let cluster = Cluster::start(3, 0);
     let ours = Client::builder().url(cluster.url()).ttl(LONG).command_timeout(COMMAND).build().await.unwrap();
     let theirs = program_with(cluster.url(), LONG).await;
-    // The silent one comes first in the order.
+    // The silent one is first in the order.
     let (silent, other) = (cluster.name_at(0, "a"), cluster.name_at(1, "b"));
     assert!(silent < other);
     drop(several(&ours, &[&silent, &other]).acquire().await.unwrap());
@@ -320,9 +320,9 @@ async fn on_wait_is_told_of_what_is_waited_for() {
     };
     let multi = leases.multi_lock(["c", "b", "a"].map(lock));
     assert!(multi.acquire_within(Duration::from_millis(50)).await.is_err());
-    assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok("b"), true), "it waits for no other");
+    assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok("b"), true), "it waits only for this one");
     assert!(multi.try_acquire().await.unwrap().is_none());
-    assert_eq!((told.try_recv(), told.try_recv()), (Ok("b"), Ok("c")), "a try tells of all");
+    assert_eq!((told.try_recv(), told.try_recv()), (Ok("b"), Ok("c")), "a try reports all");
 }
 
 #[tokio::test]
@@ -332,7 +332,7 @@ async fn free_locks_take_one_round_trip() {
     let proxy = Proxy::to(&server);
     let leases = Client::builder().url(proxy.url()).ttl(LONG).build().await.unwrap();
     let multi = leases.multi_lock((0..NAMES).map(|name| leases.lock(format!("job:{name}"))));
-    // The scripts are known then.
+    // The scripts are cached by now.
     multi.acquire().await.unwrap().release().await.unwrap().confirmed();
     let each_way = Duration::from_millis(100);
     proxy.delay(each_way);
@@ -380,7 +380,7 @@ async fn an_end_of_all_leaves_nothing_of_what_was_kept() {
     keys_are(&server, &["b"]).await;
 }
 
-/// An owner that joins works under the lease: then it is not given back without a trace.
+/// An owner that joins works under the lease, so the lease's interval counts and its key is retained.
 #[tokio::test]
 async fn work_of_the_same_owner_meanwhile_counts() {
     let server = Server::start();
@@ -399,7 +399,8 @@ async fn work_of_the_same_owner_meanwhile_counts() {
     .await;
 }
 
-/// A waiter that dies leaves its keys for a TTL, because no work was done: an interval counts once all are held.
+/// A waiter that dies leaves its keys for one TTL, because no work was done: an interval counts once all locks are
+/// held.
 #[tokio::test]
 async fn an_interval_counts_once_all_are_held() {
     let server = Server::start();
@@ -423,7 +424,7 @@ async fn an_interval_counts_once_all_are_held() {
     assert!(wire.token("a").is_some_and(|value| value.ends_with("(released)")) && !wire.exists("b"));
 }
 
-/// The work must not begin before it is known that the interval counts.
+/// The work must not begin before the interval is confirmed.
 #[tokio::test]
 async fn an_interval_that_no_answer_confirms_is_asked_for_again_or_refuses_a_try() {
     let server = Server::start();
@@ -447,7 +448,7 @@ async fn an_interval_that_no_answer_confirms_is_asked_for_again_or_refuses_a_try
     held.release().await.unwrap().confirmed();
 }
 
-/// One permit of two is held by another program, for longer than a try looks back: its fence is that of all who share.
+/// Another program holds one permit of two for longer than a try looks back; all holders of shares have its fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_tries_that_meet_beside_an_older_share_one_wins() {
     const AGE: Duration = Duration::from_millis(1_100);
@@ -463,7 +464,7 @@ async fn of_tries_that_meet_beside_an_older_share_one_wins() {
     held.check().unwrap();
 }
 
-/// The clock of the server was ahead by an hour once, so the fences of the first lock are no times.
+/// The server's clock was once an hour ahead, so the fences of the first lock are not times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_tries_that_meet_though_the_first_fence_is_ahead_one_wins() {
     let server = Server::start();
@@ -478,7 +479,7 @@ async fn of_tries_that_meet_though_the_first_fence_is_ahead_one_wins() {
     assert!(u128::from(u64::from(first.fence())) > ahead);
 }
 
-/// It meets a holder that has just come, gets the lock, and then no answer for what it tries again.
+/// The try meets a recent holder, gets the lock, and then no answer to its second try.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_that_has_waited_for_another_ends_within_a_command_time_out() {
     const LIMIT: Duration = Duration::from_millis(800);
@@ -492,7 +493,7 @@ async fn a_try_that_has_waited_for_another_ends_within_a_command_time_out() {
     let multi = ours.multi_lock(["first", "second", "third"].map(|name| ours.lock(name)));
     let trying = tokio::spawn(multi.try_acquire());
     tokio::time::sleep_until((began + WAITED).into()).await;
-    // The first try, and the release of what it had, are over by then.
+    // By then the first try, and the release of its locks, are done.
     let again = proxy.on(Match::script(ACQUIRE).and(Match::containing("third")), 1, Action::SwallowReply);
     second.release().await.unwrap().confirmed();
     let outcome = within(HANGS, "its end", trying).await.unwrap();
@@ -582,7 +583,7 @@ async fn what_does_not_fit_together_is_refused_before_anything_is_sent() {
     }
     let scripts = server.wire().must(&["INFO", "commandstats"]).text();
     assert!(!scripts.contains("cmdstat_eval"), "{scripts}");
-    // A thousand are not too many, and a name that only a cluster cannot have is none here.
+    // A thousand locks are allowed, and a name that is invalid only in a cluster is valid here.
     let most = leases.multi_lock(names(1_000)).acquire().await.unwrap();
     assert_eq!(most.leases().len(), 1_000);
     most.release().await.unwrap().confirmed();
@@ -598,7 +599,7 @@ async fn a_name_that_a_cluster_cannot_have_is_refused() {
     assert_eq!(leases.lock("a").holder().await.unwrap(), None);
 }
 
-/// All futures of a multi-lock are one task, whoever polls it.
+/// The futures of a multi-lock run within one task, on any executor.
 #[test]
 fn several_locks_work_on_any_executor() {
     let server = Server::start();

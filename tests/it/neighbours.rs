@@ -1,5 +1,5 @@
-//! Harm to locks by other programs on the same server, which mean none: large values under their names, a table of
-//! tracked keys that is full, queues of waiters that have gone.
+//! Unintended harm to locks by other programs on the same server: large values under their names, a full table of
+//! tracked keys, queues of dead waiters.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::common::{LONG, program, program_with, told};
 const TOKEN: &str = "lh1:00000000-0000-4000-8000-000000000000@one";
 const KEYS: [&str; 4] = ["job", "{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait"];
 
-/// All that a reply says, in bytes.
+/// The length of a reply's contents, in bytes.
 fn length(reply: &Value) -> usize {
     match reply {
         Value::Array(values) => values.iter().map(length).sum(),
@@ -54,7 +54,7 @@ fn no_script_answers_with_more_of_a_value_than_ours_can_have() {
         }
         assert_eq!(wire.get("job").as_deref(), Some(value), "it is left alone");
     }
-    // An empty value is one too; and of a key that is not there nothing is told.
+    // An empty value is a value too; a missing key is not reported.
     wire.must(&["FLUSHALL"]);
     wire.set("job", "");
     let replies = each_script(&mut wire);
@@ -64,7 +64,7 @@ fn no_script_answers_with_more_of_a_value_than_ours_can_have() {
     assert_eq!(wire.must(&["EVAL", HOLDER, "1", "job"]).array().len(), 1);
 }
 
-/// A cache entry of a lock's name, many at once, and a neighbour of theirs with a short TTL.
+/// A large cache entry under a lock's name: many tries at once, and a neighbouring key with a short TTL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_value_under_a_locks_name_is_busy_and_costs_nobody_a_lease() {
     let server = Server::start();
@@ -82,12 +82,12 @@ async fn a_large_value_under_a_locks_name_is_busy_and_costs_nobody_a_lease() {
         }
     }
     other.check().unwrap();
-    // Of 5 MB for each of them there would be gigabytes.
+    // At 5 MB each, this would be gigabytes.
     let sent: u64 = wire.info_field("stats", "total_net_output_bytes").unwrap().parse().unwrap();
     assert!(sent < 5_000_000, "{sent} bytes");
 }
 
-/// Another program's client-side caching has filled the server's table of tracked keys.
+/// Another program's client-side caching fills the server's table of tracked keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beside_a_full_tracking_table_waiters_poll() {
     const TABLE: usize = 100;
@@ -96,7 +96,7 @@ async fn beside_a_full_tracking_table_waiters_poll() {
     let mut wire = server.wire();
     wire.must(&["CONFIG", "SET", "tracking-table-max-keys", &TABLE.to_string()]);
     let mut neighbour = server.wire();
-    // Its own pushes go where nobody reads them.
+    // Its pushes go to a connection that is never read.
     let mut sink = server.wire();
     let id = sink.must(&["CLIENT", "ID"]).int().to_string();
     neighbour.must(&["CLIENT", "TRACKING", "ON", "REDIRECT", &id]);
@@ -118,7 +118,7 @@ async fn beside_a_full_tracking_table_waiters_poll() {
             tokio::spawn(async move { (acquire.await, Instant::now()) })
         })
         .collect();
-    // By then the pauses between two looks are as long as they get.
+    // By then the pauses between two checks have reached their maximum.
     tokio::time::sleep(Duration::from_secs(3)).await;
     for (lease, handed) in held.into_iter().zip(handed) {
         let released = Instant::now();
@@ -130,7 +130,7 @@ async fn beside_a_full_tracking_table_waiters_poll() {
     }
 }
 
-/// More of them than one call takes out: the lock is free, and nobody has it.
+/// The queue holds more dead waiters than one call removes: the lock is free, but cannot be acquired yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_free_lock_behind_a_queue_of_the_dead_is_held_by_nobody() {
     let server = Server::start();
@@ -148,6 +148,6 @@ async fn a_free_lock_behind_a_queue_of_the_dead_is_held_by_nobody() {
         }
     };
     assert!(error.to_string().contains("held by nobody: its queue is being cleared"), "{error}");
-    // And once it is cleared it is ours.
+    // Once the queue is cleared, the lock is acquired.
     drop(within(3 * HANGS, "the lock", lock.acquire()).await.unwrap());
 }

@@ -1,4 +1,4 @@
-//! What the pages say of the tests is so.
+//! Checks that what the pages state about the tests is true.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -30,7 +30,7 @@ fn every_test_that_the_safety_page_names_is_there() {
         functions(&root.join(room), &mut known);
     }
     let page = fs::read_to_string(root.join("docs/safety.md")).unwrap();
-    // In code, and too long for anything but a test.
+    // In code, and too long to be anything but a test.
     let named: Vec<_> = page.split('`').skip(1).step_by(2).filter(|name| name.matches('_').count() >= 2).collect();
     assert!(named.len() >= 40, "{} names were read", named.len());
     let missing: Vec<_> = named.into_iter().filter(|name| !known.contains(*name)).collect();
@@ -46,7 +46,7 @@ fn the_operations_page_lists_the_rights_that_are_enough() {
     let of_shares = [FOR_SHARES, TO_PASS_OVER_THE_DEAD];
     let of_all = [LEAST_ACL, FOR_PUSH, FOR_FAIR, FOR_A_QUIET_LOG, BUT_ON_7_0, FOR_A_DATABASE];
     for rights in of_all.into_iter().chain(of_shares) {
-        // The tests' prefix of names is another.
+        // The tests use another prefix for names.
         let missing: Vec<_> =
             rights.split_whitespace().filter(|right| !right.starts_with('~') && !listed.contains(right)).collect();
         assert!(missing.is_empty(), "{missing:?}");
@@ -62,7 +62,7 @@ fn the_cookbook_shows_the_script_that_is_tested() {
     );
 }
 
-/// What people of other libraries type into the search of the documentation.
+/// The terms that users of other libraries search the documentation for.
 #[test]
 fn the_words_of_other_libraries_find_ours() {
     let aliases = [

@@ -22,7 +22,7 @@ use crate::common::{COMMAND, Confirmed as _, LONG, SHORT, program_with};
 /// Longer than any test here.
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
 
-/// What crashed is done again by whoever asks next, with `keep_for`; with `once_per` nobody begins it again.
+/// With `keep_for`, crashed work is redone by the next caller; with `once_per`, it is not begun again.
 #[test]
 fn work_that_crashed_is_repeated_with_keep_for_and_not_with_once_per() {
     if let Some(part) = Part::mine() {
@@ -49,14 +49,14 @@ fn work_that_crashed_is_repeated_with_keep_for_and_not_with_once_per() {
         let leases = program_with(server.url(), SHORT).await;
         let (report, mail) = (leases.lock("report").keep_for(INTERVAL), leases.lock("mail").once_per(INTERVAL));
         within(HANGS, "the report again", report.run(async |_| Ok::<_, Error>(()))).await.unwrap();
-        // Now it is finished.
+        // The report is now finished.
         assert_eq!(report.try_run(async |_| Ok::<_, Error>(())).await.unwrap(), None);
-        // The dead one's TTL is over, and its interval is not.
+        // The dead process's TTL has passed, but its interval has not.
         assert_eq!(mail.try_run(async |_| Ok::<_, Error>(())).await.unwrap(), None);
     });
 }
 
-/// Neither the acquire's lost reply nor the release's, each with its connection, makes anybody do the work twice.
+/// Whether the reply to the acquire or to the release is lost, with its connection, the work is done only once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_reply_repeats_no_work_of_an_interval() {
     let server = Server::start();
@@ -71,7 +71,7 @@ async fn a_lost_reply_repeats_no_work_of_an_interval() {
                 done.fetch_add(1, Relaxed);
                 Ok::<_, Error>(())
             };
-            // As the recipe's timer does.
+            // Retries as the recipe's timer does.
             let turns = async {
                 while done.load(Relaxed) == 0 {
                     match lock.try_run(work).await {
@@ -98,7 +98,7 @@ impl From<Error> for TransferError {
     }
 }
 
-/// A transfer that looks at the end who waits for it: its work calls the library.
+/// A transfer that ends by reading the lock's waiters, so its work calls the library.
 struct Transfer {
     one: Lock,
     both: MultiLock,
@@ -120,7 +120,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// The recipe: only the acquire is tried again.
+    /// The recipe: only the acquire is retried.
     async fn make(&self) -> Result<(), TransferError> {
         let held = loop {
             match self.both.acquire_within(Duration::from_millis(100)).await {
@@ -131,7 +131,7 @@ impl Transfer {
         held.run(async |held| self.work(held).await).await
     }
 
-    /// The trap.
+    /// The trap: the work is retried too.
     async fn make_again_and_again(&self) -> Result<(), TransferError> {
         loop {
             let work = async |held| self.work(held).await;
@@ -149,7 +149,7 @@ async fn money_moves_once_if_only_the_acquire_is_tried_again() {
     for is_trap in [false, true] {
         let proxy = Proxy::to(&server);
         let transfer = Transfer::through(&proxy).await;
-        // Its reply is lost: the money has moved, and the error is transient.
+        // The reply to the read is lost: the money has moved, and the error is transient.
         let lost = proxy.on(Match::script(QUEUE), 1, Action::CutAfter);
         let (outcome, times) = if is_trap {
             (within(HANGS, "the transfer", transfer.make_again_and_again()).await, 2)
@@ -160,7 +160,7 @@ async fn money_moves_once_if_only_the_acquire_is_tried_again() {
         let is_told = matches!(&outcome, Err(TransferError::Lock(error)) if error.is_transient());
         assert_eq!(is_told, !is_trap, "{outcome:?}");
     }
-    // An outage before it is ridden out.
+    // An outage before the acquire is ridden out.
     let proxy = Proxy::to(&server);
     let transfer = Transfer::through(&proxy).await;
     server.stop();
@@ -171,7 +171,7 @@ async fn money_moves_once_if_only_the_acquire_is_tried_again() {
     assert_eq!(transfer.moved.load(Relaxed), 1);
 }
 
-/// The script of the cookbook goes by the order of fences, to the last digit. The same holder may write again.
+/// The cookbook's script compares fences to the last digit. The same holder may write again.
 #[tokio::test]
 async fn a_fenced_write_refuses_the_past() {
     let server = Server::start();
@@ -196,14 +196,14 @@ async fn a_fenced_write_refuses_the_past() {
         (9, Err(10)),
         (largest - 1, Ok(())),
         (largest, Ok(())),
-        // A double does not tell them apart.
+        // Two fences that are equal as doubles.
         (largest - 1, Err(largest)),
     ] {
         assert_eq!(fenced_write(&mut wire, "numbers", "value", fence), outcome, "{fence}");
     }
 }
 
-/// The rows of README's table that run or hold something: each tells whether it has done the work.
+/// The rows of README's table that run or hold something: each reports whether it has done the work.
 const CALLS: [(&str, Call); 11] = [
     ("run", |leases, work| {
         Box::pin(async move { leases.lock("job").run(async |_| work.done().await).await.map(Some) })
@@ -262,8 +262,8 @@ impl Work {
     }
 }
 
-/// Whichever reply is lost: the work is done once where the call says so, never twice, no try is turned down by itself, and
-/// nothing is left for others to wait for.
+/// Whichever reply is lost, the work is done once if the call reports success, and never twice. No try is refused by
+/// its own leftovers, and nothing is left for others to wait for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_call_does_its_work_twice_or_leaves_a_lock_for_a_lost_reply() {
     let server = Server::start();
@@ -280,7 +280,7 @@ async fn no_call_does_its_work_twice_or_leaves_a_lock_for_a_lost_reply() {
             let times = work.0.load(Relaxed);
             match outcome {
                 Ok(Some(())) => assert_eq!(times, 1, "{case}"),
-                Ok(None) => panic!("{case}: nobody else has it"),
+                Ok(None) => panic!("{case}: there is no other holder"),
                 Err(error) => assert!(error.is_transient() && times <= 1, "{case}: {error}, done {times} times"),
             }
             assert_eq!(lost.hits(), 1, "{case}");

@@ -1,4 +1,4 @@
-//! What a release and a close leave behind.
+//! The state that a release and a close leave behind.
 
 use std::{
     cell::RefCell,
@@ -50,7 +50,7 @@ async fn closing_in_the_middle_of_everything_leaves_no_key() {
     }
 }
 
-/// Its key would wait for the lease to go, but then the connections are closed.
+/// The key would be kept until the lease is dropped, but then the connections are closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_releases_a_lease_that_has_reached_its_max_hold() {
     const TTL: Duration = Duration::from_secs(2);
@@ -81,7 +81,7 @@ async fn a_late_renewal_cannot_shorten_a_retained_key() {
     within(HANGS, "a renewal on its way", renewal.hit()).await;
     let hour = Duration::from_secs(3_600);
     lease.release_keeping(hour).await.unwrap().confirmed();
-    // The first renewal on a connection is sent with its text.
+    // The first renewal on a connection is sent as text.
     let calls = |server: &Server| server.wire().info_field("commandstats", "cmdstat_eval").unwrap_or_default();
     let before = calls(&server);
     renewal.release();
@@ -98,7 +98,7 @@ fn a_runtime_that_cannot_connect_is_named_as_the_cause() {
     assert!(error.to_string().contains("enable_all()"), "{error}");
 }
 
-/// The clock of all processes on this machine.
+/// A clock shared by all processes on this machine.
 fn moment() -> Duration {
     SystemClock.now()
 }
@@ -148,7 +148,7 @@ thread_local! {
     static KEPT: RefCell<Option<Lease>> = const { RefCell::new(None) };
 }
 
-/// Tokio's own locals may be gone by then.
+/// Tokio's own thread-locals may be destroyed by then.
 #[test]
 fn a_lease_that_is_dropped_by_the_end_of_its_thread_is_released() {
     let server = Server::start();
@@ -157,7 +157,7 @@ fn a_lease_that_is_dropped_by_the_end_of_its_thread_is_released() {
         let lease = one_thread().block_on(leases.lock("job").acquire()).unwrap();
         let owner = thread::spawn(move || {
             KEPT.set(Some(lease));
-            // Made after ours, they go before it.
+            // They are made after ours, so they are destroyed before it.
             one_thread().block_on(async {});
         });
         owner.join().unwrap();
@@ -165,12 +165,12 @@ fn a_lease_that_is_dropped_by_the_end_of_its_thread_is_released() {
     }
 }
 
-/// The next line waits for the release of the one before. If its reply is lost, the lock is free all the same.
+/// The next line waits for the previous release. If that release's reply is lost, the lock is free all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_reply_to_the_release_of_a_dropped_lease_leaves_time_to_acquire_again() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
-    // More than the shortest look takes.
+    // Longer than the shortest check takes.
     proxy.delay(Duration::from_millis(20));
     let leases = Client::connect(proxy.url()).await.unwrap();
     for limit in [None, Some(Duration::from_millis(500))] {
@@ -200,7 +200,7 @@ async fn a_lease_that_was_lost_to_its_max_hold_keeps_nothing() {
             "release" => lease.release().await.unwrap().confirmed(),
             "drop" => drop(lease),
             "close" => leases.close().await,
-            // This one is asked for.
+            // A release that the caller asks for.
             _ => lease.release_keeping(HOUR).await.unwrap().confirmed(),
         }
         if how == "release_keeping" {
@@ -230,7 +230,7 @@ async fn an_unconfirmed_release_says_that_its_key_may_stay() {
     }
 }
 
-/// What a program fails with.
+/// A program's own error.
 #[derive(Debug, PartialEq)]
 enum JobError {
     Lock(Error),
@@ -243,7 +243,7 @@ impl From<Error> for JobError {
     }
 }
 
-/// The same call again, if it may succeed with nothing changed: three times at most.
+/// Retries a call while it may succeed with nothing changed: three times at most.
 async fn retried<T>(mut call: impl AsyncFnMut() -> Result<T, JobError>) -> Result<T, JobError> {
     let mut outcome = call().await;
     for _ in 1..3 {
@@ -293,7 +293,7 @@ async fn work_whose_release_is_never_answered_is_done_once_by_a_caller_that_retr
     }
 }
 
-/// The text is for a log: it says why, and what comes next.
+/// The text is meant for a log: it states the reason and what happens next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unconfirmed_release_says_why_and_that_the_key_expires() {
     let server = Server::start();
@@ -308,12 +308,12 @@ async fn an_unconfirmed_release_says_why_and_that_the_key_expires() {
         assert!(text.contains("It goes on while this process runs, and the key expires within its TTL"), "{text}");
         assert_eq!(text.contains("after the time for which it is kept"), keeps, "{text}");
         proxy.black_hole(false);
-        // It went on: nothing else frees the lock before its TTL is over.
+        // The release continued: nothing else frees the lock before its TTL has passed.
         eventually_async(HANGS, "the release goes on", || server.wire().pttl(&format!("job:{keeps}")) < 20_000).await;
     }
 }
 
-/// The work ends in the poll in which its key goes: only the release can find that.
+/// The work ends in the same poll in which its key is deleted, so only the release can notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_that_the_release_finds_is_an_error_but_never_hides_that_of_the_work() {
     let server = Server::start();

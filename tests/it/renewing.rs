@@ -1,4 +1,4 @@
-//! What the renewals of an idle process cost the server.
+//! The cost of an idle process's renewals to the server.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,21 @@ use crate::common::Confirmed as _;
 
 const TTL: Duration = Duration::from_millis(1_500);
 const LEASES: u32 = 50;
-/// One of eight of them comes early, by up to a tenth.
+/// The number of batches in a window. One in eight of them is early, by up to a tenth.
 const ROUNDS: usize = 10;
-/// So many windows are measured, and counted together: more than their share of the rounds in one may come early.
+/// The number of windows measured and summed, because in one window more batches than expected may be early.
 const WINDOWS: usize = 6;
-/// A machine that is later than this may part what travels together: such a window says nothing, and the leases are
-/// taken anew.
+/// A machine with more lag than this may split a batch. Such a window is discarded, and the leases are acquired anew.
 const STALL: Duration = Duration::from_millis(100);
-/// So many windows may be like that.
+/// The number of windows that may be discarded.
 const DISTURBED: usize = 8;
-/// For each lease in a third of its TTL: its own renewal, and its share of what carries fifty of them. Where the server
-/// tells us of that, two more read what it has become.
+/// The commands for each lease in a third of its TTL: its own renewal, and its share of the batch of fifty. If the
+/// server notifies a connection of its own changes, two more read the new state.
 fn most_commands() -> f64 {
     if Server::echoes_own_changes() { 3.2 } else { 1.1 }
 }
 
-/// How many commands the server has run, also in scripts, but for our questions.
+/// The number of commands the server has run, including those in scripts, but not this test's own queries.
 fn commands(wire: &mut Wire) -> u32 {
     let stats = wire.must(&["INFO", "commandstats"]).text();
     let ours = stats.lines().filter(|line| !line.starts_with("cmdstat_info:"));
@@ -32,13 +31,13 @@ fn commands(wire: &mut Wire) -> u32 {
     calls.sum()
 }
 
-/// Who does not look where the address leads, once in a while.
+/// A client that never re-checks its address.
 async fn program(url: String) -> Client {
     let builder = Client::builder().url(url).ttl(TTL).check_address_every(Duration::ZERO);
     builder.build().await.unwrap()
 }
 
-/// Waits for so many batches, and half of a third more: the middle between two of them.
+/// Waits for `count` batches and another half interval, to end midway between two batches.
 async fn batches(wire: &mut Wire, count: usize) {
     let before = wire.calls("evalsha");
     for nth in 1..=count {
@@ -47,18 +46,18 @@ async fn batches(wire: &mut Wire, count: usize) {
     tokio::time::sleep(TTL / 6).await;
 }
 
-/// Leases that are taken one after the other, and have come to travel together.
+/// Leases acquired one after the other, whose renewals have converged.
 async fn hold(leases: &Client, wire: &mut Wire) -> Vec<Lease> {
     let mut held = Vec::new();
     for job in 0..LEASES {
         held.push(leases.lock(format!("job {job}")).acquire().await.unwrap());
     }
-    // The first two tell of the keys from there on, and bring together what the machine has parted.
+    // The first two batches start the tracking of the keys, and reunite renewals that the machine has split.
     batches(wire, 5).await;
     held
 }
 
-/// Those that come due apart meet within a few rounds; not by chance alone, which takes a hundred.
+/// Renewals due at different times converge within a few rounds; by chance alone it would take a hundred.
 #[tokio::test]
 async fn renewals_of_leases_that_were_taken_apart_come_to_travel_together() {
     let server = Server::start();

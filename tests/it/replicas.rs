@@ -1,4 +1,4 @@
-//! Locks that count once replicas have them: `min_replicas` (rule 12).
+//! Locks that count once replicas confirm them: `min_replicas` (rule 12).
 
 use std::{
     future::Future,
@@ -26,7 +26,7 @@ async fn connect_by(builder: Builder, min_replicas: u8) -> Client {
     within(HANGS, "build", building).await.unwrap()
 }
 
-/// The error of a call that says how many replicas have confirmed.
+/// The error of a call, which must state how many replicas have confirmed.
 async fn too_few<T>(call: impl Future<Output = Result<T, Error>>, how_many: &str) -> Error {
     let Err(error) = within(HANGS, "an answer", call).await else { panic!("it was granted") };
     assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
@@ -35,12 +35,12 @@ async fn too_few<T>(call: impl Future<Output = Result<T, Error>>, how_many: &str
     error
 }
 
-/// Whether a server has this lease: its name, with its fence.
+/// Whether a server has this lease: its name with its fence.
 fn is_on(wire: &mut Wire, lease: &Lease) -> bool {
     wire.get(lease.name()).is_some_and(|value| value.contains(&format!(":{}@", lease.fence())))
 }
 
-/// Waits until no key of a lock is left on a server.
+/// Waits until no lock key is left on a server.
 async fn nothing_is_left(server: &Server) {
     let locks = || server.wire().keys("*").into_iter().filter(|key| !key.ends_with(":fence")).collect::<Vec<_>>();
     eventually_async(HANGS, "what was granted is taken back", || locks().is_empty()).await;
@@ -59,7 +59,7 @@ async fn settings_that_no_replica_could_keep_are_refused() {
     config(Client::builder().quorum(servers).min_replicas(1).build_lazy().unwrap_err(), "the servers of a quorum");
 }
 
-/// A grant, and each renewal, is on the replica once the holder hears of it: alone, and in a crowd that travels together.
+/// Each grant and each renewal is on the replica before the holder is notified, both alone and in a batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_holder_hears_of_is_on_the_replica() {
     let servers = Replicated::start(1);
@@ -80,7 +80,7 @@ async fn what_a_holder_hears_of_is_on_the_replica() {
     while let Some(done) = within(HANGS, "the crowd", crowd.join_next()).await {
         done.unwrap();
     }
-    // While the replica stands still, its primary has the lock, and nobody is told.
+    // While the replica is stopped, the primary has the lock, but the caller gets no answer.
     servers.replicas()[0].stop();
     let told = tokio::spawn(leases.lock("renewed").ttl(LONG).acquire());
     eventually_async(HANGS, "the primary has it", || servers.primary().wire().exists("renewed")).await;
@@ -89,7 +89,7 @@ async fn what_a_holder_hears_of_is_on_the_replica() {
     let lease = within(HANGS, "the lock", told).await.unwrap().unwrap();
     let mut replica = servers.replicas()[0].wire();
     replica.must(&["CONFIG", "SET", "replica-read-only", "no"]);
-    // As a key that is about to end: a renewal that did not come would leave it so.
+    // Its TTL on the replica is cut: it would stay short if the renewal were not replicated.
     replica.must(&["PEXPIRE", "renewed", "5000"]);
     within(HANGS, "the renewal", lease.renew()).await.unwrap();
     assert!(replica.pttl("renewed") > 10_000, "its renewal is not on the replica");
@@ -101,13 +101,13 @@ async fn nothing_is_left_after(lease: Lease, server: &Server) {
     nothing_is_left(server).await;
 }
 
-/// By then the other side has elected a primary, and the lock is free there.
+/// By then the other side has elected a primary, where the lock is free.
 const GRANTED: Duration = Duration::from_secs(40);
 
-/// A primary, and beside it a client, that a cut parts from its replicas, the Sentinels and all others.
+/// A primary and a client that a cut separates from the replicas, the Sentinels and all others.
 struct Sides {
     all: Sentinels,
-    /// All that leads across: to the primary, and from the client to Sentinels and replicas.
+    /// All links across the cut: to the primary, and from the client to Sentinels and replicas.
     links: Vec<Proxy>,
     url: String,
     map: Vec<(String, String)>,
@@ -122,7 +122,7 @@ impl Sides {
         let mut hosts = Vec::new();
         for (number, server) in all.sentinels().iter().chain(all.replicas()).enumerate() {
             let link = Proxy::to(server);
-            // Sentinels name each other, and a replica that has taken over.
+            // Sentinels name each other, and the promoted replica.
             map.push((at(server.port()), at(link.port())));
             if number < all.sentinels().len() {
                 hosts.push(at(link.port()));
@@ -134,14 +134,14 @@ impl Sides {
         Self { all, links, url, map }
     }
 
-    /// A client beside the first primary, and one beside the others.
+    /// One client on the first primary's side, and one on the other side.
     async fn clients(&self, min_replicas: u8) -> [Client; 2] {
         let map = self.map.iter().map(|(from, to)| (from, to));
         let beside_it = Client::builder().url(&self.url).address_map(map);
         [connect_by(beside_it, min_replicas).await, connect(&self.all.url(), min_replicas).await]
     }
 
-    /// A lock that both replicas have, whoever of them takes over.
+    /// Acquires a lock and waits until both replicas have it, so that either may take over.
     async fn acquire(&self, leases: &Client, ttl: Duration) -> Lease {
         let lease = within(HANGS, "the lock", leases.lock("job").ttl(ttl).acquire()).await.unwrap();
         let has_it = |replica: &Server| is_on(&mut replica.wire(), &lease);
@@ -156,21 +156,21 @@ impl Sides {
     fn end_the_cut(&self) {
         for link in &self.links {
             link.black_hole(false);
-            // Connections that were made during it stay silent.
+            // Connections made during the cut stay silent.
             link.cut();
         }
     }
 }
 
-/// A primary and a holder are on one side of a cut, and the other elects a primary of its own: the holder is told by its
-/// deadline, and nobody has the lock before that.
+/// A primary and a holder are on one side of a cut, and the other side elects a primary of its own. The holder is
+/// notified by its deadline, and the lock is not granted before that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f50_a_holder_that_is_cut_off_with_its_primary_expires() {
     const TTL: Duration = Duration::from_secs(8);
     let (sides, lag) = (Sides::start(), Lag::start());
     let [one, two] = sides.clients(1).await;
     let held = sides.acquire(&one, TTL).await;
-    // Long before its first renewal, so no answer of one is under way.
+    // Long before the lease's first renewal, so no answer to one is under way.
     sides.cut();
     let deadline = Instant::now() + held.remaining();
     let lock = two.lock("job").ttl(LONG);
@@ -195,8 +195,8 @@ async fn f50_a_holder_that_is_cut_off_with_its_primary_expires() {
     again.release().await.unwrap().confirmed();
 }
 
-/// The same without replicas that confirm: two may believe until the cut ends, and a resource refuses the one with the
-/// older fence.
+/// The cut of the previous test, without confirming replicas: two may believe until the cut ends, and a resource
+/// refuses the one with the older fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f50_without_replicas_two_believe_until_the_cut_ends() {
     const TTL: Duration = Duration::from_secs(4);
@@ -207,7 +207,7 @@ async fn f50_without_replicas_two_believe_until_the_cut_ends() {
     fenced_write(&mut wire, "value", "first", held.fence()).unwrap();
     sides.cut();
     let next = within(GRANTED, "the next lease", two.lock("job").ttl(LONG).acquire()).await.unwrap();
-    // Renewed by its own primary, whatever the others have elected: nobody can tell it.
+    // The lease is renewed by its own primary, which does not know of the other.
     held.check().unwrap();
     next.check().unwrap();
     assert!(next.fence() > held.fence());
@@ -221,8 +221,8 @@ async fn f50_without_replicas_two_believe_until_the_cut_ends() {
     next.release().await.unwrap().confirmed();
 }
 
-/// With too few replicas an acquire is taken back and says how many there were; a lease ends by its deadline, or goes on
-/// once they are back.
+/// With too few replicas, an acquire is undone and reports how many there were. A lease ends by its deadline, or
+/// continues once they are back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_too_few_replicas() {
     const TTL: Duration = Duration::from_secs(2);
@@ -234,12 +234,12 @@ async fn f51_too_few_replicas() {
     first.stop();
     let began = Instant::now();
     too_few(leases.lock("job").ttl(TTL).try_acquire(), "1 of 2 replicas").await;
-    // A quarter of the TTL, or half of a command's time.
+    // The wait is a quarter of the TTL, or half of the command time-out.
     assert!(began.elapsed() < COMMAND + lag.worst(), "{:?}", began.elapsed());
     too_few(leases.lock("job").ttl(TTL).acquire_within(Duration::from_millis(600)), "1 of 2 replicas").await;
     eventually_async(HANGS, "the undo", || !servers.primary().wire().exists("job")).await;
     eventually(HANGS, "the lease is at risk", || held.status() == Status::AtRisk);
-    // A program that asks for no replicas has a connection of its own, and waits for none.
+    // A program that requires no replicas has a connection of its own, and does not wait for any.
     bold.lock("bold").ttl(LONG).try_acquire().await.unwrap().unwrap().release().await.unwrap().confirmed();
     first.cont();
     eventually(HANGS, "the lease is held again", || held.status() == Status::Held);
@@ -261,8 +261,8 @@ async fn f51_too_few_replicas() {
     nothing_is_left(servers.primary()).await;
 }
 
-/// Renewals wait for a missing replica longer than an answer may take. Their primary answers all the while, so their
-/// connection stays, and the reason is told.
+/// Renewals wait for a missing replica longer than the command time-out. The primary answers all the while, so the
+/// connection stays, and the reason is reported.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_a_missing_replica_costs_no_connection() {
     const TTL: Duration = Duration::from_secs(4);
@@ -284,7 +284,7 @@ async fn f51_a_missing_replica_costs_no_connection() {
     nothing_is_left_after(held, primary).await;
 }
 
-/// Without any replica each grant is taken back, of a crowd too.
+/// Without any replica each grant is undone, in a batch too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_no_replica_at_all() {
     let server = Server::start();
@@ -299,7 +299,8 @@ async fn f51_no_replica_at_all() {
     nothing_is_left(&server).await;
 }
 
-/// The primary is killed at some moment, and the replica takes over: the lease goes on there, whatever that moment was.
+/// The primary is killed at some moment, and the replica takes over: the lease continues there, whatever that moment
+/// was.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f52_a_failover_to_a_replica_that_confirmed() {
     let kills = std::env::var("LEASEHOLD_KILLS").map_or(4, |many| many.parse().expect("a number of kills"));
@@ -327,9 +328,9 @@ async fn f52_a_failover_to_a_replica_that_confirmed() {
                 let first = held.join_next().await.expect("one").unwrap();
                 primary.kill();
                 replica.wire().must(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
-                // As a replica of the one that was its own: a lease needs one to go on.
+                // It restarts as a replica of its former replica, because a lease needs one to continue.
                 primary.restart();
-                // It has just taken over, and may not serve yet.
+                // The replica has just taken over, and may not serve yet.
                 let serves = || replica.wire().cmd(&["GET", first.name()]).error().is_none();
                 eventually_async(HANGS, "the replica serves", serves).await;
                 assert!(is_on(&mut replica.wire(), &first), "it is on the replica");
@@ -346,7 +347,7 @@ async fn f52_a_failover_to_a_replica_that_confirmed() {
     }
 }
 
-/// Completes when the lease was renewed by hand, which may take a few tries.
+/// Renews the lease until a renewal succeeds, which may take a few tries.
 async fn renewed(lease: &Lease) {
     while lease.renew().await.is_err() {
         lease.check().unwrap();
@@ -354,8 +355,8 @@ async fn renewed(lease: &Lease) {
     }
 }
 
-/// The answer to a script or to `WAIT` is lost, or the connection ends between them: nothing is confirmed by that, and
-/// nothing stays.
+/// The answer to a script or to `WAIT` is lost, or the connection ends between them: neither confirms anything, and no
+/// key stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f53_answers_that_are_lost_confirm_nothing() {
     let servers = Replicated::start(1);
@@ -366,8 +367,8 @@ async fn f53_answers_that_are_lost_confirm_nothing() {
     for action in [Action::SwallowReply, Action::CutBefore, Action::CutAfter, Action::DropRequest] {
         let lost = proxy.on(Match::command("WAIT"), 1, action);
         let mut failed = false;
-        // The connection of the fault before it may end in the middle of the next try; and a rule tells of itself after its
-        // effect.
+        // The connection of the previous fault may end in the middle of the next try, and a rule reports its hit after
+        // its effect.
         while lost.hits() == 0 {
             match within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await {
                 Ok(Some(lease)) => assert!(failed, "{action:?}: {lease:?}"),
@@ -379,7 +380,7 @@ async fn f53_answers_that_are_lost_confirm_nothing() {
         nothing_is_left(servers.primary()).await;
     }
     let lost = proxy.on(Match::script(scripts::ACQUIRE), 1, Action::CutAfter);
-    // Beside what takes back the last try, a try may travel in a batch, which has another script.
+    // Together with the undo of the last try, a try may be batched, and a batch is another script.
     let mut failed = false;
     while lost.hits() == 0 {
         let tried = within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await;
@@ -391,7 +392,7 @@ async fn f53_answers_that_are_lost_confirm_nothing() {
     nothing_is_left_after(lease, servers.primary()).await;
 }
 
-/// A user without the right to `WAIT` is told so.
+/// A user without the right to `WAIT` gets an error that names it.
 #[tokio::test]
 async fn a_missing_right_to_wait_is_named() {
     let servers = Replicated::start(1);
@@ -412,7 +413,7 @@ async fn a_missing_right_to_wait_is_named() {
     nothing_is_left(servers.primary()).await;
 }
 
-/// Its only replica is made a primary of its own, in the middle.
+/// Its only replica is made a primary of its own, halfway through.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_a_replica_that_follows_no_more() {
     let servers = Replicated::start(1);
@@ -425,7 +426,7 @@ async fn f51_a_replica_that_follows_no_more() {
     nothing_is_left_after(lease, servers.primary()).await;
 }
 
-/// Its primary is made a replica while it waits for others: nobody is refused for that, since another may be the primary.
+/// The primary is made a replica while it waits for others: this is not a refusal, because another may be the primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_becomes_a_replica_while_it_waits_refuses_nobody() {
     let (servers, other) = (Replicated::start(1), Server::start());
@@ -442,7 +443,7 @@ async fn a_primary_that_becomes_a_replica_while_it_waits_refuses_nobody() {
     assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
 }
 
-/// A caller on no runtime waits for replicas too.
+/// A caller without a runtime waits for replicas too.
 #[test]
 fn a_caller_on_no_runtime_waits_for_replicas_too() {
     let servers = Replicated::start(1);
@@ -456,13 +457,13 @@ fn a_caller_on_no_runtime_waits_for_replicas_too() {
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
 }
 
-/// Where a slot is being moved, a lock is acquired step by step. Without replicas there it is taken back too.
+/// While a slot is migrating, a lock is acquired step by step. Without replicas it is undone there too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_a_replica_is_missing_where_a_slot_goes() {
     let cluster = Cluster::start(2, 1);
     let leases = connect(&cluster.url(), 1).await;
     for at in 0..2 {
-        // A replica acknowledges first a second after its start.
+        // A replica first acknowledges a second after its start.
         let first = leases.lock(cluster.name_at(at, "first")).ttl(LONG).acquire();
         nothing_is_left_after(within(HANGS, "a first lock", first).await.unwrap(), &cluster.primaries()[at]).await;
     }
@@ -479,7 +480,7 @@ async fn f51_a_replica_is_missing_where_a_slot_goes() {
     nothing_is_left_after(lease, &cluster.primaries()[1]).await;
 }
 
-/// While a replica is missing, calls on the same connection that wait for none are held up for a moment each.
+/// While a replica is missing, other calls on the same connection are each held up only for a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_replica_holds_up_others_for_a_moment() {
     const MOST: Duration = Duration::from_millis(25);
@@ -498,22 +499,23 @@ async fn a_missing_replica_holds_up_others_for_a_moment() {
         took.push(began.elapsed());
         too_few(async { short.await.unwrap() }, "0 of 1 replicas").await;
     }
-    // The first one, for which more time is taken; and a busy machine may hold up some.
+    // The first is late because more time is taken for it; a busy machine may delay some more.
     let late = took.iter().filter(|took| **took > MOST + lag.worst()).count();
     assert!(late <= ROUNDS / 10, "{took:?}");
 }
 
-/// A replica that acknowledges later than a usual `WAIT` lasts: it is waited for longer, once it is seen to acknowledge.
+/// A replica that acknowledges later than a usual `WAIT` lasts: once it is seen to acknowledge, it is waited for
+/// longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_is_far_away_confirms() {
     let (primary, replica) = (Server::builder().arg("--repl-diskless-sync-delay", "0").start(), Server::start());
     let link = Proxy::to(&primary);
     replica.wire().must(&["REPLICAOF", "127.0.0.1", &link.port().to_string()]);
     await_replicas(&primary, 1);
-    // There and back well below the 160 ms to which the time of a `WAIT` has doubled by then: one that ends right before
-    // the acknowledgement is followed by a rest and another one.
+    // The round trip is well below the 160 ms that a `WAIT` lasts by then. A `WAIT` that ends just before the
+    // acknowledgement is followed by a rest and another one.
     link.delay(Duration::from_millis(65));
-    // Its own limit is far, so that it is the test that judges.
+    // The command time-out is far away, so that the test's own limit decides.
     let builder = Client::builder().url(primary.url()).min_replicas(1).command_timeout(HANGS);
     let (leases, lag) = (builder.build().await.unwrap(), Lag::start());
     nothing_is_left_after(
@@ -524,7 +526,7 @@ async fn a_replica_that_is_far_away_confirms() {
     for cycle in 0..5 {
         let began = Instant::now();
         let tried = within(HANGS, "an answer", leases.lock("job").ttl(LONG).try_acquire()).await;
-        // The way to the replica and back, and the server's own, in steps of which each may be late.
+        // The round trip to the replica and the server's own steps, each of which may be late.
         let (took, limit) = (began.elapsed(), Duration::from_millis(500) + lag.of(6));
         assert!(took <= limit, "cycle {cycle}: {took:?} of {limit:?}");
         let lease = tried.unwrap_or_else(|error| panic!("cycle {cycle}: {error}")).expect("it is free");
@@ -534,7 +536,7 @@ async fn a_replica_that_is_far_away_confirms() {
     }
 }
 
-/// On a slow link, a grant in a batch waits for replicas no longer than its caller does.
+/// On a slow link, a batched grant waits for replicas no longer than its caller does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_of_a_batch_waits_for_replicas_within_its_limit() {
     const LIMIT: Duration = Duration::from_millis(510);
@@ -564,7 +566,7 @@ async fn a_grant_of_a_batch_waits_for_replicas_within_its_limit() {
     nothing_is_left(servers.primary()).await;
 }
 
-/// Requests that travel together end in time, though the runtime of their connection is blocked and a replica is missing.
+/// Batched requests end in time even if the runtime of their connection is blocked and a replica is missing.
 #[test]
 fn a_blocked_runtime_holds_up_no_batch() {
     const WITHIN: Duration = Duration::from_millis(500);
@@ -580,7 +582,7 @@ fn a_blocked_runtime_holds_up_no_batch() {
             std::thread::spawn(move || handle.block_on(lock.acquire_within(WITHIN)).unwrap_err())
         })
         .collect();
-    // They have travelled, and wait for the replica.
+    // The batch has arrived, and waits for the replica.
     let have_landed =
         || servers.primary().wire().keys("job:*").iter().filter(|key| !key.ends_with(":fence")).count() > 10;
     eventually(HANGS, "most are written", have_landed);
@@ -593,7 +595,7 @@ fn a_blocked_runtime_holds_up_no_batch() {
     runtime.block_on(blocked).unwrap();
 }
 
-/// However slow the way to the server is, a call does not last longer because replicas are missing.
+/// Missing replicas do not prolong a call, however slow the link to the server is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_replicas_ends_with_the_call() {
     const COMMAND: Duration = Duration::from_secs(2);
@@ -602,7 +604,7 @@ async fn waiting_for_replicas_ends_with_the_call() {
     let leases = Client::builder().url(proxy.url()).min_replicas(1).command_timeout(COMMAND).build().await.unwrap();
     let lease = within(HANGS, "the lock", leases.lock("job").ttl(LONG).acquire()).await.unwrap();
     servers.replicas()[0].stop();
-    // There and back it takes less than half of that, or the connection would be given up.
+    // The round trip is less than half of the command time-out, or the connection would be given up.
     proxy.delay(COMMAND / 5);
     let began = Instant::now();
     let renewed = within(HANGS, "an answer", lease.renew()).await;
@@ -612,7 +614,7 @@ async fn waiting_for_replicas_ends_with_the_call() {
     assert!(took < COMMAND + COMMAND / 10 + lag.worst(), "{took:?}");
 }
 
-/// By how many microseconds the clock of the first is ahead of the other's.
+/// How far the first clock is ahead of the other, in microseconds.
 fn ahead(one: &Info, other: &Info) -> i128 {
     let [one, other] = [one, other].map(|said| {
         let time = said.text.lines().find_map(|line| line.strip_prefix("server_time_usec:"));
@@ -621,7 +623,7 @@ fn ahead(one: &Info, other: &Info) -> i128 {
     one - other
 }
 
-/// Each replica tells of itself, of one server, of a cluster and behind Sentinels; on no runtime too.
+/// Each replica reports about itself: of one server, of a cluster and behind Sentinels, also without a runtime.
 #[test]
 fn replicas_are_told_of_one_by_one() {
     let (alone, cluster, sentinels) = (Replicated::start(2), Cluster::start(2, 1), Sentinels::start());
@@ -657,7 +659,7 @@ fn replicas_are_told_of_one_by_one() {
     );
 }
 
-/// A key that is kept counts once a replica has it, too.
+/// A retained key counts once a replica has it, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kept_key_waits_for_replicas() {
     let servers = Replicated::start(1);
@@ -670,14 +672,14 @@ async fn a_kept_key_waits_for_replicas() {
     assert_ne!(released, Ok(leasehold::Released::Confirmed), "no replica has confirmed that it is kept");
 }
 
-/// The primary is a replica for a moment, between its answer and the `WAIT`: nobody has the write any more, though the
+/// The primary is a replica for a moment, between its answer and the `WAIT`: the write is lost everywhere, although the
 /// replicas of the new history are counted.
 #[tokio::test]
 async fn f112_a_primary_that_was_a_replica_before_the_wait_confirms_nothing() {
     a_primary_was_a_replica_before_the_wait(0).await;
 }
 
-/// Connections have ended on the question for the history, which for other questions means that they are left out.
+/// Connections end on the query for the history; any other query would then be left out.
 #[tokio::test]
 async fn f112_the_question_for_the_history_is_never_left_out() {
     a_primary_was_a_replica_before_the_wait(12).await;
@@ -686,7 +688,7 @@ async fn f112_the_question_for_the_history_is_never_left_out() {
 async fn a_primary_was_a_replica_before_the_wait(ended: usize) {
     let servers = Replicated::start(2);
     let proxy = Proxy::to(servers.primary());
-    // Time for all that happens before the `WAIT`.
+    // Enough time for all that happens before the `WAIT`.
     let (command, ttl) = (2 * HANGS, 8 * HANGS);
     let builder = Client::builder().url(proxy.url()).min_replicas(1).command_timeout(command).ttl(ttl);
     let leases = within(HANGS, "build", builder.build()).await.unwrap();
@@ -701,7 +703,7 @@ async fn a_primary_was_a_replica_before_the_wait(ended: usize) {
     let [other, third] = servers.replicas() else { panic!("two replicas") };
     let port = |server: &Server| server.port().to_string();
     let follow = |server: &Server, of: &Server| server.wire().must(&["REPLICAOF", "127.0.0.1", &port(of)]);
-    // The replicas leave first: they never have the write.
+    // The replicas leave first, so they never get the write.
     other.wire().must(&["REPLICAOF", "NO", "ONE"]);
     follow(third, other);
     let held = proxy.on(Match::command("WAIT"), 1, Action::Hold);

@@ -1,5 +1,5 @@
-//! One server that may have forgotten: with a restart delay it grants nothing until every lease that it knew has run
-//! out.
+//! One server that may have forgotten: with a restart delay it grants nothing until every lease that it knew has
+//! expired.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn builder(server: &Server, label: &str) -> Builder {
     Client::builder().url(server.url()).ttl(TTL).restart_delay(DELAY).label(label)
 }
 
-/// A server that seems to have been up for an hour; of its next run that is true in an hour.
+/// A server that seems to have been up for an hour. Its next run seems so only an hour later.
 fn old() -> (Server, ClockShim) {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
@@ -23,7 +23,7 @@ fn old() -> (Server, ClockShim) {
     (server, clock)
 }
 
-/// Restarts it empty. Answers when it was down: its uptime counts from a moment after that.
+/// Restarts the server empty. Returns when it was down: its uptime counts from a later moment.
 fn forget(server: &Server) -> Instant {
     server.kill();
     let killed = Instant::now();
@@ -31,11 +31,11 @@ fn forget(server: &Server) -> Instant {
     killed
 }
 
-/// What tries are told once they get through to the server: that it recovers.
+/// The error of tries once they reach the server: it is recovering.
 async fn refused(leases: &Client, fair: bool) -> Error {
     let tried = Instant::now();
     loop {
-        // The connection may not have been noticed to be dead yet.
+        // The connection's end may not have been noticed yet.
         match leases.lock("job").fair(fair).try_acquire().await {
             Err(error @ Error::Unavailable(_)) if error.to_string().contains("recovering") => return error,
             Ok(Some(_)) => panic!("granted after {:?}", tried.elapsed()),
@@ -60,7 +60,7 @@ async fn f5_a_server_restarted_empty_grants_no_lock_that_may_be_held() {
     let waiter = tokio::spawn(two.lock("job").acquire());
     assert_eq!(within(HANGS, "the loss", lost).await.unwrap().reason(), LossReason::Deleted);
     let second = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
-    // The uptime is counted in whole seconds.
+    // Uptime is counted in whole seconds.
     let waited = killed.elapsed();
     assert!(waited >= TTL, "{waited:?}");
     assert!(second.fence() > fence);
@@ -76,7 +76,7 @@ async fn f5_a_server_restarted_empty_grants_no_fair_waiter_a_lock_that_may_be_he
     let lease = one.lock("job").acquire().await.unwrap();
     let waiter = place(&two.lock("job")).await;
 
-    // It hears of nothing, and believes until its deadline.
+    // The holder gets no answer, and believes until its deadline.
     proxy.black_hole(true);
     let killed = forget(&server);
     let refused = refused(&three, true).await;
@@ -89,7 +89,7 @@ async fn f5_a_server_restarted_empty_grants_no_fair_waiter_a_lock_that_may_be_he
 
     let (second, at) = had(waiter).await;
     assert!(!lease.is_held(), "two holders");
-    // The uptime is counted in whole seconds.
+    // Uptime is counted in whole seconds.
     let waited = at.saturating_duration_since(killed);
     assert!(waited >= TTL, "{waited:?}");
     assert!(second.fence() > lease.fence());

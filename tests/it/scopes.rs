@@ -1,4 +1,4 @@
-//! Tenants and requests on the connections of one `Client`: names under a further prefix, and labels of their own.
+//! Tenants and requests on the connections of one `Client`: names under a further prefix, with labels of their own.
 
 use leasehold::{Client, Error};
 use support::{Server, alone, two_workers};
@@ -34,7 +34,7 @@ async fn a_scope_has_names_and_a_label_of_its_own() {
     }
 }
 
-/// As those with a word that no pattern is taken for.
+/// A server like those with a word that is not taken as a pattern.
 #[tokio::test]
 async fn a_prefix_with_the_signs_of_a_pattern_is_that_prefix() {
     let leases = Client::in_memory();
@@ -63,7 +63,7 @@ async fn what_is_wrong_in_a_scope_is_said_before_anything_is_sent() {
     assert!(error.to_string().contains("no control characters"), "{error}");
 }
 
-/// Its threads, and the connections to the server.
+/// This process's threads, and its connections to the server.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thousand_scopes_cost_no_thread_and_no_connection() {
@@ -74,7 +74,7 @@ fn a_thousand_scopes_cost_no_thread_and_no_connection() {
             told(&leases).await;
             let mut wire = server.wire();
             let mut cost = || {
-                // Others of this process may run tests of their own.
+                // Other threads of this process may run tests of their own.
                 let name = |task: std::io::Result<std::fs::DirEntry>| {
                     std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default()
                 };

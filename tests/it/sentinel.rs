@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
-/// By then a replica was promoted, and Sentinels name it.
+/// By then a replica has been promoted, and Sentinels name it.
 const TAKEN_OVER: Duration = Duration::from_secs(30);
 
 async fn connect(url: &str) -> Result<Client, Error> {
@@ -28,7 +28,7 @@ async fn acquire(leases: &Client, name: &str, ttl: Duration) -> Lease {
     within(HANGS, "the lock", leases.lock(name).ttl(ttl).acquire()).await.unwrap()
 }
 
-/// Completes when a Sentinel names another primary: since this moment, or a look before.
+/// Completes when a Sentinel names another primary. The returned moment is that of the check that found it.
 async fn names_another(all: &Sentinels) -> (Instant, &Server) {
     let mut looked = Instant::now();
     let another = || all.named_by(0).filter(|named| named.port() != all.primary().port());
@@ -40,10 +40,10 @@ async fn names_another(all: &Sentinels) -> (Instant, &Server) {
     (looked, another().expect("it has named one"))
 }
 
-/// The primary and its replicas are told apart by nobody: what is written now is lost with the primary.
+/// Stops the replicas and cuts their links, so what is written from now on is lost with the primary.
 fn cut_replicas_off(all: &Sentinels) {
     all.replicas().iter().for_each(Server::stop);
-    // Or they would find the write in their sockets when they go on.
+    // Without this they would find the write in their sockets when they continue.
     all.primary().wire().must(&["CLIENT", "KILL", "TYPE", "replica"]);
 }
 
@@ -146,7 +146,7 @@ async fn what_is_wrong_with_sentinels_is_named() {
     assert!(error.contains("quorum[1]") && error.contains("redis-sentinel"), "{error}");
 }
 
-/// Sentinels tell of an address that does not work from here.
+/// Sentinels report an address that does not work from here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f57_a_primary_that_is_out_of_reach_is_named() {
     let all = Sentinels::start();
@@ -176,7 +176,7 @@ async fn f57_a_primary_that_is_out_of_reach_is_named() {
         ],
     )
     .await;
-    // It is there, and no primary.
+    // A server answers there, but is not a primary.
     let to = format!("localhost:{}", replica.port());
     says(builder().address_map([(&from, &to)]), ["primary of \"far\"", &from, "is a replica"]).await;
     let to = format!("localhost:{}", all.primary().port());
@@ -184,7 +184,7 @@ async fn f57_a_primary_that_is_out_of_reach_is_named() {
     acquire(&leases, "job", LONG).await.release().await.unwrap().confirmed();
 }
 
-/// A hundred holders, and a queue: nobody is lost when a primary hands over in peace.
+/// A hundred holders and a queue: no lease and no waiter is lost in a planned failover.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f43a_a_planned_failover_loses_nobody() {
     let all = Sentinels::start();
@@ -205,7 +205,7 @@ async fn f43a_a_planned_failover_loses_nobody() {
         })
     };
     let waiters: Vec<_> = (0..20).map(|_| waiting()).collect();
-    // Until a second is over, a replica may lack what was written last.
+    // For up to a second, a replica may lack the latest writes.
     let has_all = |replica: &Server| {
         let mut wire = replica.wire();
         wire.keys("job:*").len() >= 100 && wire.exists("queue")
@@ -232,7 +232,7 @@ async fn f43a_a_planned_failover_loses_nobody() {
     assert!(next.fence() > fence);
 }
 
-/// A lease that was replicated outlives its primary, and locks are granted again soon after a Sentinel names the new one.
+/// A replicated lease outlives its primary, and locks are granted again soon after a Sentinel names the new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f43b_a_lease_that_was_replicated_outlives_its_primary() {
     for killed in [true, false] {
@@ -247,7 +247,7 @@ async fn f43b_a_lease_that_was_replicated_outlives_its_primary() {
         let granted = tokio::spawn(async move { lock.acquire().await.map(|lease| (lease, Instant::now())) });
         let (named, promoted) = names_another(&all).await;
         let (another, at) = within(HANGS, "the lock", granted).await.unwrap().unwrap();
-        // An attempt at the old one may have to be given up first.
+        // An attempt at the old primary may have to time out first.
         let (took, bound) = (at.saturating_duration_since(named), COMMAND + Duration::from_millis(500) + lag.worst());
         assert!(took <= bound, "killed: {killed}; {took:?} after it was named, the bound is {bound:?}");
         let is_renewed = || Instant::now() + lease.remaining() > until + Duration::from_secs(1);
@@ -284,7 +284,8 @@ async fn f43c_a_lease_that_was_not_replicated_is_told_as_lost_in_the_failover() 
     next.release().await.unwrap().confirmed();
 }
 
-/// A primary that stood still while another took over goes on, with a lock that only it has: nobody believes it.
+/// A primary that was stopped while another took over continues, with a lock that only it has: that lock does not
+/// count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f49_a_replaced_primary_that_goes_on_grants_nothing_behind_sentinels() {
     let all = Sentinels::start();
@@ -299,8 +300,8 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing_behind_sentinels() {
     assert!(matches!(lost.reason(), LossReason::FailedOver | LossReason::Taken), "{lost}");
     let next = within(HANGS, "the next lease", waiting).await.unwrap().unwrap();
     assert!(next.fence() > held.fence() && promoted.wire().exists("job"));
-    // Free at the old primary. The Sentinels make that a replica in some seconds; until then it takes writes, of whoever
-    // asks it.
+    // The lock is free at the old primary. The Sentinels make that server a replica in some seconds; until then it
+    // accepts all writes.
     let other = acquire(&two, "free", LONG).await;
     all.primary().cont();
     for _ in 0..200 {
@@ -313,16 +314,15 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing_behind_sentinels() {
     next.release().await.unwrap().confirmed();
 }
 
-/// Without Sentinels nobody is worse off; one that is behind the times misleads nobody; and those that begin anew are
-/// followed still.
+/// Missing Sentinels do no harm, a stale one misleads no client, and Sentinels that start afresh are followed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     let all = Sentinels::start();
     let leases = connect(&all.url()).await.unwrap();
-    // Longer than a failover is unknown to a holder, and shorter than the Sentinels are away.
+    // Longer than a holder may miss a failover, and shorter than the Sentinels are away.
     let held = acquire(&leases, "job", Duration::from_secs(4)).await;
     let (first, [second, third]) = (all.primary(), all.replicas()) else { panic!("it has two replicas") };
-    // So that each failover is from one to the other.
+    // With one replica left, each failover is from one to the other.
     third.kill();
     all.sentinels().iter().for_each(Server::kill);
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -339,8 +339,8 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
         eventually_async(TAKEN_OVER, "it is named", names).await;
         eventually_async(Duration::from_secs(30), "it is found", || at(to)).await;
         held.check().unwrap();
-        // Two of three Sentinels hear of it a moment later, and name the old one until then, which says for seconds that
-        // it is a primary. Nothing goes back.
+        // Two of three Sentinels hear of the failover a moment later. Until then they name the old primary, which
+        // reports for seconds that it is one. The client does not go back.
         let until = Instant::now() + Duration::from_secs(3);
         while Instant::now() < until {
             acquire(&leases, "another", LONG).await.release().await.unwrap().confirmed();
@@ -356,7 +356,7 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     let begin_anew = || all.sentinels().iter().for_each(Server::restart);
     begin_anew();
     fail_over(second, &held).await;
-    // One goes back to what its file says, and names the first primary, in an epoch that is over.
+    // One Sentinel reverts to its configuration file, and names the first primary, in a past epoch.
     all.sentinels()[1].restart();
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
@@ -366,8 +366,8 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     }
     held.check().unwrap();
     fail_over(first, &held).await;
-    // All forget what they knew: epochs begin at zero, and the next failover has a smaller one than the last. Until that is
-    // believed, renewals go to the old primary.
+    // All Sentinels forget what they knew: epochs restart at zero, and the next failover has a smaller one than the
+    // last. Until that one is believed, renewals go to the old primary.
     held.release().await.unwrap().confirmed();
     let held = acquire(&leases, "job", Duration::from_secs(60)).await;
     eventually(HANGS, "it is replicated", || second.wire().get("job") == first.wire().get("job"));
@@ -376,14 +376,14 @@ async fn f56_sentinels_that_are_away_or_stale_or_begin_anew() {
     held.release().await.unwrap().confirmed();
 }
 
-/// One Sentinel has not heard of a failover, and the old primary says still that it is one. It answers first.
+/// One Sentinel has missed a failover, and answers first. The old primary still reports that it is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f56_a_program_that_starts_is_not_misled_by_one_stale_sentinel() {
     let all = Sentinels::start();
     let [stale, others @ ..] = all.sentinels() else { panic!("there are three") };
     let proxies: Vec<Proxy> = others.iter().map(Proxy::to).collect();
     for proxy in &proxies {
-        // Each answer of a connection and its questions: together far less than others are heard for.
+        // Delays each answer on a connection, but by far less than the time for which other Sentinels are awaited.
         proxy.delay(Duration::from_millis(5));
     }
     others[0].wire().must(&["SENTINEL", "FAILOVER", SERVICE]);
@@ -393,7 +393,8 @@ async fn f56_a_program_that_starts_is_not_misled_by_one_stale_sentinel() {
     let hosts: Vec<u16> = [stale.port()].into_iter().chain(proxies.iter().map(Proxy::port)).collect();
     let hosts: Vec<String> = hosts.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     let url = format!("redis-sentinel://{}/{SERVICE}", hosts.join(","));
-    // The others tell it every two seconds, and the old primary some seconds later: in one of a few looks they have not.
+    // The others update the stale one every two seconds, and the old primary seconds later. In one of a few tries they
+    // have not yet.
     let mut looks = 0;
     loop {
         stale.restart();
@@ -402,18 +403,18 @@ async fn f56_a_program_that_starts_is_not_misled_by_one_stale_sentinel() {
         assert!(nodes.iter().all(|node| node.address().ends_with(&format!(":{promoted}"))), "{nodes:?}");
         let was_stale = all.named_by(0).is_some_and(|named| named.port() == all.primary().port());
         let role = all.primary().wire().info_field("replication", "role");
-        assert_eq!(role.as_deref(), Some("master"), "nobody has told it");
+        assert_eq!(role.as_deref(), Some("master"), "it has been notified");
         looks += 1;
         if was_stale {
             break;
         }
-        assert!(looks < 10, "it is never behind the times");
+        assert!(looks < 10, "it was never stale");
     }
 }
 
-/// A wrong address in a deployment script: one of three Sentinels watches a replica of ours, or a server of somebody else.
-/// The two others and the primary itself say otherwise, so that one decides nothing: neither for a program that runs, nor
-/// for one that starts and hears it first.
+/// A wrong address in a deployment script: one of three Sentinels watches a replica, or an unrelated server. The two
+/// others and the primary itself disagree, so that Sentinel decides nothing, neither for a running program nor for one
+/// that starts and asks it first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f56_one_sentinel_with_a_wrong_address_moves_nobody() {
     let (all, stranger) = (Sentinels::start(), Server::start());
@@ -443,7 +444,7 @@ async fn f56_one_sentinel_with_a_wrong_address_moves_nobody() {
     held.release().await.unwrap().confirmed();
 }
 
-/// The others have replicas take over meanwhile. A lock that both replicas have is never held twice.
+/// The Sentinels promote replicas meanwhile. A lock confirmed by both replicas is never held twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f56_one_sentinel_forgets_the_service_while_others_fail_over() {
     let all = Sentinels::start();
@@ -462,10 +463,10 @@ async fn f56_one_sentinel_forgets_the_service_while_others_fail_over() {
             let (is_over, believers, turns) = (is_over.clone(), believers.clone(), turns.clone());
             crowd.spawn(async move {
                 while !is_over.load(Ordering::SeqCst) {
-                    // None is granted while too few replicas are there.
+                    // Locks are not granted while too few replicas are available.
                     let Ok(lease) = lock.acquire_within(LONG).await else { continue };
                     assert_eq!(believers.fetch_add(1, Ordering::SeqCst), 0, "two holders");
-                    // Long enough that the next one is granted, should the key be lost.
+                    // Long enough that the next holder is granted the lock if the key is lost.
                     let work = tokio::time::sleep(Duration::from_millis(300));
                     tokio::select! { biased; _ = lease.lost() => {} () = work => {} }
                     believers.fetch_sub(1, Ordering::SeqCst);
@@ -491,7 +492,7 @@ async fn f56_one_sentinel_forgets_the_service_while_others_fail_over() {
     }
 }
 
-/// A url of Sentinels names no primary: whoever reads an error can do nothing to it.
+/// A url of Sentinels does not name a primary, so an error must not ask the user to change it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_error_behind_sentinels_tells_of_the_url_or_of_a_cluster() {
     let all = Sentinels::start();
@@ -503,14 +504,14 @@ async fn no_error_behind_sentinels_tells_of_the_url_or_of_a_cluster() {
         assert!(!["the url must", "slot", "cluster"].iter().any(|word| text.contains(word)), "{text}");
         text
     };
-    // Its Sentinels go on to name it for some seconds.
+    // Its Sentinels continue to name it for some seconds.
     primary.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
     let text = is_in_place(&free.try_acquire().await.unwrap_err());
     assert!(text.contains("READONLY") && text.contains("see to the Sentinels"), "{text}");
     let text = is_in_place(&held.renew().await.unwrap_err());
     assert!(text.contains("READONLY") && text.contains("see to the Sentinels"), "{text}");
     primary.wire().must(&["REPLICAOF", "NO", "ONE"]);
-    // And at each moment of a failover.
+    // The error is the same at each moment of a failover.
     primary.kill();
     let until = Instant::now() + TAKEN_OVER;
     while let Err(error) = free.acquire_within(Duration::from_millis(20)).await {
@@ -519,7 +520,7 @@ async fn no_error_behind_sentinels_tells_of_the_url_or_of_a_cluster() {
     }
 }
 
-/// Connecting needs these; the error names what is missing.
+/// Connecting needs these rights, and the error names the missing one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_is_named() {
     let all = Sentinels::start();

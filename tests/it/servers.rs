@@ -1,5 +1,5 @@
-//! Where a url leads to: servers that keep no locks for us, a name that comes to lead to another server, and what a
-//! readiness probe says of all that.
+//! Servers behind a url: those that cannot keep locks, a name that later resolves to another server, and a readiness
+//! probe's report in each case.
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +18,11 @@ async fn connect(url: &str) -> Result<Client, Error> {
 
 fn cluster_member() -> Server {
     let server = Server::builder().arg("--cluster-enabled", "yes");
-    // The usual port of its bus may be none.
+    // The default port of its bus may be invalid.
     if Server::version().at_least(7, 0) { server.arg("--cluster-port", "0") } else { server }.start()
 }
 
-/// A replica that has all that its primary has.
+/// A replica that has all of its primary's data.
 fn replica_of(primary: &Server) -> Server {
     let replica = Server::start();
     follow(&mut replica.wire(), primary);
@@ -30,7 +30,7 @@ fn replica_of(primary: &Server) -> Server {
 }
 
 fn follow(wire: &mut Wire, primary: &Server) {
-    // Or it would wait five seconds for others.
+    // Otherwise the primary would wait five seconds for other replicas.
     primary.wire().must(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
     wire.must(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
 }
@@ -72,7 +72,7 @@ async fn a_replica_is_named_at_connect_and_waited_for_until_it_is_promoted() {
     drop(within(HANGS, "the lock", waiting).await.unwrap().unwrap());
 }
 
-/// The name may come to lead to a server that keeps no locks for us while we are connected.
+/// A name may resolve to a server that cannot keep locks while the client is connected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_comes_to_lead_to_a_cluster_is_refused_and_asks_it_no_more() {
     let (server, member) = (Server::start(), cluster_member());
@@ -85,12 +85,12 @@ async fn a_connection_that_comes_to_lead_to_a_cluster_is_refused_and_asks_it_no_
     loop {
         match within(HANGS, "a try", leases.lock(NAME).try_acquire()).await {
             Err(Error::Refused(why)) if why.to_string().contains("part of a cluster") => break,
-            // The link has just ended, and the next one is on its way.
+            // The link has just ended, and the next one is being made.
             Err(Error::Unavailable(_)) => assert!(began.elapsed() < HANGS),
             outcome => panic!("{outcome:?}"),
         }
     }
-    // What was on its way may still come there, and counts for nothing. From then on nothing is sent.
+    // Requests under way may still arrive there, but have no effect. After that nothing is sent.
     for later in 0..5 {
         let outcome = within(HANGS, "a try", leases.lock(format!("later-{later}")).try_acquire()).await;
         assert!(matches!(outcome, Err(Error::Refused(_))), "{outcome:?}");
@@ -100,8 +100,8 @@ async fn a_connection_that_comes_to_lead_to_a_cluster_is_refused_and_asks_it_no_
     assert!(!seen.iter().any(of_later), "{seen:?}");
 }
 
-/// As a name server, a Kubernetes Service or an operator lead new connections to the primary that was promoted: the old
-/// one goes on, as a replica.
+/// Like a name server, a Kubernetes Service or an operator that directs new connections to the promoted primary. The
+/// old one continues as a replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     let old = Server::start();
@@ -109,13 +109,13 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     let (proxy, lag) = (Proxy::to(&old), Lag::start());
     let leases = connect(&proxy.url()).await.unwrap();
     let lease = leases.lock(NAME).ttl(LONG).acquire().await.unwrap();
-    // Whatever number we have on the old one, somebody has it on the new one.
+    // Every connection number of ours on the old server belongs to another client on the new one.
     let _strangers: Vec<Wire> = (0..64).map(|_| new.wire()).collect();
     eventually_async(HANGS, "the lock is replicated", || new.wire().exists(NAME)).await;
     new.wire().must(&["REPLICAOF", "NO", "ONE"]);
     follow(&mut old.wire(), &new);
 
-    // Before the name follows, every call says how it is, and the address is asked for anew once a second.
+    // Before the name follows, every call reports the cause, and the address is resolved again once a second.
     let (before, began) = (connections(&proxy), Instant::now());
     while began.elapsed() < Duration::from_millis(2_500) {
         let error = within(HANGS, "a try", leases.lock("other").try_acquire()).await.unwrap_err();
@@ -124,7 +124,7 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
         assert!(error.to_string().contains("READONLY"), "{error}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Of the caller's connection, the keeper's, and the one for notifications.
+    // The connections are the caller's, the keeper's, and the one for notifications.
     let tried = connections(&proxy) - before;
     assert!((1..=3 * 4).contains(&tried), "{tried} connections in {:?}", began.elapsed());
 
@@ -138,7 +138,7 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     }
     assert_eq!(lease.status(), Status::Held);
     assert!(new.wire().pttl(NAME) > 25_000, "it was renewed there");
-    // And waiters hear of what happens there.
+    // Waiters are notified of changes there.
     let other = connect(&new.url()).await.unwrap();
     let held = other.lock("another's").ttl(LONG).acquire().await.unwrap();
     let (mut wire, tracked) = (new.wire(), new.wire().tracked_keys());
@@ -155,15 +155,15 @@ async fn f22_a_lease_and_all_calls_follow_the_name_to_the_promoted_primary() {
     next.check().unwrap();
 }
 
-/// Answers that write nothing would be taken from a server that has become a replica, and has no such key: the release
-/// of a drop would leave its key on the primary, and a renewal there would end a lease that is well.
+/// A server that has become a replica has no such key, and its answers to a read would be believed. A dropped lease's
+/// release would leave its key on the primary, and a renewal would end a healthy lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_demoted_server_does_not_have_is_neither_released_nor_lost() {
     let (old, new) = (Server::start(), Server::start());
     let proxy = Proxy::to(&old);
     let leases = connect(&proxy.url()).await.unwrap();
     leases.lock("before").acquire().await.unwrap().release().await.unwrap();
-    // It answers, and never has what is written from now on.
+    // The old server answers, but never has what is written from now on.
     old.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
     let mut wire = old.wire();
     let keys = ["{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait"];
@@ -194,7 +194,7 @@ async fn what_a_demoted_server_does_not_have_is_neither_released_nor_lost() {
     assert_eq!(held.status(), Status::Held);
 }
 
-/// So many were made.
+/// The number of connections made.
 fn connections(proxy: &Proxy) -> usize {
     usize::try_from(proxy.seen().iter().map(|seen| seen.connection).max().unwrap_or_default()).unwrap()
 }
@@ -204,7 +204,7 @@ fn last_script_on(proxy: &Proxy) -> Option<u64> {
     proxy.seen().iter().rfind(|seen| seen.args[0].starts_with(b"EVAL")).map(|seen| seen.connection)
 }
 
-/// One that says no for a moment only keeps its links: nothing in flight is lost for it.
+/// A server that is a replica only for a moment keeps its links, so requests in flight are not lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_was_a_replica_for_a_moment_keeps_its_connections() {
     let server = Server::start();
@@ -222,13 +222,13 @@ async fn a_primary_that_was_a_replica_for_a_moment_keeps_its_connections() {
     assert_eq!(last_script_on(&proxy), before);
 }
 
-/// An answer that is an error of one caller's is no reason to end the connection of all.
+/// An answer that is one caller's error does not end the shared connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_of_another_type_costs_no_connection() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = connect(&proxy.url()).await.unwrap();
-    // All connections are there.
+    // By then all connections are open.
     told(&leases).await;
     server.wire().must(&["RPUSH", "list", "value"]);
     let before = connections(&proxy);
@@ -258,7 +258,7 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
             &["CONFIG", "SET", "min-replicas-to-write", "0"],
         ),
     ] {
-        // Before 7.0 scripts write whatever the replicas.
+        // Before 7.0, scripts write regardless of the replicas.
         if what == "NOREPLICAS" && !Server::version().at_least(7, 0) {
             continue;
         }
@@ -271,7 +271,7 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
         wire.must(well);
         leases.health().await.unwrap();
     }
-    // A missing right is not missed either; a key that only the probe needs is no reason to turn away.
+    // A missing right is reported too, and keys that only the probe needs are not required.
     wire.must(&["ACL", "SETUSER", "worker", "on", ">secret", "~job", "~{job*", "+@all", "-set"]);
     let url = format!("redis://worker:secret@127.0.0.1:{}", server.port());
     wire.must(&["ACL", "SETUSER", "worker", "allkeys"]);
@@ -280,7 +280,7 @@ async fn health_is_whether_a_lock_could_be_taken_now() {
     wire.must(&["ACL", "SETUSER", "worker", "+set", "resetkeys", "~job", "~{job*"]);
     worker.health().await.unwrap();
     worker.lock(NAME).try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
-    // The first script of a connection goes by its text; the renewals of a lease go by their hash.
+    // The first script of a connection is sent as text; renewals are sent by their hash.
     wire.must(&["ACL", "SETUSER", "worker", "allkeys", "-evalsha"]);
     let probe = connect(&url).await.unwrap();
     assert!(matches!(probe.health().await.unwrap_err(), Error::Refused(_)));
@@ -299,7 +299,7 @@ async fn health_over_a_quorum_is_that_of_a_majority_that_grants() {
     assert!(error.to_string().contains("OOM") && error.to_string().contains("READONLY"), "{error}");
 }
 
-/// Also of one that nobody has asked for a lock before.
+/// The delay is known even if the server has not been asked for a lock before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_knows_of_a_restart_delay_that_is_not_over() {
     let server = Server::start();
@@ -311,7 +311,7 @@ async fn health_knows_of_a_restart_delay_that_is_not_over() {
 
 #[tokio::test]
 async fn a_refused_connection_is_told_at_once() {
-    // Taken, so that nobody else gets it, and never listened at.
+    // Bound, so that no other program gets the port, but never listened on.
     let taken = tokio::net::TcpSocket::new_v4().unwrap();
     taken.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let lag = Lag::start();
@@ -323,21 +323,21 @@ async fn a_refused_connection_is_told_at_once() {
         assert!(error.to_string().contains("Is the server running there"), "{error}");
         assert!(took < Duration::from_millis(500) + lag.worst(), "{took:?}");
     }
-    // Who waits for it all the same is told why it was in vain.
+    // A waiter that waits all the same is given the reason.
     let lazy = Client::connect_lazy(format!("redis://{}", taken.local_addr().unwrap())).unwrap();
     let error = lazy.lock(NAME).acquire_within(Duration::from_millis(300)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
     assert!(error.to_string().contains("refused. Is the server running there"), "{error}");
 }
 
-/// As twemproxy does with each command that it does not know.
+/// Like twemproxy, which does so on each unknown command.
 fn ends_each_connection_on(proxy: &Proxy, commands: &[&str]) {
     for command in commands {
         proxy.on_each(Match::command(command), Action::CutBefore);
     }
 }
 
-/// What we ask besides scripts may be left out.
+/// Commands other than scripts may be left out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_a_proxy_that_ends_connections_on_our_own_questions_locks_are_acquired() {
     let server = Server::start();
@@ -354,7 +354,7 @@ async fn behind_a_proxy_that_ends_connections_on_our_own_questions_locks_are_acq
     drop(within(HANGS, "the lock", waiting).await.unwrap().unwrap());
 }
 
-/// The client library itself asks these on each connection.
+/// The client library itself sends these on each connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_that_ends_connections_on_the_clients_questions_is_said_to() {
     let server = Server::start();

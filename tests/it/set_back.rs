@@ -1,5 +1,5 @@
-//! A restart delay and servers whose wall clock was set back: their uptime says that they have just been started, and
-//! programs that have known them for longer know better (rows F5, F29 and F40 of the fault table).
+//! A restart delay with servers whose wall clock was set back: their uptime claims a recent start, but long-running
+//! clients know better. Rows F5, F29 and F40 of the fault table.
 
 use std::time::{Duration, Instant};
 
@@ -20,34 +20,34 @@ fn builder(label: &str) -> Builder {
     Client::builder().ttl(TTL).restart_delay(DELAY).label(label)
 }
 
-/// A new server by a clock of its own.
+/// A new server with a clock of its own.
 fn newborn() -> (Server, ClockShim) {
     let clock = ClockShim::new();
     (Server::builder().clock(&clock).start(), clock)
 }
 
-/// One try: a lease, or what it was refused with.
+/// One try: a lease, or the text of the refusal.
 async fn tries(leases: &Client, fair: bool) -> Result<Lease, String> {
     match leases.lock("job").fair(fair).try_acquire().await {
-        Ok(lease) => Ok(lease.expect("nobody holds it")),
+        Ok(lease) => Ok(lease.expect("it is free")),
         Err(Error::Unavailable(error)) => Err(error.to_string()),
         Err(other) => panic!("{other}"),
     }
 }
 
-/// The seconds after which each server votes that a refusal names.
+/// The seconds that a refusal names until each server votes.
 fn seconds_left(refusal: &str) -> Vec<u64> {
     let seconds = |rest: &str| rest.split(' ').next().unwrap().parse().unwrap();
     refusal.split("votes in ").skip(1).map(seconds).collect()
 }
 
-/// Tries until it has the lock. Returns also the seconds that were left by the slowest server, each number once.
+/// Tries until it has the lock. Also returns the seconds left for the slowest server, without repetition.
 async fn tries_on(leases: &Client, fair: bool) -> (Lease, Vec<u64>) {
     let (began, mut told) = (Instant::now(), Vec::new());
     loop {
         match tries(leases, fair).await {
             Ok(lease) => return (lease, told),
-            // The connection to a server that was killed may not have been noticed to be dead yet.
+            // The connection to a killed server may not have been noticed to be dead yet.
             Err(refusal) => told.extend(seconds_left(&refusal).into_iter().max()),
         }
         told.dedup();
@@ -56,10 +56,10 @@ async fn tries_on(leases: &Client, fair: bool) -> (Lease, Vec<u64>) {
     }
 }
 
-/// Gets to know the servers: from the first answer on, for as long as the delay.
+/// Knows the servers for the length of the delay, from the first answer on.
 async fn knows_them_for_the_delay(leases: &Client) {
     within(HANGS, "the servers vote", leases.lock("job").acquire()).await.unwrap().release().await.unwrap().confirmed();
-    // Nothing to wait for but the time itself.
+    // Only the passage of time matters here.
     tokio::time::sleep(DELAY + Duration::from_millis(10)).await;
 }
 
@@ -70,7 +70,7 @@ async fn f29_a_client_older_than_the_delay_acquires_after_the_clock_was_set_back
     knows_them_for_the_delay(&old).await;
     clock.back(HOUR);
     let uptime: i64 = server.wire().info_field("server", "uptime_in_seconds").unwrap().parse().unwrap();
-    assert!(uptime < 0, "the server does not know any more that it has been up: {uptime}");
+    assert!(uptime < 0, "the server no longer knows that it has been up: {uptime}");
 
     let lease = tries(&old, false).await.expect("it knows that the server is old enough");
     lease.release().await.unwrap().confirmed();
@@ -120,7 +120,8 @@ async fn f29_fair_waiters_come_in_their_order_after_the_clock_was_set_back() {
     let took = at.saturating_duration_since(freed);
     println!("the first after {took:?}");
     assert!(took >= DELAY && took <= DELAY + PROMPT + lag.worst(), "{took:?}");
-    // A release says what its program knows of the uptime, as polls do. The second program may not have asked before.
+    // A release passes on what its program knows of the uptime, as polls do. The second program may not have asked
+    // before.
     for (n, waiter) in waiters.enumerate() {
         let released = Instant::now();
         lease.release().await.unwrap().confirmed();
@@ -174,7 +175,7 @@ async fn an_old_witness_gives_nothing(fair: bool) {
     let (server, clock) = newborn();
     let holder = builder("holder").url(server.url()).build().await.unwrap();
     let old = builder("old").url(server.url()).build().await.unwrap();
-    // With the clock as it was, and set back.
+    // First with the clock unchanged, then with the clock set back.
     for back in [Duration::ZERO, HOUR] {
         clock.back(back);
         knows_them_for_the_delay(&old).await;
@@ -186,7 +187,7 @@ async fn an_old_witness_gives_nothing(fair: bool) {
         let (lease, told) = tries_on(&old, fair).await;
         let waited = killed.elapsed();
         assert!(!forgotten.is_held(), "two holders after {waited:?}");
-        // The uptime is counted in whole seconds, and so up to one too many.
+        // Uptime is counted in whole seconds, so it may be up to one second too high.
         assert!(waited + SECOND >= DELAY && waited >= TTL, "{waited:?}");
         assert!(!told.is_empty(), "it was never refused");
         lease.release().await.unwrap().confirmed();
@@ -214,7 +215,7 @@ async fn f40_an_old_witness_gives_no_majority_of_nodes_that_really_restarted() {
     lease.release().await.unwrap().confirmed();
 }
 
-/// As `tries_on`, where the third node may still know who holds the lock.
+/// Like `tries_on`, but the third node may still know who holds the lock.
 async fn tries_on_for_a_majority(leases: &Client) -> (Lease, Vec<u64>) {
     let (began, mut told) = (Instant::now(), Vec::new());
     loop {

@@ -1,11 +1,11 @@
-//! A server that is named without a url, how its connections are called, and what is wrong in its settings.
+//! A server named without a url, the names of its connections, and invalid settings.
 
 use leasehold::{Client, Credentials, Error, Server, Tls};
 use support::{HANGS, Proxy, Server as RealServer, eventually_async, within};
 
 use crate::common::{Confirmed as _, told};
 
-/// No text has it.
+/// The secret that no text may contain.
 const SECRET: &str = "p@ss/w:rd#1%";
 
 #[tokio::test]
@@ -71,7 +71,7 @@ fn what_is_wrong_in_the_settings_names_the_setting() {
     for host in ["::1", "[::1]"] {
         assert_eq!(Server::at(host, 6379).to_string(), "[::1]:6379");
     }
-    // A name in a list is one, too.
+    // A server in a list is checked too.
     let error = Client::builder().quorum([at(), at().user(""), at()]).build_lazy().unwrap_err();
     assert!(error.to_string().contains("quorum[1]: user is empty"), "{error}");
 }
@@ -90,14 +90,14 @@ async fn each_connection_says_whose_it_is() {
     if RealServer::version().at_least(7, 2) {
         assert_eq!(clients().matches("lib-name=leasehold lib-ver=").count(), 3, "{}", clients());
     }
-    // And each that comes after it.
+    // Connections made later are named as well.
     let mut killer = real.wire();
     killer.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let again = || real.wire().must(&["CLIENT", "LIST"]).text().matches(&role("keeper")).count() == 1;
     eventually_async(HANGS, "the next one is named", again).await;
 }
 
-/// As one that knows `CLIENT ID` and nothing else of that kind.
+/// Like a proxy that knows `CLIENT ID` and no other subcommand of that kind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_that_ends_connections_on_their_names_is_passed_without() {
     use support::{Action, Match};

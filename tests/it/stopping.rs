@@ -62,14 +62,14 @@ async fn what_a_grace_has_asked_one_lease_is_not_told_to_those_that_join_it() {
         assert_eq!((other.hold_count(), other.cancellation_token().is_cancelled()), (2, false), "{other:?}");
         let mut lost = pin!(other.lost());
         assert!(lost.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        // A shutdown is for both, and for who joins them then.
+        // A shutdown asks both, and any holder that joins later.
         shutdown = Some(tokio::spawn({
             let leases = leases.clone();
             async move { leases.shutdown(HANGS).await }
         }));
         assert_eq!(within(HANGS, "the shutdown's signal", lost).await.reason(), LossReason::Closing);
         let third = lease.share().unwrap();
-        assert_eq!(within(HANGS, "the same", third.lost()).await.reason(), LossReason::Closing);
+        assert_eq!(within(HANGS, "its signal too", third.lost()).await.reason(), LossReason::Closing);
         Ok::<_, Error>(())
     };
     let run = Box::pin(lock.clone().grace(Duration::from_millis(400)).run(work));
@@ -84,7 +84,7 @@ async fn every_shutdown_tells_how_many_leases_were_cut_short_whoever_did_it() {
     let kept = held(&leases, 2).await;
     let _shared = kept[0].as_handle().share().unwrap();
     let (first, second) = tokio::join!(leases.shutdown(LIMIT), leases.shutdown(HANGS));
-    assert_eq!((first, second), (3, 3), "both were asked, and both must not say that all went well");
+    assert_eq!((first, second), (3, 3), "neither must report that all went well");
     assert_eq!(within(HANGS, "one more", leases.shutdown(HANGS)).await, 3);
 
     let leases = Client::in_memory();
@@ -93,5 +93,5 @@ async fn every_shutdown_tells_how_many_leases_were_cut_short_whoever_did_it() {
         tokio::time::sleep(LIMIT).await;
         leases.close().await;
     };
-    assert_eq!(tokio::join!(leases.shutdown(HANGS), closing).0, 1, "closed by somebody else");
+    assert_eq!(tokio::join!(leases.shutdown(HANGS), closing).0, 1, "closed by another task");
 }

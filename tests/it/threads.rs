@@ -1,4 +1,4 @@
-//! Threads without async, which wait with `block_on`: the row F79 of the fault table.
+//! Threads without async, which wait with `block_on`: row F79 of the fault table.
 
 use std::{
     future::Future,
@@ -18,7 +18,7 @@ use tokio::task::{block_in_place, spawn_blocking};
 
 use crate::common::{COMMAND, Confirmed as _, LONG, NAME, SHORT, assert_says_lost, ending, wait};
 
-/// A name that nobody has sent.
+/// A name that is never sent to the server.
 const UNASKED: &str = "unasked";
 
 fn program(url: String) -> Client {
@@ -35,7 +35,7 @@ fn assert_refused<F: Future>(call: F) {
     );
 }
 
-/// The lease is left to the drop.
+/// Asserts that every call that waits is refused. The lease is released by its drop.
 fn each_is_refused(url: &str, leases: &Client, lease: Lease) {
     let lock = leases.lock(UNASKED);
     assert_refused(Client::connect(url));
@@ -97,7 +97,7 @@ fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
             let own = Client::connect(server.url()).await.unwrap();
             spawn_blocking(move || cycle(&own)).await.unwrap();
             spawn_blocking(move || cycle(&leases)).await.unwrap();
-            // And back.
+            // And the other way around.
             other.lock(NAME).acquire().await.unwrap().release().await.unwrap().confirmed();
         });
         let leases = program(server.url());
@@ -109,7 +109,7 @@ fn f79_a_thread_that_a_runtime_lets_wait_may_wait() {
     runtime.block_on(runtime.spawn(async move { block_in_place(|| cycle(&leases)) })).unwrap();
 }
 
-/// In the thread of a panic and with a lease that nobody waits for: the key would live for longer than the test.
+/// The lease is dropped in the panicking thread, which does not wait. If unreleased, the key would outlive the test.
 #[test]
 fn f79_a_lease_that_a_panic_drops_is_released() {
     let server = Server::start();
@@ -148,7 +148,7 @@ fn f79_a_lease_that_a_panic_drops_is_released() {
     }
 }
 
-/// The work sits in one call for longer than its lease lives, and asks nobody.
+/// The work blocks in one call for longer than its lease lives, and never checks the lease.
 #[test]
 fn f79_work_that_blocks_while_its_lease_is_lost_is_told_so_at_the_end() {
     let server = Server::start();
@@ -164,19 +164,19 @@ fn f79_work_that_blocks_while_its_lease_is_lost_is_told_so_at_the_end() {
         seen::took("on_lost after a cut, of a thread that blocks", heard - cut, SHORT + SIGNAL, &lag);
         assert!(heard - cut <= SHORT + SIGNAL + lag.worst(), "{:?}", heard - cut);
         assert_eq!(ending(lease.check()).reason(), LossReason::Expired);
-        // It finishes what it was about, and another holder is at work.
+        // The work finishes while another holder is at work.
         drop(wait(other.lock(NAME).acquire_within(HANGS))?);
         Ok("42 rows")
     }));
     assert_eq!(ending(outcome).reason(), LossReason::Expired);
     proxy.black_hole(false);
 
-    // The same of a key that is gone, by hand.
+    // A deleted key has the same effect on a lease held by hand.
     let (lease, mut wire) = (wait(other.lock("by hand").acquire()).unwrap(), server.wire());
     assert!(wire.del("by hand"));
     assert_eq!(wait(lease.lost()).reason(), LossReason::Deleted);
     assert_says_lost(wait(lease.release()), LossReason::Deleted);
-    // Its own error says more than the loss.
+    // The work's own error takes precedence over the loss.
     let failed = wait(other.lock("by hand").run(async |lease| {
         assert!(wire.del("by hand"));
         wait(lease.lost());
@@ -188,7 +188,7 @@ fn f79_work_that_blocks_while_its_lease_is_lost_is_told_so_at_the_end() {
 struct Alone(AtomicBool);
 
 impl Alone {
-    /// Nobody else is in here.
+    /// Asserts that no other thread is in here.
     fn works(&self) {
         assert!(!self.0.swap(true, Ordering::SeqCst), "two work at a time");
         thread::yield_now();
@@ -232,7 +232,7 @@ fn f79_threads_with_two_names_never_overlap_and_leave_nothing() {
     const THREADS: u32 = 20;
     const CYCLES: u32 = 50;
     let server = Server::start();
-    // Two programs of ten threads; a floor would stay.
+    // Two programs of ten threads each. Without fence memory, no floor key stays.
     let programs: Vec<Client> = (0..2)
         .map(|_| wait(Client::builder().url(server.url()).fence_memory(Duration::ZERO).ttl(LONG).build()).unwrap())
         .collect();
@@ -320,7 +320,7 @@ fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
     assert_says_lost(wait(lease.release()), LossReason::Forced);
     assert_eq!(wait(handle.lost()).reason(), LossReason::Forced);
 
-    // A shutdown asks, and the lease is held: its own end is none that is told.
+    // A shutdown asks while the lease is held; the lease's own end is then not reported.
     let lease = wait(leases.lock("another job").acquire()).unwrap();
     lease.on_lost(tells("asked"));
     let shuts_down = thread::spawn(move || wait(leases.shutdown(HANGS)));
@@ -334,7 +334,7 @@ fn on_lost_is_called_once_after_a_loss_and_never_after_a_release() {
 }
 
 thread_local! {
-    /// Runs when its thread ends, after Tokio's own value is gone: it was made first.
+    /// Runs when its thread ends, after Tokio's own value was destroyed, because it was made first.
     static LAST: AtTheEnd = const { AtTheEnd(std::cell::RefCell::new(None)) };
 }
 
@@ -376,7 +376,7 @@ fn a_call_in_a_destructor_of_an_ending_thread_is_refused_or_works_and_never_pani
     wait(wait(leases.lock(NAME).acquire_within(HANGS)).unwrap().release()).unwrap().confirmed();
 }
 
-/// More than there are waking threads.
+/// More callbacks than there are threads for them.
 #[test]
 fn callbacks_that_block_keep_no_other_lease_waiting_however_many_they_are() {
     const MANY: usize = 80;
@@ -393,7 +393,7 @@ fn callbacks_that_block_keep_no_other_lease_waiting_however_many_they_are() {
         assert!(wait(leases.lock(lease.name()).force_release()).unwrap());
     }
     for number in 0..MANY {
-        assert_eq!(begun.recv_timeout(HANGS), Ok(()), "{number} were told");
+        assert_eq!(begun.recv_timeout(HANGS), Ok(()), "{number} were notified");
     }
     drop(release);
 }
@@ -432,7 +432,7 @@ fn a_close_on_another_thread_ends_the_waits() {
     while wait(leaders.next()).is_some() {}
 }
 
-/// Work on a thread may use all of the API, its own lock included.
+/// Work on a thread may use the whole API, its own lock included.
 #[test]
 fn waits_may_nest() {
     let server = Server::start();

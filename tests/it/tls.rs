@@ -1,5 +1,5 @@
-//! TLS to servers that others name: those of a cluster, and those that Sentinels watch. The names in their certificates,
-//! and TLS on one side only.
+//! TLS to servers that are announced: those of a cluster, and those watched by Sentinels. Covers the names in their
+//! certificates, and TLS on one side only.
 
 use std::{
     path::PathBuf,
@@ -15,7 +15,7 @@ const CONNECT: Duration = Duration::from_secs(1);
 
 fn builder(url: &str, ca: PathBuf) -> Builder {
     let named: Named = url.parse().unwrap();
-    // A server without TLS takes no settings for it.
+    // A server without TLS rejects TLS settings.
     let named =
         if url.contains("rediss") || url.contains("sentinel_tls") { named.tls(Tls::new().ca_file(ca)) } else { named };
     Client::builder().server(named).connect_timeout(CONNECT).command_timeout(COMMAND)
@@ -27,7 +27,7 @@ async fn cycle(leases: &Client, name: &str) {
     lease.release().await.unwrap().confirmed();
 }
 
-/// All of our connections to this server have come to its port for TLS.
+/// Asserts that all of our connections to this server are on its TLS port.
 fn come_by_tls(server: &Server) {
     let clients = server.wire().must(&["CLIENT", "LIST"]).text();
     let ours: Vec<&str> = clients.lines().filter(|client| client.contains("name=leasehold")).collect();
@@ -38,7 +38,7 @@ fn come_by_tls(server: &Server) {
     );
 }
 
-/// Why nothing is locked: the error of the build, or of one try to acquire. In time.
+/// The error of the build, or of one try to acquire, which must arrive in time.
 async fn turned_down(url: &str, ca: PathBuf) -> Error {
     let (lag, start) = (Lag::start(), Instant::now());
     let error = match within(HANGS, "build", builder(url, ca).build()).await {
@@ -84,7 +84,7 @@ async fn a_primary_behind_sentinels_is_reached_over_tls() {
     }
 }
 
-/// Certificates have a name, and servers announce their addresses, or another name.
+/// Certificates contain a name, while servers announce their addresses, or another name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_is_given_is_that_of_every_certificate() {
     const NAME: &str = "cache.example";
@@ -105,7 +105,7 @@ async fn a_name_that_is_given_is_that_of_every_certificate() {
     }
 }
 
-/// The seed's address is in the certificate too, and the map leads to it.
+/// The seed's address is in the certificate too, and the address map points to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_name_that_a_server_announces_is_that_of_its_certificate_unless_one_is_given() {
     const NAME: &str = "cache.example";
@@ -136,7 +136,8 @@ async fn tls_on_one_side_only_is_an_error_in_time() {
     let authority = Authority::new(&["localhost", "127.0.0.1"]);
     let ca = || authority.ca_pem_path();
     let (plain, with_tls) = (Cluster::start(1, 0), Cluster::start_with_tls(1, 0, &authority));
-    // It takes TLS from clients, and announces its plain port: newer servers do so to them only when told to.
+    // The server accepts TLS from clients, but announces its plain port to them; newer servers do so only if
+    // configured.
     let half = Cluster::with(1, 0, |server| server.tls_by(&authority));
     let [server] = half.primaries() else { panic!("it is one server") };
     server.wire().must(&["CONFIG", "SET", "cluster-announce-tls-port", &server.port().to_string()]);

@@ -1,4 +1,4 @@
-//! What a waiting fleet costs the server, and when a waiter looks.
+//! The cost of many waiters to the server, and when a waiter checks.
 
 use std::{
     future::Future,
@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::common::{COMMAND, Confirmed as _, program, told};
 
-/// The least that the last look of a wait has for its answer.
+/// The least time that the last check of a wait has for its answer.
 const LAST_LOOK: Duration = Duration::from_millis(15);
 
 fn acquires() -> Match {
@@ -37,11 +37,11 @@ async fn many_waiters_of_one_process_poll_like_one() {
         within(HANGS, "everybody to wait", told.recv()).await;
     }
     proxy.forget();
-    // The time over which looks are counted.
+    // The time over which checks are counted.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let looks = proxy.count(acquires());
-    // One waiter's backoff in 1.5 s: its bounds are 10, 20, … 1,000 ms, its pauses half of that on average. A hundred
-    // waiters that each asked would be at several hundred.
+    // One waiter's backoff in 1.5 s: its bounds are 10, 20, … 1,000 ms, its pauses half of that on average. If each of
+    // the hundred waiters checked, there would be several hundred checks.
     assert!((1..=40).contains(&looks), "{looks} looks in 1.5 s");
 
     for task in &tasks {
@@ -58,15 +58,15 @@ async fn a_waiter_checks_again_when_the_holders_key_expires() {
     let ttl = Duration::from_millis(300);
     let lag = Lag::start();
     for _ in 0..5 {
-        // Nobody renews this one: it is another library's, whose process has died.
-        // The server counts from somewhere between these two.
+        // The key is never renewed: it belongs to another library, whose process has died.
+        // The server counts the TTL from a moment between these two.
         let before = Instant::now();
         wire.must(&["SET", "job", "somebody", "PX", "300"]);
         let set = Instant::now();
         let lease = within(HANGS, "the lock", leases.lock("job").acquire()).await.unwrap();
         let (took, since) = (set.elapsed(), before.elapsed());
         assert!(since + Duration::from_millis(2) >= ttl, "{since:?}");
-        // A pause ends a millisecond after the expiry that the look before it saw; 20 ms for the look itself.
+        // A pause ends a millisecond after the expiry seen by the previous check; 20 ms for the check itself.
         let late = lag.worst();
         assert!(took <= ttl + Duration::from_millis(20) + late, "{took:?}; the machine lagged {late:?}");
         lease.release().await.unwrap().confirmed();
@@ -78,7 +78,7 @@ async fn a_release_in_the_same_process_hands_over_at_once() {
     let server = Server::start();
     let leases = program(server.url()).await;
     let lag = Lag::start();
-    // The first wait opens the connection that is pushed to, which keeps the keeper busy for a while.
+    // The first wait opens the connection for notifications, which keeps the keeper busy for a while.
     for round in 0..20 {
         let lease = leases.lock("job").acquire().await.unwrap();
         let (tell, mut told) = mpsc::unbounded_channel();
@@ -100,14 +100,14 @@ async fn every_waiter_keeps_its_own_deadline() {
     let (one, two) = (program(server.url()).await, program(server.url()).await);
     let lease = one.lock("job").acquire().await.unwrap();
     let (lag, started) = (Lag::start(), Instant::now());
-    // Far apart: whoever has the turn must have an answer within its own time, or does not know who holds the lock.
+    // Far apart, because the waiter whose turn it is must get an answer within its own time to know the holder.
     let patience: Vec<_> = [1_200, 600, 900, 300].map(Duration::from_millis).into();
     let waiters: Vec<_> = patience.iter().map(|&limit| tokio::spawn(two.lock("job").acquire_within(limit))).collect();
     let mut ends = Vec::new();
     for (limit, waiter) in patience.iter().zip(waiters) {
         let error = within(HANGS, "its deadline", waiter).await.unwrap().unwrap_err();
         let Error::TimedOut { waited, holder, .. } = error else { panic!("{error}") };
-        // The end of the pause and that of a last look without an answer are two timers, each of which may be late.
+        // The end of the pause and that of a last check without an answer are two timers, each of which may be late.
         let most = *limit + Duration::from_millis(20) + LAST_LOOK + 2 * lag.worst();
         assert!(waited >= *limit && waited <= most, "{waited:?} of {limit:?}");
         assert_eq!(holder.fence(), Some(lease.fence()));
@@ -129,9 +129,9 @@ async fn a_waiter_that_goes_away_passes_its_turn_on() {
         waiters.push(tokio::spawn(two.lock("job").on_wait(move |_| tell.send(n).unwrap()).acquire()));
         within(HANGS, "the waiter to wait", told.recv()).await;
     }
-    // The first is asking the server right now, and never hears the answer.
+    // The first is checking right now, and never gets the answer.
     let asking = proxy.on(acquires(), 1, Action::HoldReply);
-    within(HANGS, "a look", asking.hit()).await;
+    within(HANGS, "a check", asking.hit()).await;
     waiters[0].abort();
     asking.release();
     waiters[1].abort();
@@ -146,37 +146,37 @@ async fn a_waiter_that_nobody_polls_does_not_stop_the_others() {
     let leases = Client::builder().url("memory://").command_timeout(Duration::from_millis(200)).build().await.unwrap();
     let lock = leases.lock("job").owner(Owner::anonymous());
     let lease = lock.acquire().await.unwrap();
-    // It is first in line, and then nobody polls it any more.
+    // It is first in line, and is never polled again.
     let mut half = Box::pin(lock.acquire());
     let waiting = tokio::time::timeout(Duration::from_millis(50), &mut half).await;
     assert!(waiting.is_err());
     lease.release().await.unwrap().confirmed();
-    // Two pauses of a second and two looks, at the most, and then our own look.
+    // At most two pauses of a second and two checks, and then our own check.
     let limit = Duration::from_secs(4);
     let lease = within(limit, "the lock", tokio::spawn(lock.acquire())).await.unwrap().unwrap();
     lease.release().await.unwrap().confirmed();
 }
 
-/// An acquire that is not polled any more.
+/// An acquire that is no longer polled.
 type Unpolled = Pin<Box<dyn Future<Output = Result<Lease, Error>> + Send>>;
 
-/// As many acquires of one task as have more looks to make than a process makes at a time: each is polled twice, and
-/// then never again. The locks are held elsewhere, so that each is in its first look as a waiter, or waits for that.
+/// More acquires of one task than a process may have checks under way. Each is polled twice, and then never again.
+/// Another client holds the locks, so each is in its first check as a waiter, or waits for its turn.
 async fn unpolled(leases: &Client, names: impl Iterator<Item = String>) -> Vec<Unpolled> {
     let mut acquires: Vec<Unpolled> = Vec::new();
     for name in names {
         acquires.push(Box::pin(leases.lock(name).owner(Owner::anonymous()).acquire()));
     }
     poll_each(&mut acquires).await;
-    // It is answered after all of them, on the same connection.
+    // Answered after all of them, on the same connection.
     leases.lock("another").holder().await.unwrap();
     poll_each(&mut acquires).await;
-    // The same, on the connection of the keeper, which waiters use. What they ask later would find the lock free.
+    // The same for the keeper's connection, which waiters use. Checks they send later would find the lock free.
     told(leases).await;
     acquires
 }
 
-/// Without tokio's budget, from which a task has enough for some of them only.
+/// Polls without tokio's budget, which would suffice only for some of them.
 async fn poll_each(acquires: &mut [Unpolled]) {
     let polls = std::future::poll_fn(|_| {
         for acquire in &mut *acquires {
@@ -187,7 +187,7 @@ async fn poll_each(acquires: &mut [Unpolled]) {
     tokio::task::unconstrained(polls).await;
 }
 
-/// More than twice the looks that a process makes at a time, less than three times.
+/// More than twice, and less than three times, the checks that a process makes at a time.
 const MANY: usize = 300;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -218,14 +218,14 @@ async fn unpolled_waiters_do_not_keep_other_tasks_from_their_locks() {
         worst = worst.max(at.saturating_duration_since(released));
         drop(lease.unwrap());
     }
-    // And then their own look.
+    // Each then makes its own check.
     let limit = bound + SIGNAL + lag.worst();
     assert!(worst <= limit, "the last of {MANY} locks was acquired after {worst:?}, not within {limit:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unpolled_check_delays_nobody_longer_than_a_check_may_take() {
-    // The time that a look may take is long enough to tell it from a hand-off.
+    // A check may take much longer than a hand-off, so the two are distinguishable.
     const HAND_OFF: Duration = Duration::from_millis(250);
     let (server, lag) = (Server::start(), Lag::start());
     let (holder, leases) = (program(server.url()).await, program(server.url()).await);
@@ -235,7 +235,7 @@ async fn an_unpolled_check_delays_nobody_longer_than_a_check_may_take() {
         held.push(holder.lock(name(n)).acquire().await.unwrap());
     }
     let _unpolled = unpolled(&leases, (0..MANY).map(name)).await;
-    // The default command time-out: so long they may count.
+    // The default command time-out: the unpolled checks may count for this long.
     tokio::time::sleep(Duration::from_secs(1)).await;
     for round in 0..10 {
         let lease = holder.lock("contended").acquire().await.unwrap();
@@ -263,7 +263,7 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     let waiter = tokio::spawn(lock.clone().on_wait(move |_| tell.send(()).unwrap()).acquire());
     within(HANGS, "the waiter to wait", told.recv()).await;
     wire.del("job");
-    // One of the two checks first and has it; the server notified the other.
+    // One of the two checks first and gets the lock; the server notified the other.
     match lock.acquire_within(Duration::ZERO).await {
         Ok(lease) => lease.release().await.unwrap().confirmed(),
         Err(Error::TimedOut { holder, .. }) => assert!(holder.label().is_some(), "the waiter's: {holder:?}"),
@@ -272,7 +272,7 @@ async fn a_wait_of_zero_asks_even_when_others_wait() {
     within(HANGS, "the waiter", waiter).await.unwrap().unwrap().release().await.unwrap().confirmed();
 }
 
-/// The last look has no more time than is left of the wait, which may be less than any answer takes.
+/// The last check has only the rest of the wait, which may be shorter than any answer takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
     let servers = [Server::start(), Server::start(), Server::start()];
@@ -297,7 +297,7 @@ async fn over_a_slow_link_a_lock_that_is_held_is_not_called_unreachable() {
     }
 }
 
-/// It is silent for longer than any answer takes: nobody knows then who holds the lock.
+/// The server is silent for longer than an answer may take, so the holder is unknown then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_that_begins_during_a_wait_is_told_as_one() {
     let server = Server::start();
@@ -313,7 +313,7 @@ async fn an_outage_that_begins_during_a_wait_is_told_as_one() {
         let outcome = within(HANGS, "the end of the wait", waiting).await.unwrap();
         assert!(matches!(outcome, Err(Error::Unavailable(_))), "fair: {fair}: {outcome:?}");
         proxy.freeze(false);
-        // And one that answers to the end has somebody hold it.
+        // If the server answers to the end, the holder is known.
         let outcome = within(HANGS, "the end of the wait", lock.acquire_within(3 * COMMAND)).await;
         assert!(matches!(outcome, Err(Error::TimedOut { .. })), "fair: {fair}: {outcome:?}");
     }

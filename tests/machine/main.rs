@@ -1,6 +1,6 @@
-//! Tests that need all processors, or take them from others: one at a time.
+//! Tests that need all processors, or take them from others. They run one at a time.
 
-// Helpers of tests may fail like tests, and read clocks.
+// Helpers of tests may panic and read clocks, like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::disallowed_methods)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! The keeper's thread gets no processor, for so many others want it: the row F26 of the fault table.
+//! The keeper's thread is starved, because many others want the processor: row F26 of the fault table.
 
 use std::{
     sync::{
@@ -16,15 +16,15 @@ use support::{
     seen, stamped, within,
 };
 
-/// As short as can be, so that a thread which waits for its turn comes too late.
+/// The shortest TTL, so that a thread that waits for its turn comes too late.
 const TTL: Duration = Duration::from_millis(100);
 const HANGS: Duration = Duration::from_secs(20);
-/// Each for 2 TTL. The row asks for a hundred, where there is the time.
+/// The number of runs, of 2 TTL each. The row requires a hundred, if figures are wanted.
 fn runs() -> usize {
     if seen::is_wanted() { 100 } else { 20 }
 }
 
-/// How many threads want each core. With the fewest a lease lives on; with the most a turn comes once in a TTL.
+/// How many threads want each core. With the fewest a lease survives; with the most a turn comes once in a TTL.
 const GREEDY: [usize; 4] = [1, 4, 12, 24];
 
 /// Threads that want all the processors, until dropped.
@@ -59,7 +59,7 @@ impl Drop for Load {
     }
 }
 
-/// When `check()` was asked and said `Ok`, until it says something else or the watch is over.
+/// Records when `check()` was called and returned `Ok`, until it returns an error or the watch ends.
 struct Watch {
     over: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Instant>>,
@@ -86,7 +86,7 @@ impl Watch {
     }
 }
 
-/// What a lease may be believed for after each of its requests. The proxy reads them after they were sent.
+/// How long a lease may be believed after each of its requests. The proxy reads a request after it was sent.
 fn valid() -> Duration {
     TTL.saturating_sub(TTL / 100 + Duration::from_millis(2))
 }
@@ -100,9 +100,8 @@ fn requests(proxy: &Proxy, scripts: &[&str], name: &str) -> Vec<Instant> {
     proxy.seen().iter().filter(|seen| of_this(&seen.args)).map(|seen| seen.at).collect()
 }
 
-/// Panics if it was believed at a time for which no request can account: a belief follows an answer, and an answer a
-/// request that the proxy had read. (One that was answered between the question and `check()` found the lease valid
-/// still.)
+/// Panics if the lease was believed when no request can account for it: a belief follows an answer, and that a request
+/// which the proxy had read. (A request answered just before `check()` still found the lease valid.)
 fn assert_never_beyond(good: &[Instant], requests: &[Instant]) {
     for asked in good {
         let read = requests.partition_point(|at| at <= asked);
@@ -148,7 +147,7 @@ async fn f26_the_keeper_is_starved() {
     seen::counted("ms that a control timer came late", usize::try_from(late.as_millis()).unwrap());
 }
 
-/// The same of leases that were asked for at once, most of which came by a batch.
+/// The same for leases acquired at once, most of them in a batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::await_holding_lock, reason = "tests take turns")]
 async fn f26_the_keeper_is_starved_after_a_batch() {
@@ -180,7 +179,7 @@ async fn f26_the_keeper_is_starved_after_a_batch() {
         batches += proxy.count(Match::script(COMBINED));
         proxy.forget();
     }
-    assert!(batches > 0, "nothing travelled with others: the premise");
+    assert!(batches > 0, "nothing was batched: the premise");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -205,13 +204,14 @@ async fn f26_the_keeper_is_starved_and_no_renewal_is_confirmed() {
         let over = Instant::now();
         let Stamped { output: lost, woken, .. } = within(HANGS, "lost() completes", signal).await.unwrap();
         assert_eq!(lost.reason(), LossReason::Expired);
-        // The last acquire is the one that won.
+        // The last acquire is the successful one.
         let deadline = |name: &String| *requests(&proxy, &[ACQUIRE, COMBINED], name).last().unwrap() + valid();
         let [first, second] = names.each_ref().map(deadline);
         for asked in watch.end() {
             assert!(asked < first, "check() is Ok {:?} after the deadline", asked - first);
         }
-        // Among many it is chance whether the control or the keeper has its turn in time. The signal has the load's.
+        // Under a heavy load, chance decides if the control or the keeper gets its turn in time, so the signal may also
+        // be as late as the load's end.
         let due = if run % GREEDY.len() == 0 { second } else { second.max(over) };
         let late = woken.saturating_duration_since(due);
         let what = if due == second {

@@ -1,5 +1,5 @@
-//! Bugs on purpose, to see that the checks find them. The drivers of the model and of the simulation play some of them:
-//! they mutate what passes between a client and its nodes. For others the soak builds the library with a patch of
+//! Bugs on purpose, to show that the checks find them. The drivers of the model and of the simulation play some of
+//! them: they mutate the traffic between a client and its nodes. For others the soak builds the library with a patch of
 //! `mutations/`.
 
 macro_rules! bugs {
@@ -35,13 +35,13 @@ bugs! {
     NoSecondPhase: "no-second-phase", "rule-10-second-phase";
     /// A grant that comes after its attempt has failed stays on the node.
     LateGrantStays: "late-grant-stays";
-    /// A release deletes whatever is there.
+    /// A release deletes the key of any holder.
     ReleaseUnchecked: "release-unchecked", "rule-08-compare-lua";
     /// A renewal creates a missing key.
     RenewalRecreates: "renewal-recreates", "rule-07-creates-lua";
     /// A lease whose key was deleted continues.
     DeletionIgnored: "deletion-ignored", "rule-07-deletion-ignored";
-    /// What one node answers counts for another one too.
+    /// One node's answer counts for another one too.
     OneAnswersForAnother: "one-answers-for-another", "quorum-one-for-another";
     /// A node votes as soon as it is up.
     AmnesiacVotes: "amnesiac-votes";
@@ -97,7 +97,7 @@ bugs! {
     AllTurnedAway: "all-turned-away";
     /// A batch that lands also answers requests that have had their answer.
     AnsweredAgain: "answered-again";
-    /// Only the first request of a batch that was sent twice is told that it was overtaken.
+    /// Only the first request of a batch that was sent twice is reported as overtaken.
     OvertakenIsTheFirsts: "overtaken-is-the-firsts";
     /// A batch has one request more than it may.
     BatchTooLarge: "batch-too-large";
@@ -105,7 +105,7 @@ bugs! {
     LeftBehind: "left-behind";
     /// Answers of a primary that was replaced count, though the new one is known.
     ReplacedCounts: "replaced-counts";
-    /// The view that was heard last decides who has a slot.
+    /// The view that was heard last decides the owner of a slot.
     TopologyGoesBack: "topology-goes-back";
     /// Others are not asked whether a primary still is one.
     NotCrossChecked: "not-cross-checked";
@@ -113,7 +113,7 @@ bugs! {
     StepUnconfirmed: "step-unconfirmed";
     /// An acquire in steps has its fence issued before it takes the lock.
     FloorBeforeTake: "floor-before-take";
-    /// A `WAIT` confirms what was answered after it was sent.
+    /// A `WAIT` confirms an answer that came after it was sent.
     WaitConfirmsLater: "wait-confirms-later";
     /// A `WAIT` is sent on another link than that of the answers.
     WaitOnAnotherLink: "wait-on-another-link";
@@ -125,17 +125,17 @@ bugs! {
     LifeForgotten: "life-forgotten";
     /// A release deletes the key before the end of the interval in which the lock is acquired once.
     ReleaseFrees: "release-frees";
-    /// An adoption takes the lock from whoever has it.
+    /// An adoption takes the lock from any holder.
     AdoptionUnchecked: "adoption-unchecked";
     /// An heir has the fence of its giver.
     HeirKeepsFence: "heir-keeps-fence";
     /// The giver keeps believing once its ticket is there.
     GiverBelieves: "giver-believes";
-    /// An observer is not notified that what was known has run out.
+    /// An observer is not notified that its knowledge has expired.
     ObserverNeverUnsure: "observer-never-unsure";
     /// An observer looks again while a look is under way, and takes the answers as they come.
     OldLookOverrides: "old-look-overrides";
-    /// An acquire that is replayed writes nothing, so that a `WAIT` after it speaks for what was written before.
+    /// An acquire that is replayed writes nothing, so that a `WAIT` after it confirms only the writes before.
     ReplayWritesNothing: "replay-writes-nothing";
     /// The limit of a share is not checked.
     LimitUnchecked: "limit-unchecked", "share-grant-lua";

@@ -1,6 +1,6 @@
 //! The whole protocol, simulated: three clients, one, three or five nodes, and everything that may happen to them, from
-//! one seed. The shipped code decides: the machines of [`leasehold_protocol`], and its `Store` as each node. Only what
-//! carries messages and sets timers is written again, in `client` and `holding`.
+//! one seed. The shipped code decides: the machines of [`leasehold_protocol`], and its `Store` as each node. Only the
+//! code that carries messages and sets timers is written again, in `client` and `holding`.
 //!
 //! The checks know real time, which no part of the simulation can read:
 //!
@@ -56,7 +56,7 @@ struct Scene {
 struct Outcome {
     violations: Vec<Violation>,
     counts: Counts,
-    /// What happened and when, if a trace was asked for.
+    /// The events and their times, if a trace was asked for.
     trace: Vec<(Real, String)>,
 }
 
@@ -91,7 +91,7 @@ impl Scene {
                 Event::Inject(fault) => world.inject(fault),
             }
         }
-        assert!(clients.iter().all(|client| client.sessions.is_empty()), "somebody is still at it");
+        assert!(clients.iter().all(|client| client.sessions.is_empty()), "a client is still at work");
         world.now = world.now.max(world.last_arrival + nanos(longest_life) / 100 * 101);
         world.check_is_empty();
         Outcome {

@@ -1,4 +1,4 @@
-//! The queue under random operations: what always holds, and that the memory node and the scripts agree.
+//! The queue under random operations: its invariants, and the agreement of the memory node and the scripts.
 
 // Helpers of tests may fail like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
@@ -28,24 +28,24 @@ use uuid::Uuid;
 const TTL: Duration = Duration::from_secs(600);
 const GRANT: Duration = Duration::from_secs(60);
 const WINDOW: Duration = Duration::from_secs(36_000);
-/// Longer than any of these, so that nothing ends at the very moment.
+/// Longer than the TTL and the grant, so that nothing ends at the very moment.
 const STEP: Duration = Duration::from_secs(601);
-/// No server of ours has been up for as long, by its own clock.
+/// An uptime that no test server has reached, by its own clock.
 const DECADE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 const CHANNELS: [&str; 3] = ["red", "green", "blue"];
-/// The process of each token. The first has so many that they fill pages; the last cannot be called.
+/// The process of each token. The first has enough tokens to fill pages; the last cannot be called.
 const PROCESSES: [&str; 8] = ["red", "green", "blue", "grey", "red", "red", "red", "grey"];
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
     Poll(usize),
     Check(usize),
-    /// As by somebody who knows of no queue.
+    /// An acquire outside the queue.
     Acquire(usize),
     Release(usize),
     Leave(usize, Option<usize>),
     ForceRelease,
-    /// Time goes by: what holds the lock does not renew it, and a grant lapses.
+    /// Time passes: the holder does not renew the lock, and a grant lapses.
     Expire,
     Kill(usize),
     Start(usize),
@@ -66,7 +66,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..80)
 }
 
-/// What an operation was answered, whom it told, and what is there afterwards; times and tickets left out.
+/// The reply to an operation, the notifications, and the state after it, without times and tickets.
 #[derive(Debug, PartialEq)]
 struct Seen {
     reply: String,
@@ -75,7 +75,7 @@ struct Seen {
     line: Vec<String>,
 }
 
-/// The memory node's store, and who takes part.
+/// The memory node's store, and the participants.
 struct Scene {
     store: Store,
     now: Micros,
@@ -83,7 +83,7 @@ struct Scene {
     tokens: [Token; 8],
     listening: HashSet<&'static str>,
     tickets: [Option<u64>; 8],
-    /// So many ask for no restart delay, the others for a long one.
+    /// How many tokens ask for no restart delay. The others ask for a long one.
     trusting: usize,
     last_fence: Option<Fence>,
 }
@@ -121,7 +121,7 @@ impl Scene {
         Some((self.index(holder.whole_token()?), holder.fence()?))
     }
 
-    /// Who waits, and with which tickets.
+    /// The waiters, with their tickets.
     fn line(&mut self) -> Vec<(usize, u64)> {
         let (length, line) = self.store.queue(self.now, &self.key, 100);
         assert_eq!(length, line.len());
@@ -141,14 +141,14 @@ impl Scene {
         }
     }
 
-    /// The reply to a request of this token's process, and who is notified.
+    /// The reply to a request of this token's process, and the notifications.
     fn ask<T: TryFrom<Reply, Error = Failure>>(&mut self, at: usize, request: &Request) -> (T, Vec<Notified>) {
         let reached = |channel: &str| self.listening.contains(channel);
         let Applied { reply, notified, .. } = self.store.apply(self.now, request, Self::process(at), &reached);
         (reply.and_then(T::try_from).unwrap(), notified)
     }
 
-    /// Who has left begins anew, behind the others.
+    /// Releases the lock. The token begins anew, behind the others.
     fn release(&mut self, at: usize, mode: ReleaseMode) -> (String, Vec<Notified>) {
         self.tickets[at] = None;
         let (owned, notified) = self.ask::<Owned>(at, &Request::Release { claim: self.claim(at), mode });
@@ -249,7 +249,7 @@ proptest! {
     #[test]
     fn whoever_can_be_reached_is_served_in_order_and_fences_grow(ops in ops()) {
         let mut scene = Scene::new();
-        // Until when a process counts as alive that says nothing.
+        // Until when a silent process counts as alive.
         let mut alive_until = HashMap::new();
         for op in ops {
             let (before, line, tickets) = (scene.holder(), scene.line(), scene.tickets);
@@ -272,7 +272,7 @@ proptest! {
                 Some((holder, fence)) => {
                     prop_assert!(Some(fence) > scene.last_fence, "a fence for each holder, and a larger one");
                     scene.last_fence = Some(fence);
-                    // An acquire outside of the queue may take what is free.
+                    // An acquire outside of the queue may take a free lock.
                     if !matches!(op, Op::Acquire(_)) {
                         let known = line.iter().find(|(at, _)| *at == holder).map(|(_, ticket)| *ticket);
                         let own = known.or(tickets[holder].filter(|_| matches!(op, Op::Poll(_)))).unwrap_or(u64::MAX);
@@ -286,7 +286,7 @@ proptest! {
                 }
             }
             match (op, &*seen.reply, after) {
-                // A process that takes a lock itself is not silent, and an acquire is none of the queue's business.
+                // A process that takes a lock itself is not silent, and an acquire does not concern the queue.
                 (Op::Poll(at) | Op::Check(at), "granted", _) => {
                     alive_until.insert(PROCESSES[at], scene.now + micros(WINDOW));
                 }
@@ -301,7 +301,7 @@ proptest! {
     }
 }
 
-/// A server that is asked the same.
+/// A server that gets the same requests.
 struct Scripts<'a> {
     tokens: [Token; 8],
     wire: Wire,
@@ -411,7 +411,7 @@ impl<'a> Scripts<'a> {
         Seen { reply, notified, holder: holder.map(|(token, _)| token.as_str().to_owned()), line }
     }
 
-    /// Whether that was so before.
+    /// Subscribes or unsubscribes, and returns whether there was a listener before.
     fn listen(&mut self, command: &str, channel: &str) -> String {
         let before = self.wire.must(&["PUBSUB", "NUMSUB", channel]).array()[1].int() == 1;
         self.listeners.must(&[command, channel]);
@@ -434,8 +434,8 @@ fn the_memory_node_and_the_scripts_agree() {
     });
 }
 
-/// Of a long line of one process, the scripts pass over the waiters that the memo covers, and the one who asks may be
-/// among them.
+/// In a long line of one process, the scripts skip the waiters that the memo covers, and the asking waiter may be one
+/// of them.
 #[test]
 fn who_asks_ends_the_walk_where_the_memo_covers_it_too() {
     let (clock, mut scene) = (ClockShim::new(), Scene::new());

@@ -1,5 +1,5 @@
-//! An observer of a lock in a world where leaders die and resign, and where looks and notifications are late or lost: by
-//! chance, a millisecond at a time.
+//! An observer of a lock in a world where leaders die and resign, and where looks and notifications are late or lost:
+//! random, and a millisecond at a time.
 // Helpers of tests may fail like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
@@ -19,7 +19,7 @@ use uuid::Uuid;
 /// How long a look takes at most.
 const LIMIT: u64 = 400;
 const TTL: u64 = 900;
-/// After so long without a change all is known as it is.
+/// After this long without a change the observer knows the true state.
 const QUIET: u64 = 6_000;
 
 fn at(millis: u64) -> Time {
@@ -30,10 +30,10 @@ fn at(millis: u64) -> Time {
 #[derive(Debug, Clone, Copy)]
 struct Look {
     sent: u64,
-    /// When the server has it, and when its answer is here; if they come.
+    /// When the request reaches the server, and when its answer arrives, if they do.
     asked: Option<u64>,
     answered: Option<u64>,
-    /// The leader's fence and how long its key lives, once the server was asked.
+    /// The leader's fence and the remaining life of its key, once the server was asked.
     found: Option<Option<(u64, u64)>>,
     is_tracked: bool,
 }
@@ -54,20 +54,20 @@ struct World {
     notification: Option<u64>,
     looks: Vec<Look>,
     observer: Observer,
-    /// As those who observe were told it.
+    /// The state that the observer reports.
     told: Leadership,
     largest_told: u64,
-    /// The look that the newest answer was to, and what that was.
+    /// The look of the newest answer, and the answer.
     newest: Option<(u64, Option<(u64, u64)>)>,
 }
 
 /// A rule that was broken.
 #[derive(Debug, PartialEq, Eq)]
 enum Broken {
-    /// A leader is named longer than the newest look allows, or another one than it found.
+    /// A leader is reported for longer than the newest look allows, or another leader than it found.
     NamedForTooLong,
     FenceFell,
-    /// All is quiet, and it is not known who leads.
+    /// All is quiet, but the leader is not known.
     NeverLearnt,
 }
 
@@ -101,7 +101,7 @@ impl World {
         self.below(many) == 0
     }
 
-    /// After so long, unless it is lost.
+    /// The time of arrival, within `most`, unless the message is lost.
     fn travels(&mut self, most: u64) -> Option<u64> {
         let is_lost = self.is_lossy && self.one_in(3);
         let most = if self.is_lossy { most * 10 } else { most };
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// The server and the observer do their part of this millisecond.
+    /// One millisecond of the server and the observer.
     fn observes(&mut self) {
         let now = self.now;
         for look in 0..self.looks.len() {

@@ -1,6 +1,6 @@
-//! A lock that some share and others hold alone, under random operations: what always holds, and that the memory node
-//! and the scripts agree in everything that they leave. The server's clock stands still but for steps, so that each
-//! deadline is the same to the millisecond.
+//! A lock that is shared or held alone, under random operations: its invariants, and the agreement of the memory node
+//! and the scripts in everything that they leave. The server's clock stands still but for steps, so that each deadline
+//! is the same to the millisecond.
 
 // Helpers of tests may fail like tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
@@ -36,52 +36,52 @@ use uuid::Uuid;
 
 const GRANT: Duration = Duration::from_secs(60);
 const WINDOW: Duration = Duration::from_secs(36_000);
-/// No server of ours has been up for as long, by its own clock.
+/// An uptime that no test server has reached, by its own clock.
 const DECADE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 const CHANNELS: [&str; 3] = ["red", "green", "blue"];
-/// The limit of each token; 0: it wants the lock alone.
+/// The limit of each token; 0 is for exclusive use.
 const LIMITS: [u32; TOKENS] = [0, 0, 1, 2, 3, u32::MAX, u32::MAX, 0, u32::MAX, u32::MAX, 2, u32::MAX];
-/// The process of each. The last name of these cannot be called.
+/// The process of each token. The last of these names cannot be called.
 const PROCESSES: [&str; TOKENS] =
     ["red", "green", "blue", "red", "grey", "red", "green", "grey", "red", "blue", "green", "red"];
-/// Those that ask by themselves come first, and among them are those that share.
+/// The tokens that make requests come first. `SHARING` are the sharers among them.
 const ASKING: usize = 8;
 const SHARING: Range<usize> = 2..7;
-/// Two that stay in the place of another, and two that a downgrade puts there.
+/// With two tokens that take another's place, and two that a downgrade creates.
 const TOKENS: usize = 12;
-/// Takes the lock from whoever has it, as another program would.
+/// Takes the lock from any holder, as another program would.
 const STRANGER: usize = 7;
 const KEYS: [&str; 5] = ["job", "{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait", "{job}:lh:holders"];
-/// In ms. No sum of a few of them, with steps back or without, is a TTL, a grant or a window.
+/// In ms. No sum of a few of them, with or without steps back, equals a TTL, a grant or a window.
 const STEPS: [u64; 8] = [20_003, 61_007, 151_011, 202_013, 303_023, 450_033, 601_017, 37_000_001];
-/// Those that are past one TTL, and not past another.
+/// The steps that exceed one TTL, but not another.
 const PARTS: Range<usize> = 4..6;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Op {
     Poll(usize),
     Check(usize),
-    /// As by somebody who knows of no queue.
+    /// An acquire outside the queue.
     Acquire(usize),
     Part(usize),
     Leave(usize, Option<usize>),
     Renew(usize),
-    /// Another token, and for how long in s.
+    /// A keep by another token, and for how long in s.
     Keep(usize, usize, u64),
     Downgrade(usize, usize),
-    /// A renewal by two requests, as while the slot is being moved. The second one first, so that no late one has a key live
-    /// on that nobody shares.
+    /// A renewal by two requests, as while the slot is being moved. The second one first, so that a late one does not
+    /// extend a key without sharers.
     Extend(usize),
-    /// In one, as then.
+    /// A release by one request, also as during a move.
     PartAlone(usize),
     ForceRelease,
-    /// An earlier call comes once more.
+    /// A repeated earlier call.
     Replay(usize),
     Forward(usize),
     Back,
     Kill(usize),
     Start(usize),
-    /// By hand: the lock's key, overwritten, and the others.
+    /// Manual changes: deleting or overwriting the lock's key, and deleting the others.
     Delete,
     Overwrite,
     LosePlaces,
@@ -89,7 +89,7 @@ enum Op {
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
-    // Each call comes mostly from one that may have what it is about, and now and then from any.
+    // Each call comes mostly from a token that it fits, and now and then from any.
     let (asks, shares) = (0..ASKING, prop_oneof![4 => SHARING, 1 => 0..TOKENS]);
     let is_alone = prop_oneof![4 => 0..SHARING.start, 1 => 0..ASKING];
     let keep = |at: usize| (Just(at), 8..10_usize, prop_oneof![Just(20), Just(2_000)]);
@@ -112,7 +112,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0..3_usize).prop_map(Op::Start),
         1 => prop_oneof![Just(Op::Delete), Just(Op::Overwrite), Just(Op::LosePlaces), Just(Op::LoseQueue)],
     ];
-    // Two that share, perhaps; one of them may be over then, while the other has the key go on.
+    // Two tokens that may share; one of them may expire then, while the other keeps the key alive.
     let after_its_end = (SHARING, SHARING, PARTS).prop_flat_map(move |(at, other, step)| {
         let calls = prop_oneof![
             3 => Just(Op::Renew(at)),
@@ -128,10 +128,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(some, 1..90).prop_map(|all| all.concat())
 }
 
-/// The fence of a lock; who shares it, and until when; who waits for it, and with what limit.
+/// The fence of a lock; its sharers, and until when; its waiters, and their limits.
 type Listed = (u64, Vec<(usize, u64)>, Vec<(usize, u32)>);
 
-/// A call that was made, with all that it says.
+/// A call with all its parameters.
 #[derive(Debug, Clone)]
 struct Call {
     op: Op,
@@ -155,17 +155,17 @@ fn process(at: usize) -> Process<'static> {
     Process { name, hears: CHANNELS.contains(&name) }
 }
 
-/// What a call was answered, whom it told, and all that is there afterwards.
+/// The reply to a call, its notifications, and the state after it.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Seen {
     reply: String,
     notified: Vec<String>,
     /// The value of the lock's key, and its end in ms.
     held: Option<(String, u64)>,
-    /// Who has a place in it, and until when.
+    /// The tokens with a place in it, and until when.
     places: BTreeMap<usize, u64>,
     line: Vec<(usize, u64)>,
-    /// What somebody is told who asks for it: what the last one has left, what each has, and how each waiter wants it.
+    /// The answer to an observer: the remaining time of the last sharer and of each, and the mode of each waiter.
     listed: Listed,
 }
 
@@ -178,7 +178,7 @@ impl Seen {
         self.held.as_ref().is_some_and(|(value, _)| leasehold_protocol::mode::phase_of(value).is_some())
     }
 
-    /// Those who share it, as of then.
+    /// The sharers at that moment.
     fn sharers(&self, now: Micros) -> HashSet<usize> {
         self.places.iter().filter(|(_, until)| **until >= now / 1_000).map(|(at, _)| *at).collect()
     }
@@ -189,7 +189,7 @@ impl Seen {
     }
 }
 
-/// The memory node's store, and who takes part.
+/// The memory node's store, and the participants.
 struct Scene {
     store: Store,
     now: Micros,
@@ -305,7 +305,7 @@ impl Scene {
         self.seen(reply, notified.into_iter().map(message).collect())
     }
 
-    /// The fence with which it is shared.
+    /// The fence of the current phase.
     fn phase(&mut self) -> Option<Fence> {
         self.store.holder(self.now, &self.key).filter(Holder::is_shared)?.fence()
     }
@@ -386,7 +386,7 @@ fn message(notified: Notified) -> String {
     }
 }
 
-/// A server that is asked the same.
+/// A server that gets the same requests.
 struct Scripts<'a> {
     wire: Wire,
     clock: &'a ClockShim,
@@ -423,7 +423,7 @@ impl<'a> Scripts<'a> {
         self.wire.must(&[&["EVAL", script, "1", key], args].concat())
     }
 
-    /// The fence with which it is shared.
+    /// The fence of the current phase.
     fn phase(&mut self) -> Option<String> {
         let value = self.wire.must(&["GET", KEYS[0]]);
         let fence = if let Value::Bulk(_) = value { phase_of(&value.text()) } else { None };
@@ -566,7 +566,7 @@ impl<'a> Scripts<'a> {
         (last, all, wants.map(|one| (of(&one[0]), u32::try_from(one[2].int()).unwrap())).collect())
     }
 
-    /// Whether that was so before.
+    /// Subscribes or unsubscribes, and returns whether there was a listener before.
     fn listen(&mut self, command: &str, channel: &str) -> String {
         let before = self.wire.must(&["PUBSUB", "NUMSUB", channel]).array()[1].int() == 1;
         self.listeners.must(&[command, channel]);
@@ -595,7 +595,7 @@ impl<'a> Scripts<'a> {
         let line = self.pairs(KEYS[2]);
         let listed = self.listed();
         let mut seen = Seen { reply, notified, held, line, listed, ..Seen::default() };
-        // Of another phase, or of none, they count for nothing.
+        // Places of another phase do not count.
         if seen.is_shared() {
             seen.places = self.pairs(KEYS[4]).into_iter().collect();
         }
@@ -694,7 +694,7 @@ proptest! {
             };
             let mut came: Vec<_> = is_in.iter().copied().filter(|at| has_come(at) && *at < ASKING).collect();
             came.sort_by_key(|at| (ticket_of(*at), *at));
-            // Who only changed its token, or its mode, has not come in beside anybody.
+            // A token that only replaced another, or changed its mode, was not admitted beside any other.
             if !matches!(call.op, Op::Keep(..)) {
                 let mut others = is_in.iter().filter(|at| !has_come(at)).count();
                 let is_new = |at: &usize| is_in.contains(at) && !was_in.contains(at);
@@ -717,7 +717,7 @@ proptest! {
                 let left: Vec<_> = was_in.iter().filter(|at| !has_gone(**at)).collect();
                 prop_assert!(!before.is_shared() || left.is_empty(), "{:?} alone beside {:?}", alone, left);
             }
-            // First come, first served: nobody who is there is left behind, but by who asks outside of the queue.
+            // First come, first served: no reachable waiter is passed over, except by a request outside of the queue.
             let is_outside = matches!(call.op, Op::Acquire(_) | Op::Overwrite | Op::Keep(..));
             if let Some(latest) = came.iter().copied().chain(alone).map(ticket_of).max().filter(|_| !is_outside) {
                 let waits = |at: usize| process(at).hears && scene.listening.contains(PROCESSES[at]);

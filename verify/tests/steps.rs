@@ -1,5 +1,5 @@
-//! The steps of an acquire and of a release while their slot is being moved, under random operations: the store, in which
-//! the models play them, and the scripts agree.
+//! The steps of an acquire and of a release while their slot is being moved, under random operations: the store, which
+//! plays them in the models, and the scripts agree.
 
 // Helpers of tests may fail like tests.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
@@ -23,21 +23,21 @@ use proptest::prelude::*;
 use support::{Server, Value, Wire, scripts};
 use uuid::Uuid;
 
-/// A run of the test takes less than the shorter one, and less than what lies between them.
+/// A run of the test takes less than the shorter one, and less than their difference.
 const TTLS: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(6_000)];
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
     Take(usize, usize),
     Issue,
-    /// With the fence that was issued last.
+    /// The third step, with the fence that was issued last.
     Confirm(usize, usize),
     Release(usize),
-    /// In one step, as before the slot is moved.
+    /// An acquire in one step, as before the slot is moved.
     Acquire(usize, usize),
     ForceRelease,
     Expire,
-    /// Somebody stores data under the lock's name.
+    /// Another program stores data under the lock's name.
     Misplace,
 }
 
@@ -56,7 +56,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..40)
 }
 
-/// An answer, and what is under the lock's key afterwards. Clocks differ, so that of fences and times only the kind is told.
+/// An answer, and the content of the lock's key after it. Clocks differ, so fences and times are reduced to their kind.
 #[derive(Debug, PartialEq)]
 struct Seen {
     reply: String,
@@ -88,7 +88,7 @@ struct Memory {
     key: Key,
     tokens: [Token; 3],
     issued: Fence,
-    /// Somebody has stored data under the lock's name, where the store has only locks.
+    /// Whether another program has stored data under the lock's name, where the store has only locks.
     has_data: bool,
 }
 
@@ -121,7 +121,7 @@ impl Memory {
                 self.issued = fence;
                 "issued".into()
             }
-            // Data is somebody else's.
+            // The data is another program's.
             SingleReply::Owned(Err(Denial::Gone)) if self.has_data => told(&Err(Denial::Taken)),
             SingleReply::Owned(owned) => told(&owned),
         }
@@ -180,7 +180,7 @@ fn told(owned: &Owned) -> String {
     }
 }
 
-/// A server that is asked the same.
+/// A server that gets the same requests.
 struct Scripts {
     wire: Wire,
     tokens: [Token; 3],

@@ -1,5 +1,5 @@
-//! Names, values and settings that people and other programs choose, at random and nearly right: nothing panics, what
-//! is taken is taken as it is, and what must not be shown is not. `PROPTEST_CASES` asks for more of them.
+//! Names, values and settings that people and other programs choose, at random and nearly right: nothing panics,
+//! accepted values are taken as they are, and secrets are not shown. `PROPTEST_CASES` sets the number of cases.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -10,7 +10,7 @@ fn keys(key: &Key) -> [String; 4] {
     [key.lock().to_owned(), key.fence(), key.queue(), key.wait()]
 }
 
-/// What Redis hashes to find a key's slot.
+/// The part of a key that Redis hashes to find its slot.
 fn hashed(key: &str) -> &str {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.map(|(tag, _)| tag).filter(|tag| !tag.is_empty()).unwrap_or(key)
@@ -54,7 +54,7 @@ proptest! {
         let all: HashSet<String> = taken.iter().flat_map(keys).collect();
         prop_assert_eq!(all.len(), taken.len() * 4, "{:?}", all);
         for key in &taken {
-            // A brace that closes nothing is refused on a cluster.
+            // A key with an unmatched brace is refused on a cluster.
             if !key.lock().contains('}') || hashed(key.lock()) != key.lock() {
                 prop_assert!(keys(key).iter().all(|one| hashed(one) == hashed(key.lock())), "{:?}", key);
             }
@@ -117,7 +117,7 @@ proptest! {
         let in_bounds = |text: &str| text.parse::<i128>().ok().filter(|number| (0..=i128::from(i64::MAX)).contains(number));
         let number = in_bounds(&text);
         let fence = text.parse::<Fence>().ok().map(|fence| i128::from(u64::from(fence)));
-        // `-0` is a number, and no fence.
+        // `-0` is a number, but not a fence.
         prop_assert!(fence == number || text.starts_with('-'), "{:?}: {:?}", text, fence);
         if let Ok(fence) = serde_json::from_str::<Fence>(&text) {
             // JSON may have space around a value.
@@ -132,7 +132,7 @@ proptest! {
         let votes = failure.votes().unwrap();
         prop_assert_eq!(failure.to_string(), votes.to_string());
         prop_assert!(votes.granted() <= nodes && votes.needed() * 2 > nodes);
-        // Who has a majority of refusals cannot have one of grants.
+        // A majority of refusals excludes a majority of grants.
         prop_assert!(!failure.is_refusal() || votes.granted() < votes.needed());
     }
 }

@@ -1,6 +1,6 @@
 //! The least that a hand-off takes on this machine: two processes with blocking sockets, and no runtime.
 //!
-//! The waiter tracks the key over RESP3, is notified that it has gone, and takes it on the same connection.
+//! The waiter tracks the key over RESP3, is notified of its deletion, and takes it on the same connection.
 
 use std::{
     fmt::Write as _,
@@ -13,11 +13,10 @@ use crate::{Result, peer::monotonic};
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// The answer for a key that is gone, over RESP3.
+/// The answer for a missing key, over RESP3.
 const NOTHING: &str = "_\r\n";
 
-/// A connection that sends a request, and reads until a text has come. Anything behind the text stays for the next
-/// read.
+/// A connection that sends a request, and reads until a text arrives. Anything behind the text stays for the next read.
 #[derive(Debug)]
 pub struct Blocking {
     stream: TcpStream,
@@ -31,7 +30,7 @@ impl Blocking {
         Ok(Self { stream, heard: String::new() })
     }
 
-    /// Holds a name for the waiter to wait for.
+    /// Holds a name, so that the waiter waits for it.
     pub fn hold(&mut self, name: &str) -> Result<()> {
         self.ask(&["SET", name, "other", "PX", "30000"], "+OK")
     }
@@ -53,7 +52,7 @@ impl Blocking {
         Ok(self.stream.write_all(request.as_bytes())?)
     }
 
-    /// Reads until one of the texts has come, and returns it.
+    /// Reads until one of the texts arrives, and returns it.
     fn until<'a>(&mut self, texts: &[&'a str]) -> Result<&'a str> {
         let mut buffer = [0; 4096];
         loop {
@@ -83,7 +82,7 @@ pub fn serve(port: u16) -> Result<()> {
         let (_, name) = order.split_once(' ').ok_or("an order without a name")?;
         server.ask(&["CLIENT", "CACHING", "YES"], "+OK")?;
         server.send(&["GET", name])?;
-        // On a busy machine the key is gone before the waiter has come.
+        // On a busy machine the key is deleted before the waiter arrives.
         if server.until(&["other", NOTHING])? != NOTHING {
             server.until(&["invalidate"])?;
         }

@@ -16,7 +16,7 @@ pub struct Bars {
     pub stacked: bool,
 }
 
-/// A Markdown definition that contains the picture itself, because rustdoc shows the README, and has no files beside
+/// A Markdown definition that contains the picture itself, because rustdoc shows the README without the files beside
 /// it.
 pub fn as_link(name: &str, svg: &str) -> String {
     let mut link = format!("[{name}]: data:image/svg+xml,");

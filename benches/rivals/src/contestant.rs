@@ -39,13 +39,12 @@ pub async fn leases_at(url: impl Into<String>, ttl: Duration, fair: bool) -> Res
     Ok(Client::builder().url(url).ttl(ttl).fair(fair).build().await?)
 }
 
-/// The library under test, where `replicas` replicas have to confirm what is written.
+/// The library under test, where `replicas` replicas must confirm each write.
 pub async fn leases_that_replicas_have(url: String, ttl: Duration, replicas: u8) -> Result<Client> {
     Ok(Client::builder().url(url).ttl(ttl).min_replicas(replicas).build().await?)
 }
 
-/// The library under test over a quorum. Its servers were started for this and have nothing to forget, so they vote at
-/// once.
+/// The library under test over a quorum. Its servers are new and have nothing to forget, so they vote at once.
 pub async fn leases_over(servers: &[Server]) -> Result<Client> {
     let urls = servers.iter().map(Server::url);
     Ok(Client::builder().quorum(urls).restart_delay(Duration::ZERO).ttl(TTL).build().await?)
@@ -61,7 +60,7 @@ pub enum Contestant {
     OneServer(Client),
     /// A title, and the lock of ours for each name.
     Locks(&'static str, LockOf),
-    /// The library with a replica that has to confirm each lock.
+    /// The library with a replica that must confirm each lock.
     Replicated(Client),
     /// The library without such a replica, and a `WAIT` of the task's own for each lock.
     ByHand(Client, MultiplexedConnection),
@@ -85,10 +84,10 @@ pub enum Contestant {
     Pings(Rounds),
 }
 
-/// A lock of ours for a name.
+/// Builds a lock of ours for a name.
 pub type LockOf = Arc<dyn Fn(&str) -> Lock + Send + Sync>;
 
-/// A lock taken.
+/// An acquired lock.
 pub enum Guard {
     Leasehold(Lease),
     Rslock(LockGuard),
@@ -194,7 +193,7 @@ impl Contestant {
         ])
     }
 
-    /// The contestants whose locks a replica has, behind ours without a replica: ours, and by hand.
+    /// The contestants whose locks a replica must confirm, after ours without a replica: ours, and by hand.
     pub async fn replicated(servers: &Replicated, tasks: usize) -> Result<Vec<Self>> {
         let url = servers.primary().url();
         let (shared, hash) = redis_rs(url.clone()).await?;
@@ -269,7 +268,7 @@ impl Contestant {
             Self::PlainRedisRsCluster(connection, _) => set_by_redis_rs(&mut connection.clone(), name).await?,
             Self::ByHand(leases, connection) => {
                 let lease = leases.lock(name).acquire().await?;
-                // A `WAIT` is about the writes of its own connection, so it needs a write that is newer than the lock.
+                // A `WAIT` covers the writes of its own connection, so it needs a write that is newer than the lock.
                 let mut mark = redis::cmd("SET");
                 wait_behind(mark.arg("mark").arg(1), &mut connection.clone()).await?;
                 Guard::Leasehold(lease)
@@ -287,7 +286,7 @@ impl Contestant {
         })
     }
 
-    /// Takes a lock and holds it for good, renewed in the library's way.
+    /// Takes a lock and holds it forever, renewed in the library's way.
     pub async fn hold(&self, name: &str) -> Result<()> {
         if let Self::Rslock(manager, ttl) = self {
             return manager.using(name.as_bytes(), *ttl, async || pending().await).await?;

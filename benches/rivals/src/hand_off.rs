@@ -18,7 +18,7 @@ use crate::{
 /// Rounds before anything is counted, for connections, scripts and allocations.
 const WARM_UP: u32 = 5;
 const ROUNDS: u32 = 40;
-/// The turns of contestants that are notified, which are more because they are short.
+/// The turns of a notified contestant for each turn of a polling one, because its turns are short.
 const SHORT: u32 = 3;
 /// The waiter has settled by then.
 const HELD: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! One lease to a million, held by one process: what they cost, and how late a renewal is.
+//! One lease to a million, held by one process: their cost, and how late a renewal is.
 
 use std::{
     sync::{
@@ -29,10 +29,10 @@ const SETTLED: Duration = Duration::from_secs(11);
 const WINDOW: Duration = Duration::from_secs(22);
 /// The window for the most leases: more than a minute.
 const LONGER: Duration = WINDOW.saturating_mul(3);
-/// More leases than this are looked at seldom, because a look at all of them takes its time.
+/// More leases than this are checked rarely, because checking all of them takes time.
 const MANY: usize = 100_000;
 
-/// What a holder's process holds, as its argument.
+/// The values of a holder's argument: what its process holds.
 const LOCKS: &str = "locks";
 const SHARES: &str = "shares";
 
@@ -80,7 +80,7 @@ pub struct Holder {
     pub shares: bool,
 }
 
-/// Measures what a holder costs: the cells behind the first of [`TITLES`].
+/// Measures the cost of a holder: the cells behind the first of [`TITLES`].
 pub fn measured(holder: &Holder) -> Result<Vec<String>> {
     fn list<T: ToString>(values: &[T]) -> String {
         values.iter().map(T::to_string).collect::<Vec<_>>().join(",")
@@ -179,7 +179,7 @@ async fn acquire(lock_of: &LockOf, count: usize, held: &mut Vec<Lease>) -> Resul
     Ok(())
 }
 
-/// How many milliseconds a renewal since the last look came later than a third of the TTL after the previous renewal.
+/// How many milliseconds later than a third of the TTL a renewal since the last check came.
 ///
 /// A renewal moves the deadline by the time since the previous one.
 #[allow(clippy::cast_possible_truncation, reason = "no process runs that long")]
@@ -188,12 +188,12 @@ fn look(held: &[Lease], deadlines: &mut [u64], started: Instant) -> u64 {
     let mut latest = 0;
     for (lease, deadline) in held.iter().zip(deadlines) {
         let remaining = lease.remaining();
-        // Lost leases are counted elsewhere.
+        // Lost leases are counted separately.
         if remaining.is_zero() {
             continue;
         }
         let now = (started.elapsed() + remaining).as_millis() as u64;
-        // The first look has nothing to compare with.
+        // The first check has no previous deadline.
         if *deadline > 0 && now > *deadline {
             latest = latest.max((now - *deadline).saturating_sub(third));
         }

@@ -83,19 +83,19 @@ async fn waiters(section: &mut Section) -> Result<()> {
 }
 
 async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
-    /// By then all wait, and the server notifies them.
+    /// By then all waiters wait, and the server notifies them.
     const SETTLED: Duration = Duration::from_secs(1);
     /// A multiple of the renewals' interval.
     const WINDOW: Duration = Duration::from_secs(3);
     let server = Server::start()?;
-    // There is one holder for all: each waiter is kept out by the same key, which is renewed every second.
+    // There is one holder for all: each waiter waits for the same key, which is renewed every second.
     let holder = leases_at(server.url(), TTL, false).await?;
     let _held = holder.lock("job").acquire().await?;
     let mut waiting = JoinSet::new();
     if let Some(at) = contestant {
         let contestant = Contestant::waiting(&server.url()).await?.swap_remove(at);
         if let Contestant::Distkit(..) = contestant {
-            // distkit puts its names behind a prefix of its own.
+            // distkit adds a prefix of its own to its names.
             server.client().await?.set::<(), _, _>("distkit-locks:job", "somebody", None, None, false).await?;
         }
         for _ in 0..waiters {
@@ -112,8 +112,8 @@ async fn waiting(contestant: Option<usize>, waiters: usize) -> Result<Use> {
 }
 
 async fn holders(section: &mut Section) -> Result<()> {
-    /// The leases are taken one after the other over a second, a third of the TTL, so that each comes due by itself at
-    /// first.
+    /// The pause between two acquires. The leases spread over a second, a third of the TTL, so that each comes due by
+    /// itself at first.
     const APART: Duration = Duration::from_millis(20);
     const WINDOW: Duration = Duration::from_secs(6);
     let mut rows = Vec::new();

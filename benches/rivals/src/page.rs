@@ -29,7 +29,7 @@ impl Section {
         Self { part, machine: machine::describe(), text: String::new() }
     }
 
-    /// A table with its title above, and where its numbers come from below.
+    /// A table with its title above, and the origin of its numbers below.
     pub fn table(&mut self, title: &str, cores: &str, titles: &[&str], rows: &[Vec<String>]) {
         let rows: Vec<String> = rows.iter().map(row).collect();
         let table = format!("### {title}\n\n{}\n{}", head(titles), rows.join("\n"));

@@ -52,7 +52,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Has it wait for a lock with this contestant of its own.
+    /// Makes it wait for a lock with this contestant of its own.
     pub fn wait(&mut self, contestant: usize, name: &str) -> Result<()> {
         self.order(&format!("{contestant} {name}"))
     }
@@ -61,7 +61,7 @@ impl Peer {
         Ok(writeln!(self.orders, "{order}")?)
     }
 
-    /// Returns the moment when it had carried out its order: it had the lock, which it has released since.
+    /// Returns the moment at which the peer had the lock. It has released the lock since.
     pub fn report(&mut self) -> Result<i128> {
         let mut line = String::new();
         self.reports.read_line(&mut line)?;

@@ -1,4 +1,4 @@
-//! A plain lock, without a library: what it needs beside `SET NX PX`.
+//! A plain lock, without a library: the parts beside `SET NX PX`.
 
 use fred::{
     clients::Client,

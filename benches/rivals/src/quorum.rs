@@ -1,5 +1,5 @@
-//! A lock on five servers of this machine, compared with rslock's Redlock, and with what every quorum needs: two rounds
-//! to the third fastest of them.
+//! A lock on five servers of this machine, compared with rslock's Redlock, and with the minimum of every quorum: two
+//! rounds to the third fastest of them.
 
 use std::{
     error::Error,
@@ -126,13 +126,13 @@ async fn lone(section: &mut Section, servers: &[Server]) -> Result<()> {
     Ok(())
 }
 
-/// Measures how often an acquire takes one round and not two.
+/// Measures how often an acquire takes one round instead of two.
 ///
-/// Each request of the library to a server is one script, so its `EVALSHA`s are its requests: one to each node for the
-/// acquire and one for the release, ten for a cycle over five nodes. In one round all nodes draw the number that was
-/// proposed. Where they do not, the nodes that drew less are raised to the largest, by one more request to each. So a
-/// lone caller's requests beyond ten are the second round. (No lease here is old enough to be renewed.) Releases of
-/// several callers are batched, so above one caller the count says nothing about rounds.
+/// Each request of the library to a server is one script, so its `EVALSHA`s are its requests. A cycle over five nodes
+/// has ten: one to each node for the acquire, and one for the release. In one round all nodes draw the number that was
+/// proposed. Otherwise the nodes that drew less are raised to the largest, by one more request to each. So a lone
+/// caller's requests beyond ten are the second round. (No lease here is old enough to be renewed.) Releases of several
+/// callers are batched, so above one caller the count says nothing about rounds.
 async fn rounds(section: &mut Section, servers: &[Server]) -> Result<()> {
     let mut clients = Vec::with_capacity(servers.len());
     for server in servers {
@@ -196,7 +196,7 @@ async fn busy(leases: &Client, tasks: usize) -> Result<u32> {
     Ok(cycles)
 }
 
-/// The `EVALSHA`s of all servers, once those that are not awaited have arrived too.
+/// The `EVALSHA`s of all servers, once requests that are not awaited have arrived too.
 async fn settled(clients: &[Client]) -> Result<f64> {
     let mut last = u64::MAX;
     loop {
@@ -212,7 +212,7 @@ async fn settled(clients: &[Client]) -> Result<f64> {
     }
 }
 
-/// One of the servers stops answering, and does not hang up either.
+/// One of the servers stops answering, but keeps its connections.
 async fn silent(section: &mut Section, servers: &[Server]) -> Result<()> {
     let frozen = servers.first().ok_or("no servers")?;
     let mut contestants = Contestant::quorum(servers).await?;

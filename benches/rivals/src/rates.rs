@@ -54,7 +54,7 @@ impl Turns {
         median(self.turns.iter().map(|turn| turn.client + turn.server))
     }
 
-    /// The median, over the rounds, of the ratio of this one's rate to another's.
+    /// The median, over the rounds, of the ratio of this contestant's rate to another's.
     pub fn ratio(&self, other: &Self) -> f64 {
         self.ratio_of(other, |turn| turn.rate)
     }

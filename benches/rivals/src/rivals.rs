@@ -45,8 +45,8 @@ pub fn rivals() -> Result<()> {
     section.write()
 }
 
-/// Measures a lone caller. Unpinned, it would have the server on its own core or on another one, and the rates of the
-/// two differ by up to a factor of four.
+/// Measures a lone caller. Unpinned, its server could be on the same core or on another one, and the rates of the two
+/// differ by up to a factor of four.
 pub fn lone() -> Result<()> {
     let cores = machine::pin_to_two()?;
     let mut section = Section::new("lone");
@@ -122,7 +122,7 @@ fn best(all: &[Turns]) -> Option<&Turns> {
     rivals.max_by(|one, other| one.rate().median.total_cmp(&other.rate().median))
 }
 
-/// The rivals that do more cycles than leasehold, with their ratio to it.
+/// The rivals with more cycles than leasehold, with their ratio to it.
 fn who_is_ahead(all: &[Turns]) -> Vec<String> {
     let Some(ours) = all.first() else { return Vec::new() };
     let rivals = all.iter().filter(|turns| turns.contestant.is_rival());

@@ -1,4 +1,4 @@
-//! A request to several servers at once, and the answer of the majority, which every quorum needs.
+//! A request to several servers at once, and the answer of the majority: the basis of every quorum.
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
@@ -38,7 +38,7 @@ impl Rounds {
         .await
     }
 
-    /// Has a majority compare and delete.
+    /// Compares and deletes on a majority.
     pub async fn delete(&self, hash: &str, name: &str, value: &str) -> Result<()> {
         self.round(|client| async move {
             let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::FirstKey, false);
@@ -56,7 +56,7 @@ impl Rounds {
         Ok(hash)
     }
 
-    /// Asks all servers at once, and ends when a majority has said yes. The others have been asked, too.
+    /// Asks all servers at once, and ends when a majority has succeeded. The other requests have been sent too.
     async fn round<'a, R: Future<Output = Result<bool>>>(&'a self, request: impl Fn(&'a Client) -> R) -> Result<()> {
         let majority = self.0.len() / 2 + 1;
         let mut pending: Vec<_> = self.0.iter().map(|client| Box::pin(request(client))).collect();

@@ -1,4 +1,4 @@
-//! Short leases: what one costs, and what else a process notices while it has a million of them.
+//! Short leases: the cost of one, and their effect on the rest of a process that has a million of them.
 
 use std::{
     future::Future,
@@ -27,11 +27,12 @@ const MANY: usize = 1_000_000;
 const LANES: usize = 256;
 /// The most that each lane holds.
 const OF_A_LANE: usize = 1_000;
-/// The first ends before the keeper asks the server to report changes; the second is asked for once, and not renewed.
+/// The first is released before the keeper asks the server to report changes; for the second it asks once, without a
+/// renewal.
 const HELD_FOR: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 /// How long the process is watched without short leases.
 const ALONE: Duration = Duration::from_secs(15);
-/// The pause between two timed cycles, so that these are no load of their own.
+/// The pause between two timed cycles, so that these add no load of their own.
 const PAUSE: Duration = Duration::from_millis(1);
 /// How many leases of each kind are lost on purpose at a time.
 const PROBES: usize = 16;
@@ -54,7 +55,7 @@ pub fn main() -> Result<()> {
     Builder::new_multi_thread().enable_all().build()?.block_on(tables(&mut Section::new("held")))
 }
 
-/// A lease that ends before its first third never reaches the keeper.
+/// Measures leases one by one. A lease that ends before its first third never reaches the keeper.
 async fn one_by_one() -> Result<Vec<Vec<String>>> {
     let server = Server::start()?;
     let leases = leases(&server).await?;
@@ -97,8 +98,7 @@ async fn beside_many() -> Result<Vec<Vec<String>>> {
     Ok(WATCHED.iter().enumerate().map(row).collect())
 }
 
-/// Has a million leases, each held for this long, and watches what else happens meanwhile; without a time, it only
-/// watches.
+/// Runs a million leases, each held for this long, and measures other work meanwhile; without a time, it only measures.
 async fn watched(held_for: Option<Duration>) -> Result<Vec<String>> {
     let server = Server::start()?;
     let (client, leases) = (server.client().await?, leases(&server).await?);
@@ -170,7 +170,7 @@ where
     for at in 0..PROBES {
         let (probe, ends) = (probe.clone(), ends.clone());
         probes.spawn(async move {
-            // The probes are not all in step.
+            // The probes are staggered.
             sleep(ENDS * u32::try_from(at)? / u32::try_from(PROBES)?).await;
             let mut times = Vec::new();
             while !ends.load(Ordering::Relaxed) {

@@ -43,7 +43,7 @@ async fn figure(client: &Client, command: &str, what: &str) -> Result<u64> {
     Ok(figure.map(str::parse).transpose()?.unwrap_or_default())
 }
 
-/// Has the server log each command that runs for 20 µs or more from here on, and drop earlier ones. It also logs
+/// Makes the server log each command that runs for 20 µs or more from here on, and drop earlier ones. It also logs
 /// commands of scripts, of which there would be too many without that bound.
 pub async fn log_slow(client: &Client) -> Result<()> {
     let set = CustomCommand::new_static("CONFIG", ClusterHash::FirstKey, false);
@@ -52,8 +52,8 @@ pub async fn log_slow(client: &Client) -> Result<()> {
     command(client, "SLOWLOG", "RESET").await
 }
 
-/// The logged commands, the first one first: how many microseconds each has run, and what was sent, in which the server
-/// leaves out long parts.
+/// The logged commands, in order: how many microseconds each has run, and its arguments, in which the server omits long
+/// parts.
 pub async fn logged(client: &Client) -> Result<Vec<(u64, Vec<String>)>> {
     let get = CustomCommand::new_static("SLOWLOG", ClusterHash::FirstKey, false);
     let mut all: Vec<Vec<Value>> = client.custom(get, vec!["GET", "10000"]).await?;

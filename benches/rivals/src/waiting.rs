@@ -23,7 +23,7 @@ use crate::{
     stats, usage,
 };
 
-/// Ends a wait for something that does not happen.
+/// The limit of a wait for something that does not happen.
 const SOON: Duration = Duration::from_secs(20);
 
 pub fn main() -> Result<()> {
@@ -62,13 +62,13 @@ pub async fn until<F: Future<Output = Result<u64>>>(least: u64, mut number: impl
     timeout(SOON, reached).await.map_err(|_| format!("it has not come to {least}"))?
 }
 
-/// A thousand waiters in ten programs, one of which is to have the lock.
+/// A thousand waiters in ten programs, one of which gets the lock.
 #[allow(clippy::cast_precision_loss, reason = "small numbers")]
 async fn one_release(title: &str, fair: bool) -> Result<Vec<Vec<String>>> {
     const PROGRAMS: usize = 10;
     const WAITERS: usize = 100;
     const ROUNDS: usize = 15;
-    /// The holder's first renewal, after which nothing happens for long.
+    /// Covers the holder's first renewal, after which nothing happens for long.
     const QUIET: Duration = Duration::from_millis(400);
 
     let server = Server::start()?;
@@ -154,7 +154,7 @@ async fn losses() -> Result<Vec<String>> {
     Ok(line("600 leases: from the deletion of the key to `lost()`", &times, " ms"))
 }
 
-/// Has another process wait for many names, and measure.
+/// Makes another process wait for many names, and measures it.
 fn names() -> Result<Vec<Vec<String>>> {
     let server = Server::start()?;
     let rows = peer::output_of(&["names", &server.port().to_string()])?;

@@ -1,5 +1,5 @@
-//! Other ways to hold a lock, each compared with what it is made of: adoptions, observers, several locks at once, calls
-//! that a thread waits for.
+//! Other ways to hold a lock, each compared with its parts: adoptions, observers, several locks at once, blocking
+//! calls.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use crate::{Result, Server, TTL, machine, median, page::Section, percentile, sta
 /// The rounds, and the cycles in each, where contestants take turns.
 const ROUNDS: u32 = 20;
 const CYCLES: u32 = 200;
-/// How often a lock changes hands before observers.
+/// How often an observed lock changes hands.
 const TERMS: u32 = 60;
 /// The leader of a lock whose observers' requests are counted has this TTL, so it renews once in a third of it.
 const OBSERVED_TTL: Duration = Duration::from_secs(3);
@@ -146,8 +146,8 @@ fn block(server: &Server) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((polled, blocked))
 }
 
-/// The time from a leader's release until the last observer hears of the next leader, each on connections of its own;
-/// and how often the observers look for each renewal of a leader.
+/// The time from a leader's release until the last observer learns the next leader, each on its own connections. Also
+/// how often the observers look for each renewal of a leader.
 async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
     let client = server.client().await?;
     let candidate = Client::builder().url(server.url()).ttl(OBSERVED_TTL).label("here").build().await?;
@@ -190,7 +190,7 @@ async fn observe(server: &Server, observers: u32) -> Result<(Vec<f64>, f64)> {
     Ok((times, looked as f64 / renewed.max(1) as f64))
 }
 
-/// Reports that it knows the leader, and ends when it hears of another one.
+/// Reports that it knows the leader, and ends at the next leader.
 async fn told_of_another(mut leaders: Leaders, knows: mpsc::UnboundedSender<()>) -> Instant {
     while let Some(now) = leaders.next().await {
         match now.leader().and_then(leasehold::Holder::label) {

@@ -60,7 +60,7 @@ fn every_command_has_a_page_of_its_own() {
             assert!(text.contains(&format!("\n.SH {section}\n")), "{section} is not in {page}: {text}");
         }
         assert!(!text.contains("\n.SH EXTRA"), "{text}");
-        // Where groff is installed, it has nothing to warn of.
+        // If groff is installed, it prints no warnings.
         if let Ok(rendered) = Command::new("groff").args(["-man", "-ww", "-z", "-Tutf8"]).arg(&file).output() {
             assert_eq!((rendered.status.code(), said(&rendered).as_str()), (Some(0), ""), "{page}");
         }

@@ -91,7 +91,7 @@ fn several_locks_are_held_all_or_none() {
     ends_with(&tool(&server, &["hold", "-l", "a\nb"]).output().unwrap(), 64, &["line break"]);
 }
 
-/// Such as the output to a script that waits for something else first.
+/// For example, output to a script that waits for something else first.
 #[test]
 fn an_output_that_nobody_reads_stops_no_renewal() {
     const CAPACITY: usize = 64 * 1024;
@@ -109,7 +109,7 @@ fn an_output_that_nobody_reads_stops_no_renewal() {
     assert!(!is_held(&server));
 }
 
-/// Not with the code of a conflict: `-E 0` must not say that all is well.
+/// The exit code differs from that of a conflict: with `-E 0` a conflict would look like success.
 #[test]
 fn a_wait_ends_when_the_input_is_closed() {
     let server = Server::start();
@@ -122,7 +122,7 @@ fn a_wait_ends_when_the_input_is_closed() {
     ends_with(&output, 74, &["standard input was closed before \"job\" was acquired"]);
     assert!(output.stdout.is_empty(), "{output:?}");
     ends_with(&closed(holder), 0, &[]);
-    // Also while a server does not answer.
+    // The input's end is noticed while a server does not answer, too.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     for input in [Stdio::piped(), Stdio::null()] {
         let mut waiter = tool(&server, &["hold", "--connect-timeout", "20s", "-E", "0", NAME]);
@@ -146,7 +146,7 @@ fn a_lost_lock_ends_hold() {
     eventually(HANGS, "it is free", || !is_held(&server));
 }
 
-/// As the help shows it.
+/// The script that the help shows.
 #[test]
 fn a_script_of_bash_holds_a_lock() {
     let help = Command::new(LEASEHOLD).args(["hold", "--help"]).output().unwrap();
@@ -177,7 +177,7 @@ fn a_script_of_bash_holds_a_lock() {
     assert_eq!(printed, format!("code 0 fence {fence}\n"), "{}", said(&output));
     assert_eq!(fs::read_to_string(&sign).unwrap().matches("is held by").count(), 2);
     assert!(!server.wire().exists("nightly"));
-    // The lock is taken away while the first step runs: there is no second.
+    // The lock is taken away while the first step runs, so the second step does not run.
     let _unused = fs::remove_file(&sign);
     let until_it_has_ended = "while [ -e /proc/$lock ]; do sleep 0.01; done";
     step("step-one", &format!("{LEASEHOLD} release --force --yes nightly; {until_it_has_ended}"));

@@ -1,4 +1,4 @@
-//! `leasehold show`, `ls`, `top` and `doctor`, as a user has them.
+//! `leasehold show`, `ls`, `top` and `doctor`, as a user sees them.
 
 use std::{
     process::{Child, Command, Output},
@@ -16,7 +16,7 @@ fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A runner that holds the lock of this name until it is sent away.
+/// A runner that holds this lock until it is terminated.
 fn holder(server: &Server, label: &str, name: &str) -> Child {
     let runner = tool(server, &["run", "--label", label, name, "--", "sleep", "60"]).spawn().unwrap();
     eventually(HANGS, "it is held", || server.wire().exists(name));
@@ -86,7 +86,7 @@ fn show_tells_the_fence_of_a_lease_of_25_hours_and_of_one_whose_floor_was_delete
 fn a_holder_is_shown_with_the_time_for_which_it_has_held_the_lock() {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
-    // The server's clock tells when the lock was acquired, and ours how long ago that is.
+    // The server's clock gives the time of the acquire, and ours the time since then.
     clock.back(Duration::from_secs(2 * 3_600 + 5));
     let holder = holder(&server, "web-1", NAME);
     let listed = tool(&server, &["ls"]).output().unwrap();
@@ -100,7 +100,7 @@ fn a_holder_is_shown_with_the_time_for_which_it_has_held_the_lock() {
         let (since, fence) = (of["since_unix_seconds"].as_f64().unwrap(), of["fence"].as_u64().unwrap());
         assert!((since - Duration::from_micros(fence).as_secs_f64()).abs() < 0.001, "{shown}");
     }
-    // Anybody may write a value: no calendar has that moment.
+    // Any program may write a value: this moment is outside every calendar.
     let value = server.wire().get(NAME).unwrap();
     let (_, fence) = value.split_once('@').unwrap().0.rsplit_once(':').unwrap();
     let value = value.replace(fence, &i64::MAX.to_string());
@@ -114,7 +114,7 @@ fn a_holder_is_shown_with_the_time_for_which_it_has_held_the_lock() {
     }
 }
 
-/// The answer is about the holder that was shown.
+/// The confirmation applies to the holder that was shown.
 #[test]
 fn force_release_ends_the_holder_that_was_shown_and_no_other() {
     let server = Server::start();
@@ -136,7 +136,7 @@ fn force_release_ends_the_holder_that_was_shown_and_no_other() {
     ends_with(&second.wait_with_output().unwrap(), 75, &["it was taken away by force, by "]);
 }
 
-/// Also if the lock is free, where nobody would hear the reason.
+/// This includes a free lock, for which the reason would go unread.
 #[test]
 fn an_invalid_reason_is_refused_before_a_server_is_asked() {
     let server = Server::start();
@@ -179,11 +179,11 @@ fn held_locks_are_listed() {
     );
     assert!(listed[0]["fence"].as_u64().is_some() && listed[0]["remaining_seconds"].as_f64().is_some(), "{listed}");
 
-    // KEYS would hold up a server of many keys.
+    // KEYS would block a server with many keys.
     let commands = server.wire().must(&["INFO", "commandstats"]).text();
     assert!(commands.contains("cmdstat_scan:") && !commands.contains("cmdstat_keys:"), "{commands}");
 
-    // A closed standard output is no error.
+    // A closed standard output is not an error.
     for args in [&["ls"][..], &["ls", "--json"], &["show", "report"], &["doctor"]] {
         let mut unread = tool(&server, args).spawn().unwrap();
         drop(unread.stdout.take());
@@ -204,7 +204,7 @@ fn held_locks_are_listed() {
 fn a_lock_that_cannot_be_read_hides_no_other() {
     let server = Server::start();
     let holders = [holder(&server, "web-1", "report"), holder(&server, "web-2", "backup")];
-    // Listed for everybody who may read its first bytes.
+    // A lock is listed for every user that may read its first bytes.
     server.wire().must(&["ACL", "SETUSER", "default", "-pttl", "(+pttl ~backup)"]);
     for args in [&["ls"][..], &["ls", "--json"]] {
         let listed = tool(&server, args).output().unwrap();
@@ -246,7 +246,7 @@ fn doctor_says_when_floors_of_fences_are_most_of_the_memory() {
 fn a_doctor_asks_for_no_key_outside_of_its_prefix() {
     let server = Server::start();
     server.wire().must(&["ACL", "SETUSER", "guest", "on", ">secret", "~jobs:*", "~{jobs:*", "+@all", "&*"]);
-    // A sample meets both.
+    // A sample includes keys of both.
     for (number, prefix) in [("10000", "other:"), ("50000", "jobs:")] {
         let floors =
             "for i = 1, ARGV[1] do redis.call('SET', '{' .. ARGV[2] .. i .. '}:lh:fence', '1795243932883512') end";
@@ -290,7 +290,7 @@ fn a_user_without_the_right_to_list_is_told_so() {
 fn a_user_without_rights_to_the_queue_sees_the_holder() {
     let server = Server::start();
     let holder = holder(&server, "web-1", "report");
-    // The rights for locks that are not fair.
+    // The rights for locks without a queue.
     server.wire().must(&["ACL", "SETUSER", "clerk", "on", ">secret", "~*", "&*", "+@all", "-@sortedset"]);
     let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
     let listed = tool(&server, &["ls", "--url", &url]).output().unwrap();
@@ -391,7 +391,7 @@ fn top_sorts_scrolls_and_explains_its_keys() {
     let server = Server::start();
     let holders = [holder(&server, "web-2", "first"), holder(&server, "web-1", "backup")];
     let mut top = top(&server);
-    // The next whole picture with this text.
+    // The next complete screen with this text.
     let next = |top: &Terminal, text: &str, from: usize| {
         let mut whole = None;
         eventually(HANGS, text, || {
@@ -502,7 +502,7 @@ fn a_key_that_is_no_lock_is_shown_as_such_and_is_a_problem_for_the_doctor() {
     let shown: Value =
         serde_json::from_slice(&tool(&server, &["show", "--json", "user:17"]).output().unwrap().stdout).unwrap();
     assert_eq!(shown["holder"]["not_a_lock"], "list");
-    // A command that would be skipped for ever says so, cron or not.
+    // A command that would be skipped forever prints a message, under cron or not.
     let skipped = tool(&server, &["run", "--nonblock", "user:17", "--", "true"]).output().unwrap();
     ends_with(&skipped, 1, &["user:17", "a list under its key"]);
 }
@@ -511,14 +511,14 @@ fn a_key_that_is_no_lock_is_shown_as_such_and_is_a_problem_for_the_doctor() {
 fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     let server = Server::start();
     let wire = || server.wire();
-    // A server with its defaults is enough for a lock that only saves work.
+    // A server with default settings is enough for a lock that only avoids duplicate work.
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
     assert_eq!((code, problems(&findings)), (Some(0), Vec::new()), "{findings:?}");
     let (code, strict) = examined(&mut tool(&server, &["doctor", "--json", "--strict"]));
     assert_eq!((code, &strict[..2]), (Some(1), &findings[..2]), "{strict:?}");
     let persistence = findings.iter().find(|finding| finding["check"] == "persistence").unwrap();
     assert_eq!(persistence["level"], "note");
-    // A restart with the setting alone would start empty.
+    // With this setting alone, a restart would begin with no data.
     for words in ["CONFIG SET appendonly yes", "CONFIG REWRITE", "--restart-delay 31s"] {
         assert!(persistence["advice"].as_str().is_some_and(|advice| advice.contains(words)), "{words}: {findings:?}");
     }
@@ -548,7 +548,7 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     }
     wire().must(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
 
-    // A user who may not do all that locks need.
+    // A user without all the rights that locks need.
     wire().must(&["ACL", "SETUSER", "clerk", "on", ">secret", "~*", "+@all", "-pexpire"]);
     let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
@@ -558,7 +558,7 @@ fn a_doctor_finds_what_is_wrong_and_says_what_to_do() {
     let (_, findings) = examined(&mut tool(&server, &["doctor", "--json", "--url", &url]));
     let push = findings.iter().find(|finding| finding["check"] == "notifications").unwrap();
     assert!(push["level"] == "note" && push["advice"].as_str().is_some_and(|what| what.contains("client")), "{push}");
-    // A replica tells of itself, and its primary of it.
+    // Both the replica and its primary report the replica.
     let replica = Server::start();
     replica.wire().must(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
     let role = |server: &Server, check: &str| {
@@ -591,13 +591,13 @@ fn a_doctor_warns_of_a_server_that_stops_where_it_cannot_save() {
     };
     set("save", "3600 1");
     is_level(saving(&server.url()), Some(0), "note");
-    // A server that hides its settings can be a good one.
+    // A server that hides its settings may be set up well.
     server.wire().must(&["ACL", "SETUSER", "clerk", "on", ">secret", "~*", "&*", "+@all", "-config", "-info"]);
     let hidden = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
     assert_eq!(saving(&hidden), (Some(0), Vec::new()));
     set("stop-writes-on-bgsave-error", "no");
     assert_eq!(saving(&server.url()), (Some(0), Vec::new()));
-    // No snapshot takes the place of a directory.
+    // A snapshot cannot replace a directory.
     std::fs::create_dir(server.directory().join("dump.rdb")).unwrap();
     server.wire().must(&["BGSAVE"]);
     eventually(HANGS, "the snapshot fails", || {
@@ -608,7 +608,7 @@ fn a_doctor_warns_of_a_server_that_stops_where_it_cannot_save() {
     let (code, findings) = examined(&mut tool(&server, &["doctor", "--json"]));
     assert_eq!(code, Some(69), "{findings:?}");
     assert!(problems(&findings).iter().all(|found| found.contains("see to the server's disk")), "{findings:?}");
-    // Nobody has to save what locks do not need.
+    // Snapshots may be disabled, because locks do not need them.
     set("save", "");
     is_level(saving(&server.url()), Some(1), "problem");
 }
@@ -621,10 +621,10 @@ fn a_doctor_looks_at_every_server_of_a_quorum() {
     // Servers that have just started do not vote before their restart delay.
     let examine = |urls: &[String]| examined(over(urls).args(["--restart-delay", "0"]));
     let (code, findings) = examine(&urls);
-    // Nothing makes up for locks that they may forget.
+    // Without the restart delay, forgotten locks are a problem.
     assert_eq!((code, problems(&findings).len()), (Some(1), 3), "{findings:?}");
     assert!(problems(&findings).iter().all(|found| found.contains("--restart-delay")), "{findings:?}");
-    // The restart delay does, which a quorum has by default.
+    // With the restart delay, which a quorum has by default, they are not.
     let (_, usual) = examined(&mut over(&urls));
     let kept: Vec<_> = usual.iter().filter(|finding| finding["check"] == "persistence").collect();
     assert!(kept.len() == 3 && kept.iter().all(|finding| finding["level"] == "ok"), "{usual:?}");
@@ -649,7 +649,7 @@ fn a_doctor_looks_at_every_server_of_a_quorum() {
     );
 }
 
-/// The code, and the findings of one check: level and text.
+/// The exit code, and the findings of one check: level and text.
 fn found(url: &str, alone: &Server, check: &str) -> (Option<i32>, Vec<(String, String)>) {
     let (code, findings) = examined(&mut tool(alone, &["doctor", "--json", "--url", url]));
     let text = |of: &serde_json::Value| of.as_str().unwrap_or_default().to_owned();
@@ -739,12 +739,12 @@ fn a_doctor_tells_of_each_primary_of_a_cluster_by_itself() {
         assert!(evictions.iter().any(is_said), "{policy}: {evictions:?}");
     }
     assert_eq!((code, problems(&findings).len()), (Some(1), 1), "{findings:?}");
-    // Nobody can take over, from none of them.
+    // No primary has a replica that could take over.
     let alone = places_of(&findings, "replicas");
     assert!(alone.len() == 3 && alone.iter().all(|(_, what)| what.contains("nobody can take over")), "{alone:?}");
-    // Such a url refuses it.
+    // Such a url refuses the option.
     assert!(findings.iter().all(|finding| !finding["advice"].to_string().contains("--restart-delay")), "{findings:?}");
-    // Those that are alike are told of together.
+    // Servers with equal findings share one line.
     let text = printed(&tool(&primaries[0], &["doctor", "--url", &url]).output().unwrap());
     let policies = text.matches("ok       maxmemory-policy noeviction").count();
     assert!(policies == 1 && primaries.iter().all(|server| text.contains(&place(server))), "{text}");
@@ -754,7 +754,7 @@ fn a_doctor_tells_of_each_primary_of_a_cluster_by_itself() {
 fn a_dead_primary_hides_no_other_from_the_doctor() {
     let cluster = Cluster::start(3, 1);
     let (primaries, url) = (cluster.primaries(), cluster.url());
-    // None of them takes over.
+    // No replica takes over.
     for replica in &cluster.servers()[3..] {
         replica.wire().must(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]);
     }
@@ -813,7 +813,7 @@ fn a_doctor_looks_at_sentinels() {
     });
     let (code, findings) = found(&all.url().replace("/locks", "/lock"), &alone, "server");
     assert!(code == Some(69) && is(&findings, "problem", "it watches \"locks\""), "{code:?} {findings:?}");
-    // The command's other tasks take such urls too.
+    // The other subcommands accept such urls too.
     let run = tool(&alone, &["run", "--url", &all.url(), "job", "true"]).status().unwrap();
     assert!(run.success(), "{run:?}");
 }
@@ -855,7 +855,7 @@ fn a_doctor_looks_at_replicas() {
     replica.cont();
 }
 
-/// A replica that takes over counts by its own clock.
+/// A replica that takes over uses its own clock.
 #[test]
 fn a_doctor_compares_the_clocks_of_replicas() {
     let clock = ClockShim::new();
@@ -902,7 +902,7 @@ fn a_doctor_finds_a_link_slow_only_where_a_lease_would_be_lost_over_it() {
 #[test]
 fn a_doctor_has_one_advice_for_one_cause() {
     let cluster = Server::builder().arg("--cluster-enabled", "yes");
-    // The default port of its bus may be too large for a port.
+    // The default port of the cluster bus may exceed the valid range.
     let cluster = if Server::version().at_least(7, 0) { cluster.arg("--cluster-port", "0") } else { cluster }.start();
     let replica = Server::start();
     replica.wire().must(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -918,7 +918,7 @@ fn a_doctor_has_one_advice_for_one_cause() {
         (&alone, "NOREPLICAS", "min-replicas-to-write"),
         (&closed, "NOAUTH", "correct its URL"),
     ] {
-        // Before 7.0 scripts write, whatever the number of replicas.
+        // Before 7.0 scripts may write, whatever the number of replicas.
         if what == "NOREPLICAS" && !Server::version().at_least(7, 0) {
             continue;
         }
@@ -927,7 +927,7 @@ fn a_doctor_has_one_advice_for_one_cause() {
         let says =
             |problem: &Value, of: &str, words: &str| problem[of].as_str().is_some_and(|said| said.contains(words));
         let are_told = |what: &str| problems.iter().filter(|problem| says(problem, "what", what)).count();
-        // The server tells of its replicas, and its refusal does.
+        // The server reports its replicas, and so does its refusal.
         let replicas = usize::from(what == "NOREPLICAS");
         assert_eq!(
             (are_told(what), are_told("replicating"), problems.len()),
@@ -965,7 +965,7 @@ fn a_doctor_asks_an_absent_server_once_and_for_no_invalid_name() {
     assert_eq!(printed(&output), "");
 }
 
-/// A majority grants the lock without it: nothing else would show the fault.
+/// A majority grants the lock without this server, so nothing else would show the fault.
 #[test]
 fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
     let servers = [Server::start(), Server::start(), Server::start()];
@@ -974,7 +974,7 @@ fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
         let args = [&["doctor", "--json", "--quorum", &urls], delay].concat();
         examined(&mut tool(&servers[0], &args))
     };
-    // By default, servers grant nothing while they have just started.
+    // By default, servers that have just started grant nothing.
     let (code, findings) = over(&[]);
     let recovering = |finding: &&Value| finding["what"].as_str().is_some_and(|what| what.contains("is recovering"));
     let (votes, locks): (Vec<_>, Vec<_>) =

@@ -1,4 +1,4 @@
-//! `leasehold observe`, as a user has it.
+//! `leasehold observe`, as a user sees it.
 
 use std::{
     io::{BufRead as _, BufReader, Lines},
@@ -11,7 +11,7 @@ use support::{Server, TempDir, eventually};
 
 use crate::scene::{HANGS, NAME, ends_with, send, tool};
 
-/// A tool that observes, and what it prints.
+/// A running `leasehold observe`, and its output.
 struct Observing {
     tool: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -37,7 +37,7 @@ impl Drop for Observing {
     }
 }
 
-/// A runner that leads until it is sent away.
+/// A runner that leads until it is terminated.
 fn leader(server: &Server, label: &str) -> Child {
     let runner = tool(server, &["run", "--ttl", "2s", "--label", label, NAME, "--", "sleep", "60"]).spawn().unwrap();
     eventually(HANGS, "it is held", || server.wire().exists(NAME));
@@ -72,7 +72,7 @@ fn a_server_that_says_nothing_is_told_as_unknown_and_a_command_that_runs_is_wait
     let server = Server::start();
     let directory = TempDir::new("observe");
     let (said, gate) = (directory.path().join("said"), directory.path().join("gate"));
-    // The first one takes until the gate is there: meanwhile only the newest state counts.
+    // The first command runs until the gate is there; of the states meanwhile only the newest counts.
     let command = format!(
         "echo \"$LEASEHOLD_STATE $LEASEHOLD_LEADER ${{LEASEHOLD_FENCE:+term}}\" >> {}; until [ -e {} ]; do sleep 0.05; \
          done; [ \"$LEASEHOLD_STATE\" != led ]",
@@ -102,7 +102,7 @@ fn a_server_that_says_nothing_is_told_as_unknown_and_a_command_that_runs_is_wait
     server.cont();
 }
 
-/// Another program may have written anything.
+/// The label may have been written by another program.
 #[test]
 fn a_label_that_no_environment_can_have_ends_nothing() {
     let server = Server::start();
@@ -137,7 +137,7 @@ fn once_answers_by_its_exit_code() {
     ends_with(&tool(&server, &["observe", ""]).output().unwrap(), 64, &["name"]);
 }
 
-/// Such as to a user that may not read locks.
+/// For example, to a user that may not read locks.
 #[test]
 fn a_refusal_is_told_once_and_ends_a_single_look() {
     let server = Server::start();
@@ -159,7 +159,7 @@ fn a_refusal_is_told_once_and_ends_a_single_look() {
     assert!(more.is_empty(), "{more:?}");
 }
 
-/// Its reader has gone: it does not run for nobody, and waits for no change to notice.
+/// It ends when its reader has gone, without waiting for a change to notice that.
 #[test]
 fn it_ends_with_its_reader() {
     let server = Server::start();
@@ -172,7 +172,7 @@ fn it_ends_with_its_reader() {
     assert_eq!(tool.wait().unwrap().code(), Some(0));
 }
 
-/// Its command is worth more than its lines.
+/// Its command matters more than its output.
 #[test]
 fn with_a_command_it_outlives_its_reader() {
     let server = Server::start();
@@ -187,7 +187,7 @@ fn with_a_command_it_outlives_its_reader() {
     resigns(leader);
 }
 
-/// A file has no reader that could go.
+/// A file has no reader that could go away.
 #[test]
 fn it_goes_on_without_a_pipe() {
     let server = Server::start();

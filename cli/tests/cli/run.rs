@@ -1,4 +1,4 @@
-//! `leasehold run`, as a user has it: the built program against real servers.
+//! `leasehold run`, as a user sees it: the built program against real servers.
 
 use std::{
     fs,
@@ -37,7 +37,7 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     ends_with(&output, 7, &[]);
     assert_eq!((String::from_utf8_lossy(&output.stdout).as_ref(), said(&output).as_str()), ("hello job me\n", ""));
     assert!(!is_held(&server));
-    // The fence, and never the token, is in the environment.
+    // The environment has the fence, and never the token.
     let printed = run(&server, &[], "env").output().unwrap();
     let environment = String::from_utf8_lossy(&printed.stdout).into_owned();
     let fence = environment.lines().find_map(|line| line.strip_prefix("LEASEHOLD_FENCE="));
@@ -57,7 +57,7 @@ fn a_command_has_its_input_output_arguments_and_exit_code() {
     ends_with(&by_signal, 128 + Signal::USR1.as_raw(), &[]);
 }
 
-/// The children of a runner: its command and what comes from that, and its guard.
+/// The children of a runner: its command and the command's orphans, and its guard.
 fn all_children_of(runner: &Child) -> (Vec<Pid>, Option<Pid>) {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", runner.id())).unwrap_or_default();
     let mut children: Vec<_> =
@@ -74,7 +74,7 @@ fn children_of(runner: &Child) -> Vec<Pid> {
     all_children_of(runner).0
 }
 
-/// Four for the connection, one for the lock, one to release it. The runner waits for no answer to its farewell.
+/// Four for the connection, one for the lock, one to release it. The runner does not wait for an answer to its `QUIT`.
 #[test]
 fn a_free_lock_costs_a_runner_six_round_trips_on_one_connection() {
     let server = Server::start();
@@ -83,9 +83,9 @@ fn a_free_lock_costs_a_runner_six_round_trips_on_one_connection() {
     ends_with(&command.env("LEASEHOLD_URL", proxy.url()).output().unwrap(), 0, &[]);
     let name = |args: &Vec<Vec<u8>>| args.first().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap();
     let asked = || proxy.seen().iter().map(|seen| name(&seen.args)).collect::<Vec<_>>();
-    // It may be on its way when the runner has ended.
+    // It may still be on its way when the runner has ended.
     eventually(HANGS, "the farewell is there", || asked().last().is_some_and(|last| last == "QUIT"));
-    // The connection's name goes along with HELLO.
+    // The connection's name is sent with HELLO.
     let named = ["HELLO", "CLIENT", "CLIENT", "CLIENT"];
     assert_eq!(asked(), [&["PING", "CLIENT", "INFO"], &named[..], &["EVAL", "EVAL", "QUIT"]].concat());
 }
@@ -102,7 +102,7 @@ fn a_command_that_is_ready_waits_for_the_lock_but_not_while_somebody_else_has_it
     eventually(HANGS, "the lock is acquired", || is_held(&server));
     eventually(HANGS, "the command is ready", || children_of(&runner).len() == 1);
     assert!(!sign.exists(), "it begins with the lock");
-    // If it is killed meanwhile, the command is made ready again.
+    // If the prepared command is killed meanwhile, it is prepared again.
     for child in children_of(&runner) {
         kill_process(child, Signal::KILL).unwrap();
     }
@@ -154,13 +154,13 @@ fn a_command_that_cannot_run_leaves_no_lock() {
         ends_with(&output, code, &[command]);
         assert!(!is_held(&server), "{command}");
     }
-    // Another machine may have it, and this turn is for that one.
+    // Another machine may have the command, and should get this turn.
     let output = tool(&server, &["run", "--keep-for", "50s", NAME, "--", "no-such-command"]).output().unwrap();
     ends_with(&output, 127, &[]);
     assert!(!is_held(&server));
 }
 
-/// The tool's own arguments fit, and the command's do not: the tool adds some.
+/// The tool's own arguments fit, but the command's do not, because the tool adds some.
 #[test]
 fn a_command_whose_arguments_are_too_long_leaves_no_lock() {
     let server = Server::start();
@@ -174,7 +174,7 @@ fn a_command_whose_arguments_are_too_long_leaves_no_lock() {
         Ok(_) => false,
         Err(error) => error.kind() == ErrorKind::ArgumentListTooLong,
     };
-    // The longest with which the tool itself can be started.
+    // Finds the longest arguments with which the tool itself can be started.
     let (mut fits, mut too_long) = (0, 7_000_000);
     assert!(is_too_long(too_long));
     while fits + 1 < too_long {
@@ -214,7 +214,7 @@ fn invalid_options_are_refused_before_anything_is_sent() {
         // A lock that no other process sees.
         (&["run", "--url", "memory://", NAME, "--", "true"], &["memory://", "one process", "redis://"]),
         (&["run", "--quorum", "memory://a,memory://b,memory://c", NAME, "--", "true"], &["--quorum", "one process"]),
-        // A list is cut at the commas of such urls too.
+        // A list is split at the commas of such urls too.
         (&["run", "--quorum", "redis-sentinel://a,b,c/m", NAME, "--", "true"], &["stand-alone servers", "to --url"]),
         (&["run", "--quorum", "redis-cluster://:sesame@a,b", NAME, "--", "true"], &["stand-alone servers", "to --url"]),
         (&["run", "--max-hold", "1s", NAME, "--", "true"], &["--max-hold 1s", "--ttl 30s", "shorter --ttl"]),
@@ -230,7 +230,7 @@ fn invalid_options_are_refused_before_anything_is_sent() {
         let output = tool(&server, options).env("LEASEHOLD_URL", "memory://jobs").output().unwrap();
         ends_with(&output, 64, &["memory://jobs", "one process"]);
     }
-    // An unknown option is not taken for one of the command.
+    // An unknown option is not passed to the command.
     let unknown = tool(&server, &["run", "--no-such", NAME, "--", "true"]).output().unwrap();
     ends_with(&unknown, 64, &["--no-such"]);
     let unknown = tool(&server, &["run", NAME, "--no-such", "true"]).output().unwrap();
@@ -269,7 +269,7 @@ fn a_lock_that_is_held_is_a_conflict() {
 fn a_lost_lock_ends_the_command() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    // A process that is asked to stop ends by itself.
+    // A process that ends by itself when it is asked to stop.
     let script =
         format!("trap 'echo asked >> {0}; exit 0' TERM; echo > {0}; while :; do sleep 0.05; done", sign.display());
     let runner = run(&server, &["--ttl", "3s"], &script).spawn().unwrap();
@@ -280,7 +280,7 @@ fn a_lost_lock_ends_the_command() {
     assert_eq!(fs::read_to_string(&sign).unwrap(), "\nasked\n");
 }
 
-/// The last moment at which a command has written the time.
+/// The last time that a command has written.
 fn last_sign_of_life(sign: &Path) -> SystemTime {
     let text = fs::read_to_string(sign).unwrap();
     let nanos: u64 = text.lines().next_back().and_then(|line| line.trim().parse().ok()).expect("a time");
@@ -303,7 +303,7 @@ fn a_command_that_ignores_signals_is_killed_before_its_lease_ends() {
     let output = runner.wait_with_output().unwrap();
     let last = last_sign_of_life(&sign);
     let ahead = deadline.duration_since(last);
-    // It is killed 250 ms ahead, or as much later as the machine lags, but never after its lease.
+    // The command is killed 250 ms before its lease ends, or later by the machine's lag, but never after the end.
     let least = Duration::from_millis(100).saturating_sub(lag.worst());
     assert!(ahead.as_ref().is_ok_and(|ahead| *ahead >= least), "{ahead:?} ahead of its lease");
     ends_with(&output, 75, &["is at risk", "about to be lost"]);
@@ -360,9 +360,9 @@ fn a_trouble_before_a_renewal_is_no_reason_for_a_later_loss() {
     eventually(HANGS, "a renewal is refused", || wire.pttl(NAME) < 2_400);
     wire.must(&["ACL", "SETUSER", "default", "+pexpire"]);
     eventually(HANGS, "one is confirmed", || wire.pttl(NAME) > 3_500);
-    // The server sends all answers of one turn of its loop before the next turn.
+    // The server sends all answers of one turn of its event loop before the next turn.
     wire.must(&["PING"]);
-    // The next one has no answer, and has not been given up, when the command is stopped.
+    // When the command is stopped, the next renewal has no answer, and has not timed out.
     server.stop();
     let output = runner.wait_with_output().unwrap();
     server.cont();
@@ -375,7 +375,7 @@ fn survivors_of_the_command_are_killed_when_the_lease_is_lost_meanwhile() {
     let server = Server::start();
     let (directory, pid) = directory();
     let asked = directory.path().join("asked");
-    // It counts before it writes its number: `seq` does not ignore the signal.
+    // It calls `seq` before it writes its process ID, because `seq` does not ignore the signal.
     let deaf = format!(
         "trap 'echo > {}' TERM; turns=$(seq 999); echo $$ > {}; for turn in $turns; do sleep 0.02; done",
         asked.display(),
@@ -383,7 +383,7 @@ fn survivors_of_the_command_are_killed_when_the_lease_is_lost_meanwhile() {
     );
     let script =
         format!("sh -c \"{}\" & while ! test -s {}; do sleep 0.02; done", deaf.replace('$', "\\$"), pid.display());
-    // The loss comes within the grace, or there is none.
+    // The loss comes within the grace, or not at all.
     let runner = run(&server, &["--ttl", "20s", "--grace", "3s"], &script).spawn().unwrap();
     eventually(HANGS, "the command has ended, and who is left is asked to", || asked.exists());
     server.wire().del(NAME);
@@ -391,7 +391,7 @@ fn survivors_of_the_command_are_killed_when_the_lease_is_lost_meanwhile() {
     assert!(!is_there(&pid));
 }
 
-/// Its parent has left the group, and does not bury it: that is no reason to hold the lock for a grace.
+/// A zombie whose parent has left the group and does not reap it is no reason to hold the lock for a grace.
 #[test]
 fn a_zombie_is_not_waited_for() {
     let server = Server::start();
@@ -420,7 +420,8 @@ fn a_wait_limit_covers_connecting() {
     assert!(took < Duration::from_secs(5) + lag.worst(), "{took:?}");
 }
 
-/// Nodes that forgot give no vote yet, and the others remember the holder: nobody acquires while the command stops.
+/// Nodes that forgot do not vote yet, and the others remember the holder, so no other run acquires while the command
+/// stops.
 #[test]
 fn nobody_runs_while_a_command_stops_though_a_majority_forgot() {
     let nodes = Nodes::seasoned(3);
@@ -440,18 +441,18 @@ fn nobody_runs_while_a_command_stops_though_a_majority_forgot() {
     eventually(HANGS, "the first one runs", || first.1.exists());
     let second_runner = runs(&format!("date +%s%N > {}", second.1.display()));
     forget(0);
-    // It votes again soon, when another one forgets.
+    // The first node votes again soon after another one forgets.
     std::thread::sleep(Duration::from_millis(6_500));
     assert!(!second.1.exists());
     forget(1);
-    // The first one's key is gone from a majority, or is the second's where a node votes again by then.
+    // The first run's key is gone from a majority, or is the second's on a node that votes again by then.
     ends_with(&first_runner.wait_with_output().unwrap(), 75, &["its key ", "the command is stopped"]);
     ends_with(&second_runner.wait_with_output().unwrap(), 0, &[]);
     let (ended, began) = (last_sign_of_life(&first.1), last_sign_of_life(&second.1));
     assert!(began > ended, "they ran together for {:?}", ended.duration_since(began));
 }
 
-/// The message says more than that no renewal is confirmed: the server's answer is what somebody can mend.
+/// Besides the missing renewals, the message contains the server's answer, which the user can act on.
 #[test]
 fn the_reason_of_a_loss_is_printed() {
     let server = Server::start();
@@ -474,7 +475,7 @@ fn a_command_is_stopped_before_it_was_held_for_too_long() {
     let runner = run(&server, &options, &format!("exec >{}; sleep 60", pipe.display())).spawn().unwrap();
     let stopped = stopped.recv_timeout(HANGS).expect("it is stopped");
     ends_with(&runner.wait_with_output().unwrap(), 75, &["--max-hold"]);
-    // The runner starts before the lock is held, and ends after it: that may take any time.
+    // The hold is measured from the acquire: the runner's start and end may take any time.
     let (acquire, seen) = (Match::script(ACQUIRE), proxy.seen());
     let asked = seen.iter().find(|seen| acquire.matches(&seen.args)).expect("it was acquired");
     let held = stopped.duration_since(asked.at);
@@ -523,12 +524,12 @@ fn a_killed_runner_takes_the_command_along() {
     eventually(HANGS, "the command is gone", || !is_there(&sign));
 }
 
-/// How a script starts its worker, which ignores what would ask it to stop.
+/// How a script starts its worker, which ignores requests to stop.
 const STARTS: [&str; 6] = [
     "exec sh WORKER",
     "sh WORKER; :",
     "sh WORKER & wait",
-    // It ends by itself, and the worker has its grace still.
+    // The script ends by itself, and the worker still has its grace.
     "sh WORKER & until [ -s SIGN ]; do sleep 0.01; done",
     "setsid sh WORKER & wait",
     "(setsid sh WORKER &); sleep 60; :",
@@ -572,7 +573,7 @@ const INNER_STARTS: [&str; 3] = [
     "setsid INNER sh -c 'setsid sh WORKER & wait' & wait",
 ];
 
-/// The inner run would give its job more time than the lock of the outer run has.
+/// The inner run's grace is longer than the lock of the outer run allows.
 #[test]
 fn the_job_of_an_inner_run_ends_before_the_lock_of_a_killed_runner_is_free() {
     let server = Server::start();
@@ -598,7 +599,7 @@ fn the_job_of_an_inner_run_ends_before_the_lock_of_a_killed_runner_is_free() {
     });
 }
 
-/// As after a loss: what a script has started may tidy up.
+/// As after a loss, the script's processes may clean up.
 #[test]
 fn the_job_of_a_killed_runner_has_its_grace() {
     let server = Server::start();
@@ -624,7 +625,7 @@ fn the_job_of_a_killed_runner_has_its_grace() {
     }
 }
 
-/// Another holder may have the lock by then: there is no time for a grace.
+/// Another holder may have the lock by then, so there is no grace.
 #[test]
 fn the_job_of_a_runner_that_is_killed_past_its_lease_is_killed_at_once() {
     let server = Server::start();
@@ -648,7 +649,7 @@ fn the_job_of_a_runner_that_is_killed_past_its_lease_is_killed_at_once() {
     assert!(!asked.exists());
 }
 
-/// Processes that have left its group run on, as after any job.
+/// Processes that have left its group continue, as after any job.
 #[test]
 fn a_job_that_has_ended_leaves_no_guard_which_would_end_anything() {
     let server = Server::start();
@@ -686,16 +687,16 @@ fn signals_are_the_commands() {
     }
 }
 
-/// The command stands still, and its lease is renewed.
+/// The command is stopped, and its lease is still renewed.
 #[test]
 fn a_command_is_stopped_and_continued() {
     let server = Server::start();
     let (_directory, sign) = directory();
-    // A shell stopped while it starts a process may wait for that, and not stand still: this one starts none.
+    // A shell that is stopped while it starts a process may wait for that instead of stopping: this one starts none.
     let script = format!("trap 'exit 33' USR1; echo $$ > {}; while :; do :; done", sign.display());
     let runner = run(&server, &["--ttl", "2s", "--grace", "100ms"], &script).spawn().unwrap();
     started(&server, &sign);
-    // The shell may have made the file, and not written it.
+    // The shell may have created the file, but not written it.
     eventually(HANGS, "its number is there", || state_of(&sign).is_some());
     send(&runner, Signal::TSTP);
     eventually(HANGS, "the command stands still", || state_of(&sign) == Some('T'));
@@ -709,7 +710,7 @@ fn a_command_is_stopped_and_continued() {
     ends_with(&runner.wait_with_output().unwrap(), 33, &[]);
 }
 
-/// By `nohup`, say.
+/// For example by `nohup`.
 #[test]
 fn signals_ignored_at_the_start_stay_ignored() {
     let server = Server::start();
@@ -718,16 +719,16 @@ fn signals_ignored_at_the_start_stay_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", LEASEHOLD, "run", NAME, "--", "sh", "-c", &script]);
     let mut runner = command.env("LEASEHOLD_URL", server.url()).stdin(Stdio::piped()).spawn().unwrap();
-    // A wait for the child closes its input, and the command would end by itself.
+    // `wait` closes the child's input, and the command would end by itself.
     let _input = runner.stdin.take();
     started(&server, &sign);
     send(&runner, Signal::HUP);
     send(&runner, Signal::USR2);
-    // HUP is ignored, and the signal behind it is not.
+    // HUP is ignored, but the next signal is not.
     assert_eq!(runner.wait().unwrap().code(), Some(128 + Signal::USR2.as_raw()));
 }
 
-/// By a program that reads its signals from a file, say, and starts others without a thought for them.
+/// For example by a program that reads its signals from a file, and does not unblock them for its children.
 #[test]
 fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     let server = Server::start();
@@ -739,10 +740,10 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
             let mask = u64::from_str_radix(shown.rsplit('\t').next().unwrap().trim(), 16).unwrap();
             mask & (1 << (Signal::CHILD.as_raw() - 1)) != 0
         };
-        assert_eq!(ends_soon(&mut runner), Some(0), "{blocked}: it is seen that the command has ended");
+        assert_eq!(ends_soon(&mut runner), Some(0), "{blocked}: the command's end is noticed");
         let mut shown = String::new();
         runner.stdout.take().unwrap().read_to_string(&mut shown).unwrap();
-        assert!(is_blocked(&shown), "{blocked}: the command has what was given to us: {shown}");
+        assert!(is_blocked(&shown), "{blocked}: the command inherits the mask: {shown}");
     }
     // The runner still passes on a signal that was blocked when it started.
     let (_directory, sign) = directory();
@@ -752,7 +753,7 @@ fn signals_blocked_at_the_start_stay_blocked_for_the_command_only() {
     let mut runner = command.arg(script).env("LEASEHOLD_URL", server.url()).spawn().unwrap();
     started(&server, &sign);
     send(&runner, Signal::TERM);
-    // The command inherits the block: the signal is passed on, and stays pending there.
+    // The command inherits the blocked signal, so the signal that is passed on stays pending there.
     let pending = || {
         let [child] = children_of(&runner)[..] else { return false };
         let status = fs::read_to_string(format!("/proc/{}/status", child.as_raw_nonzero())).unwrap_or_default();
@@ -778,7 +779,7 @@ fn ends_soon(runner: &mut Child) -> Option<i32> {
     None
 }
 
-/// Nobody is in the command's group then.
+/// The command's group is empty then.
 #[test]
 fn a_command_that_leaves_its_group_has_its_signals() {
     let server = Server::start();
@@ -794,7 +795,7 @@ fn a_command_that_leaves_its_group_has_its_signals() {
     assert!(!is_held(&server));
 }
 
-/// Somebody who holds the lock.
+/// A runner that holds the lock.
 fn holder(server: &Server) -> Child {
     let (_directory, sign) = directory();
     let holder = run(server, &[], &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
@@ -802,10 +803,10 @@ fn holder(server: &Server) -> Child {
     holder
 }
 
-/// Somebody who is in its queue.
+/// A runner in the lock's queue.
 fn waiter(server: &Server) -> Child {
     let mut command = run(server, &["--fair", "-v"], "true");
-    // As a shell does: the system stops a process only where somebody could continue it.
+    // In a group of its own, as from a shell: the system stops a process only if another one could continue it.
     let mut waiter = command.process_group(0).spawn().unwrap();
     let mut told = String::new();
     BufReader::new(waiter.stderr.take().unwrap()).read_line(&mut told).unwrap();
@@ -824,7 +825,7 @@ fn a_signal_ends_a_wait() {
         let mut waiter = waiter(&server);
         send(&waiter, signal);
         let ended = waiter.wait().unwrap();
-        // A shell's loop around it ends if it died of the interrupt.
+        // A loop of a shell around the waiter ends only if the waiter died of the interrupt.
         let expected = if signal == Signal::INT { (None, Some(2)) } else { (Some(128 + signal.as_raw()), None) };
         assert_eq!((ended.code(), ended.signal()), expected);
         assert!(!server.wire().exists(QUEUE), "it has left the queue");
@@ -860,17 +861,17 @@ fn survivors_of_a_command_end_before_the_lock_is_free() {
         sign = sign.display()
     );
     let first = run(&server, &["--grace", "300ms"], &script).spawn().unwrap();
-    // It may have ended by the time that this is seen.
+    // The command may have ended before this is checked.
     eventually(HANGS, "the command runs", || sign.exists());
     let second = run(&server, &[], &format!("date +%s%N > {}", next.display())).output().unwrap();
     ends_with(&second, 0, &[]);
     ends_with(&first.wait_with_output().unwrap(), 0, &[]);
     assert_eq!(fs::read_to_string(asked).unwrap(), "\n", "it is asked once, and killed then");
     let (last, next) = (last_sign_of_life(&sign), last_sign_of_life(&next));
-    assert!(last < next, "it was there {:?} after the lock was somebody else's", last.duration_since(next));
+    assert!(last < next, "it still ran {:?} after the next holder had the lock", last.duration_since(next));
 }
 
-/// The command's grace is also that of the others in its group, and of processes that have left the group.
+/// The command's grace also applies to the others in its group, and to processes that have left the group.
 #[test]
 fn a_loss_ends_all_that_a_command_has_started() {
     let server = Server::start();
@@ -893,14 +894,14 @@ fn a_loss_ends_all_that_a_command_has_started() {
     }
 }
 
-/// Also processes that have left the group, and ignore signals.
+/// This includes processes that have left the group, and ignore signals.
 #[test]
 fn after_its_grace_a_loss_kills_all_that_a_command_has_started() {
     let server = Server::start();
     for leaves in ["", "setsid "] {
         let (_directory, sign) = directory();
         let worker = format!("trap \"\" TERM; echo $$ > {}; sleep 60; sleep 60", sign.display());
-        // Without our pipes: we wait for the runner alone.
+        // Without the test's pipes, so that only the runner is awaited.
         let script = format!("{leaves}sh -c '{worker}' >&- 2>&- & wait");
         let runner = run(&server, &["--grace", "300ms"], &script).spawn().unwrap();
         eventually(HANGS, "it runs", || fs::read_to_string(&sign).is_ok_and(|pid| pid.ends_with('\n')));
@@ -915,7 +916,8 @@ fn after_its_grace_a_loss_kills_all_that_a_command_has_started() {
     }
 }
 
-/// Each of them would come to the runner only after its parent's death, and a runner without a lease leaves soon.
+/// Each descendant would become the runner's child only after its parent's death, and a runner without a lease ends
+/// soon.
 #[test]
 fn after_its_grace_a_loss_kills_a_long_line_of_descendants() {
     let server = Server::start();
@@ -934,7 +936,7 @@ fn after_its_grace_a_loss_kills_a_long_line_of_descendants() {
     eventually(HANGS, "the last of the line is dead", || !is_there(&sign));
 }
 
-/// Such as a filter that a script starts for its output, before the script becomes the runner.
+/// For example a filter that a script starts for its output, before it executes the runner.
 #[test]
 fn processes_older_than_the_command_are_left_alone() {
     let server = Server::start();
@@ -979,7 +981,7 @@ fn a_loss_over_a_quorum_ends_the_command() {
     let script = format!("echo > {}; sleep 60", sign.display());
     let runner = run(&servers[0], &["--quorum", &urls, "--restart-delay", "0"], &script).spawn().unwrap();
     eventually(HANGS, "it is held", || sign.exists() && servers.iter().all(|server| server.wire().exists(NAME)));
-    // Or it would bring the one back before the other is gone.
+    // Otherwise the runner would repair the first key before the second is deleted.
     send(&runner, Signal::STOP);
     eventually(HANGS, "it stands still", || state(runner.id()) == Some('T'));
     for server in &servers[..2] {
@@ -1035,7 +1037,6 @@ fn a_command_runs_once_in_an_interval_even_if_its_machine_dies() {
     assert!(!is_held(&server));
 }
 
-/// In the same moment, on as many machines.
 /// `leasehold run` under these locks.
 fn run_under(server: &Server, locks: &[&str], options: &[&str], script: &str) -> Command {
     let mut command = tool(server, &["run"]);
@@ -1049,7 +1050,7 @@ fn a_command_under_several_locks_has_all_of_them() {
     let (_directory, sign) = directory();
     let script = format!("env; echo > {}; read end", sign.display());
     let mut command = run_under(&server, &["b c", "a"], &["--keep-for", "0", "--label", "me"], &script);
-    // Of a run around this one.
+    // The variables of a run around this one.
     command.env("LEASEHOLD_NAME", "outer").env("LEASEHOLD_FENCE", "7").stdin(Stdio::piped());
     let mut runner = command.spawn().unwrap();
     eventually(HANGS, "the command runs", || sign.exists());
@@ -1065,7 +1066,7 @@ fn a_command_under_several_locks_has_all_of_them() {
     assert_eq!(fences, [(true, "a".to_owned()), (true, "b c".to_owned())]);
     assert!(printed.contains("LEASEHOLD_LABEL=me"), "{printed}");
     assert!(!["a", "b c"].iter().any(|name| server.wire().exists(name)));
-    // One is like a NAME, and that has its line too.
+    // A single lock is like a NAME, and a NAME has the line of fences too.
     let script = "[ \"$LEASEHOLD_FENCES\" = \"$LEASEHOLD_FENCE $LEASEHOLD_NAME\" ]";
     ends_with(&run_under(&server, &["a"], &[], script).output().unwrap(), 0, &[]);
     ends_with(&run(&server, &[], script).output().unwrap(), 0, &[]);
@@ -1174,7 +1175,7 @@ fn a_command_is_stopped_though_nobody_reads_the_messages() {
     let mut runner = run(&server, &["--ttl", "2s", "--grace", "300ms", "-v"], &script).spawn().unwrap();
     started(&server, &sign);
     let stderr = runner.stderr.take().unwrap();
-    // It holds all that a pipe can, and its writer waits.
+    // The pipe is full, and its writer waits.
     eventually(HANGS, "the pipe is full", || ioctl_fionread(&stderr).is_ok_and(|bytes| bytes >= 60_000));
     server.wire().del(NAME);
     let mut code = None;
@@ -1196,7 +1197,7 @@ fn a_runner_has_two_connections_and_a_third_while_it_waits() {
     let waiter = run(&server, &["--fair"], "true").spawn().unwrap();
     let (mut wire, queue) = (server.wire(), format!("{{{NAME}}}:lh:queue"));
     eventually(HANGS, "it waits", || wire.exists(&queue));
-    // All but this test's own connection.
+    // All connections except this test's own.
     let mut connections = || wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1;
     let (mut most, until) = (0, Instant::now() + Duration::from_secs(1));
     while Instant::now() < until {
@@ -1217,7 +1218,7 @@ fn no_command_is_started_with_a_lease_that_is_nearly_over() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (_directory, sign) = directory();
-    // A lease counts from the sending, however long the answer takes.
+    // A lease counts from the send, however long the answer takes.
     let held = proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply);
     let script = format!("echo > {}", sign.display());
     let runner = run(&server, &["--ttl", "1s", "--url", &proxy.url()], &script).spawn().unwrap();
@@ -1243,12 +1244,12 @@ fn a_server_that_goes_away_ends_a_wait_with_its_limit_and_no_other() {
     let (patient, limited) = (waits(&[]), waits(&["-w", "4s"]));
     server.kill();
     ends_with(&limited.wait_with_output().unwrap(), 69, &[]);
-    // It comes back, and has forgotten who held the lock.
+    // The server comes back without its data, so the lock is free.
     server.restart();
     ends_with(&patient.wait_with_output().unwrap(), 0, &[]);
 }
 
-/// No waiter waits in vain without a message: for a server that stays full it would wait for ever.
+/// An error is printed, because on a server that stays full the waiter would wait forever.
 #[test]
 fn an_error_while_waiting_is_printed_once() {
     let server = Server::start();
@@ -1261,7 +1262,7 @@ fn an_error_while_waiting_is_printed_once() {
     for words in ["leasehold: waiting for the server: redis at", "OOM", "maxmemory is reached, raise it"] {
         assert!(line.contains(words), "{words:?} is not in {line:?}");
     }
-    // Later checks find the same.
+    // Later checks have the same result.
     let mut refusals = || {
         let count = wire.info_field("errorstats", "errorstat_OOM");
         count.and_then(|count| count.strip_prefix("count=")?.parse::<u64>().ok()).unwrap_or(0)
@@ -1286,13 +1287,13 @@ fn a_server_that_goes_away_before_the_release_takes_nothing_from_the_command() {
     fs::write(&go, "").unwrap();
     let (output, at) = ended(runner);
     ends_with(&output, 7, &["leasehold:", "the release is not confirmed", "expires within its TTL"]);
-    assert!(!said(&output).contains("background"), "who has ended does nothing there: {}", said(&output));
+    assert!(!said(&output).contains("background"), "an ended process does nothing there: {}", said(&output));
     // The runner waits for an answer, and then for the end of its connections.
     let (took, most) = (at.duration_since(asked), Duration::from_secs(3));
     assert!(took < most + lag.worst(), "{took:?}");
 }
 
-/// The page served there, once there is one.
+/// The page that is served at this address, once there is one.
 fn measured(address: &str) -> String {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
@@ -1316,12 +1317,12 @@ fn metrics_are_served_while_the_command_runs() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let options = ["--ttl", "30s", "--metrics-addr", &address];
-    // A port that is taken keeps no job from running.
+    // A port in use does not prevent a job from running.
     ends_with(&run(&server, &options, "exit 7").output().unwrap(), 7, &["--metrics-addr", &address]);
     drop(taken);
     let runner = run(&server, &options, &format!("echo > {}; sleep 60", sign.display())).spawn().unwrap();
     started(&server, &sign);
-    // Not before the first renewal.
+    // The page has these values only after the first renewal.
     let served = measured(&address);
     for line in [
         "leasehold_held{mode=\"exclusive\"} 1",
@@ -1354,7 +1355,7 @@ fn scrapes_that_ask_nothing_take_few_descriptors() {
     let before = open();
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
     eventually(HANGS, "some of them are let in", || open() > before);
-    // This scrape comes behind all of them, and is answered though they stay.
+    // This scrape comes after all the silent ones, and is answered although they stay open.
     let _metrics = measured(&address);
     assert!(open() <= before + 17, "{} of {} descriptors are new", open() - before, open());
     drop(silent);
@@ -1362,7 +1363,7 @@ fn scrapes_that_ask_nothing_take_few_descriptors() {
     ends_with(&runner.wait_with_output().unwrap(), 143, &[]);
 }
 
-/// It tries in vain to leave the queue.
+/// It cannot leave the queue, because a replica refuses writes.
 #[test]
 fn a_fair_wait_for_what_becomes_a_replica_ends_on_time() {
     let (server, limit) = (Server::start(), Duration::from_millis(1_500));
@@ -1402,13 +1403,13 @@ fn the_end_of_a_run_is_written_to_a_file() {
     assert!(value("duration_seconds") >= 0.3);
     let ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() - value("last_timestamp_seconds");
     assert!((-1.0..HANGS.as_secs_f64()).contains(&ago), "{ago}");
-    // The collector may read it, whatever the umask is.
+    // The collector can read the file, whatever the umask is.
     let mut private = Command::new("sh");
     private.env("LEASEHOLD_URL", server.url()).env("LEASEHOLD_CONFIG", "/dev/null");
     private.args(["-c", "umask 077; exec \"$@\"", "sh", LEASEHOLD, "run"]).args(option).args([NAME, "true"]);
     assert!(private.status().unwrap().success());
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
-    // Skipped, lost, and not begun.
+    // The outcomes: skipped, lost, and not begun.
     server.wire().set(NAME, "somebody else's");
     ends_with(&run(&server, &[&option[..], &["-n", "-E", "0"]].concat(), "true").output().unwrap(), 0, &[]);
     seen("busy{lock=\"job\"} 1");
@@ -1429,7 +1430,7 @@ fn the_end_of_a_run_is_written_to_a_file() {
     let absent = [&["run"], &option[..], &[NAME, "no-such-command"]].concat();
     ends_with(&tool(&server, &absent).output().unwrap(), 127, &[]);
     seen("exit_code{lock=\"job\"} 127");
-    // Nothing unfinished is left, and a file that cannot be written is no reason to fail.
+    // No temporary file is left, and a file that cannot be written does not fail the run.
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "the file and the sign");
     let nowhere = run(&server, &["--metrics-file", "/no/such/directory/job.prom"], "exit 7").output().unwrap();
     ends_with(&nowhere, 7, &["--metrics-file /no/such/directory/job.prom"]);
@@ -1445,14 +1446,14 @@ fn a_page_and_completions_are_printed() {
         ends_with(&output, 0, &[]);
         assert!(String::from_utf8_lossy(&output.stdout).contains(word), "{args:?}");
     }
-    // Internal commands are offered to nobody.
+    // Internal commands are not documented or completed.
     let shells = ["bash", "elvish", "fish", "powershell", "zsh"].map(|shell| vec!["completions", shell]);
     for args in shells.into_iter().chain([vec!["man"], vec!["--help"]]) {
         let output = tool(&server, &args).output().unwrap();
         ends_with(&output, 0, &[]);
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(printed.contains("doctor"), "{args:?}");
-        // A dash has a backslash before it on a page, and two underscores stand between words in a script.
+        // In a manual page a dash is written with a backslash; in a completion script two underscores separate words.
         for own in ["__exec", "__guard", "__interrupted", "\\_\\_exec", "Dies of an interrupt"] {
             assert!(!printed.contains(own), "{args:?}: {own}");
         }

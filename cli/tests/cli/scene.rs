@@ -60,7 +60,7 @@ pub(crate) fn is_held(server: &Server) -> bool {
     server.wire().exists(NAME)
 }
 
-/// Waits until the lock is held and the command has said that it runs.
+/// Waits until the lock is held and the command has created its file.
 pub(crate) fn started(server: &Server, sign: &Path) {
     eventually(HANGS, "the command runs", || sign.exists() && is_held(server));
 }
@@ -96,15 +96,14 @@ pub(crate) fn state_of_parent(pid: &Path) -> Option<char> {
     state(stat(pid)?.split(' ').nth(1)?.parse().ok()?)
 }
 
-/// The `/proc` line of a process, from its state on.
+/// The `/proc` line of a process, beginning with its state.
 fn stat(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(") ")?.1.to_owned())
 }
 
-/// The runner's output, and the time at which it and its command had ended.
-///
-/// Their pipes tell the time: a kernel under load may take seconds until it reports the end of a process.
+/// The runner's output, and the time at which it and its command had ended. Their pipes show the time, because a kernel
+/// under load may take seconds to report the end of a process.
 pub(crate) fn ended(mut runner: Child) -> (Output, Instant) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut errors = runner.stderr.take().unwrap();
@@ -115,7 +114,7 @@ pub(crate) fn ended(mut runner: Child) -> (Output, Instant) {
     (Output { status: runner.wait().unwrap(), stdout, stderr }, at)
 }
 
-/// Makes this pipe, and tells when a command that writes to it has ended. A kernel closes the pipe before it reports
+/// Makes this pipe, and reports when a command that writes to it has ended. A kernel closes the pipe before it reports
 /// the end of the process.
 pub(crate) fn end_of_writers(pipe: &Path) -> Receiver<Instant> {
     assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
@@ -125,7 +124,7 @@ pub(crate) fn end_of_writers(pipe: &Path) -> Receiver<Instant> {
     told
 }
 
-/// A terminal of 80 columns, and a shell's line that runs in a session of its own there.
+/// A terminal of 80 columns, and a shell command that runs in a session of its own there.
 pub(crate) struct Terminal {
     shell: Child,
     /// The user's side.
@@ -150,7 +149,7 @@ impl Terminal {
                 showing.lock().unwrap().extend(&some[..read]);
             }
         });
-        // Tests in the background of a script ignore interrupts, as does all that they start.
+        // In a background script the tests ignore interrupts, and so would their children.
         let mut command = Command::new("env");
         command
             .args(["--default-signal=INT,QUIT", "setsid", "--ctty", "sh", "-c"])
@@ -163,7 +162,7 @@ impl Terminal {
         Self { shell: command.spawn().expect("setsid is there"), keyboard, device, shown }
     }
 
-    /// All that it has shown.
+    /// All output so far.
     pub(crate) fn shown(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
     }
@@ -181,7 +180,7 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// All that it has shown, when the line has ended.
+    /// All output, once the shell command has ended.
     #[track_caller]
     pub(crate) fn ended(mut self) -> String {
         const LAST: &str = "that was all";
@@ -199,7 +198,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The line that runs there loses its leader, and ends.
+        // The shell command loses its session leader, and ends.
         let _gone = self.shell.kill();
         let _gone = self.shell.wait();
     }

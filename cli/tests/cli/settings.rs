@@ -1,4 +1,4 @@
-//! Where the tool has its settings from: options, the environment, a file.
+//! The sources of the tool's settings: options, the environment, a file.
 
 use std::{
     fs,
@@ -74,16 +74,16 @@ fn an_option_goes_before_the_environment_and_that_before_the_file() {
     let show = ["show", NAME];
     assert!(finds(&mut scene.tool(&in_file(&meant), &show)));
     assert!(!finds(&mut scene.tool(&in_file(&other), &show)), "the premise");
-    // As some editors write it.
+    // With a byte order mark and a carriage return, as some editors write.
     assert!(finds(&mut scene.tool(&format!("\u{feff}url = {meant}\t# the one\r\n"), &show)));
     assert!(finds(scene.tool(&in_file(&other), &show).env("LEASEHOLD_URL", &meant)));
     assert!(finds(scene.tool(&in_file(&other), &["show", "--url", &meant, NAME]).env("LEASEHOLD_URL", &other)));
-    // Another program's server is for want of a better one.
+    // Another program's variable is used only if no other setting names a server.
     assert!(finds(scene.tool("", &show).env("REDIS_URL", &meant)));
     assert!(finds(scene.tool(&in_file(&meant), &show).env("REDIS_URL", &other)));
-    // An empty variable says nothing.
+    // An empty variable counts as unset.
     assert!(finds(scene.tool(&in_file(&meant), &show).env("LEASEHOLD_URL", "").env("LEASEHOLD_QUORUM", "")));
-    // Each way to name servers takes the place of the others.
+    // Each way to name servers overrides the others.
     let file = scene.file("url", &format!("{meant}\nanother line\n"));
     assert!(finds(scene.tool(&in_file(&other), &show).env("LEASEHOLD_URL_FILE", &file)));
     let by_file = ["show", "--url-file", file.to_str().unwrap(), NAME];
@@ -180,7 +180,7 @@ fn a_wrong_configuration_is_refused_by_file_and_line() {
     ] {
         ends_with(&scene.tool(text, &show).output().unwrap(), 64, words);
     }
-    // The URL alone, with a password that ends as base64 does.
+    // The URL alone, with a password that ends like base64.
     let output = scene.tool("redis://:c2VjcmV0=@a\n", &show).output().unwrap();
     ends_with(&output, 64, &["line 1: this is no setting: the settings are cacert, cert, connect-timeout"]);
     assert!(!said(&output).contains("c2VjcmV0"), "{}", said(&output));
@@ -188,7 +188,7 @@ fn a_wrong_configuration_is_refused_by_file_and_line() {
     ends_with(&absent, 64, &["cannot read /no/such/file"]);
     let both = scene.tool("", &show).env("LEASEHOLD_URL", "redis://a").env("LEASEHOLD_URL_FILE", "/a").output();
     ends_with(&both.unwrap(), 64, &["give one of them"]);
-    // A page needs no server.
+    // A manual page needs no server.
     ends_with(&scene.tool("colour = red\n", &["man"]).output().unwrap(), 0, &[]);
 }
 
@@ -205,7 +205,7 @@ fn a_run_needs_a_server_that_is_named() {
     }
 }
 
-/// Replicas that have to confirm a lock: as an option, a variable and a line. Without any the job is not begun.
+/// Replicas that must confirm a lock: as an option, a variable and a line. Without any, the job does not start.
 #[test]
 fn replicas_that_confirm_a_lock_are_a_setting() {
     let (scene, server) = (Scene::new(), Server::start());

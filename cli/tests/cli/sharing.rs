@@ -29,7 +29,7 @@ fn sharers(server: &Server) -> i64 {
     server.wire().must(&["ZCARD", HOLDERS]).int()
 }
 
-/// A runner that has a share when this returns, and has written its fence to the file.
+/// Starts a runner, and returns once it has a share and has written its fence to the file.
 fn sharer(server: &Server, options: &[&str], fence: &Path) -> Child {
     let script = format!("echo $LEASEHOLD_FENCE > {0}.new; mv {0}.new {0}; exec sleep 60", fence.display());
     let runner = run(server, options, &script).spawn().unwrap();
@@ -56,9 +56,9 @@ fn as_many_commands_run_as_there_are_permits() {
     let silent = run(&server, &["-n", "--permits", "2"], "true").output().unwrap();
     ends_with(&silent, 1, &[]);
     assert_eq!(said(&silent), "");
-    let told = ["is held by 2 who share it (fence ", "the first of them for "];
+    let told = ["is held by 2 sharers (fence ", "the first of them for "];
     ends_with(&run(&server, &["-nv", "--permits", "2"], "true").output().unwrap(), 1, &told);
-    // A third comes in as one of them ends, and one that asks for three at once.
+    // A third is admitted when one of them ends, and so is one that asks for three permits at once.
     ends_with(&run(&server, &["-n", "--permits", "3"], "true").output().unwrap(), 0, &[]);
     sent_away([first]);
     let third = permit(&files[2]);
@@ -84,7 +84,7 @@ fn a_name_that_is_shared_is_observed_as_that() {
     assert_eq!((&object["state"], &object["holder"]["label"]), (&"shared".into(), &Value::Null));
     let of = &object["holder"];
     assert_eq!((&of["sharers"], &of["fence"].to_string()), (&2.into(), &fence.trim().to_owned()));
-    // The lock's key lives for longer.
+    // The lock's key lives longer.
     assert!(of["remaining_seconds"].as_f64().is_some_and(|left| left <= 30.0), "{object}");
     let [first, second] = readers;
     sent_away([first]);
@@ -103,7 +103,7 @@ fn readers_and_the_writer_that_waits_for_them_are_shown() {
     let files = ["one", "two"].map(|file| sign.with_extension(file));
     let [web_1, web_2] = ["web-1", "web-2"].map(|label| ["--shared", "--label", label]);
     let readers = [sharer(&server, &web_1, &files[0]), sharer(&server, &web_2, &files[1])];
-    ends_with(&run(&server, &["-nv"], "true").output().unwrap(), 1, &["is held by those who share it (fence "]);
+    ends_with(&run(&server, &["-nv"], "true").output().unwrap(), 1, &["is held by sharers (fence "]);
     let waits = |options: &[&str], place: i64| {
         let waiter = run(&server, options, "true").spawn().unwrap();
         eventually(HANGS, "it waits", || server.wire().must(&["ZCARD", "{job}:lh:queue"]).int() == place);
@@ -124,7 +124,7 @@ fn readers_and_the_writer_that_waits_for_them_are_shown() {
         panic!("{text}")
     };
     assert!(
-        head.starts_with(&format!("\"job\" is held by 2 who share it (fence {}), the last of them for ", fence.trim()))
+        head.starts_with(&format!("\"job\" is held by 2 sharers (fence {}), the last of them for ", fence.trim()))
     );
     assert!(since.starts_with("  since 20"), "{text}");
     let mut both = [first, second];
@@ -154,12 +154,12 @@ fn readers_and_the_writer_that_waits_for_them_are_shown() {
     assert_eq!(modes, [(&"exclusive".into(), &Value::Null), (&shared, &Value::Null), (&shared, &4.into())]);
 
     let listed = printed(&tool(&server, &["ls"]).output().unwrap());
-    assert!(listed.lines().nth(1).is_some_and(|row| row.contains("job   2 share it  ")), "{listed}");
+    assert!(listed.lines().nth(1).is_some_and(|row| row.contains("job   2 sharers  ")), "{listed}");
     let listed = json(&server, &["ls", "--json"]);
     let row = &listed[0];
     assert_eq!((&row["mode"], &row["sharers"], &row["waiters"]), (&shared, &2.into(), &3.into()), "{listed}");
     let mut top = Terminal::running(&server, &format!("{LEASEHOLD} top --interval 200ms"));
-    top.shows("2 share it");
+    top.shows("2 sharers");
     top.press("q");
     top.ended();
 
@@ -204,11 +204,11 @@ fn a_lock_that_is_shared_is_taken_from_all_who_share_it() {
     let [one, two, late] = ["one", "two", "late"].map(|file| sign.with_extension(file));
     let [first, second] = [one, two].map(|file| sharer(&server, &["--shared"], &file));
     let mut terminal = Terminal::running(&server, &format!("{LEASEHOLD} release --force {NAME}"));
-    terminal.shows("is held by 2 who share it");
+    terminal.shows("is held by 2 sharers");
     terminal.shows("All of them may be at work still. Take it away? [y/N]");
     let third = sharer(&server, &["--shared"], &late);
     terminal.press("y\n");
-    assert!(terminal.ended().contains("\"job\" was taken away from 3 who shared it"), "as many as there are by then");
+    assert!(terminal.ended().contains("\"job\" was taken away from 3 sharers"), "as many as there are by then");
     for reader in [first, second, third] {
         ends_with(&reader.wait_with_output().unwrap(), 75, &["the command is stopped"]);
     }
@@ -234,18 +234,18 @@ fn the_first_twenty_that_share_a_lock_are_shown_unless_all_are_asked_for() {
             (shown.matches(" shares it, for ").count(), shown)
         };
         let (some, shown) = lines(&["show", NAME]);
-        assert!(some == 20 && shown.ends_with("  and 3 more share it: --all shows them\n"), "{shown}");
+        assert!(some == 20 && shown.ends_with("  and 3 more: --all shows them\n"), "{shown}");
         let (all, shown) = lines(&["show", "--all", NAME]);
         assert!(all == 23 && !shown.contains(" more "), "{shown}");
         assert_eq!(json(&server, &["show", "--json", NAME])["shared_by"].as_array().map(Vec::len), Some(23));
-        // By hand, more than the library lists.
+        // Written by hand: more than the library lists.
         let many: Vec<String> = (0..9_980).flat_map(|n| ["9e15".to_owned(), format!("by hand {n}")]).collect();
         let many: Vec<&str> = ["ZADD", HOLDERS].into_iter().chain(many.iter().map(String::as_str)).collect();
         server.wire().must(&many);
         let (some, shown) = lines(&["show", NAME]);
-        assert!(some == 20 && shown.ends_with("  and 9983 more share it: --all shows them\n"), "{shown}");
+        assert!(some == 20 && shown.ends_with("  and 9983 more: --all shows them\n"), "{shown}");
         let (all, shown) = lines(&["show", "--all", NAME]);
-        assert!(all == 10_000 && shown.ends_with("  and 3 more share it\n"), "{all}");
+        assert!(all == 10_000 && shown.ends_with("  and 3 more\n"), "{all}");
         leases.close().await;
     });
 }
@@ -266,7 +266,7 @@ fn what_happens_between_the_questions_of_show_is_no_share_and_no_right_that_is_m
     let shown = shows.wait_with_output().unwrap();
     ends_with(&shown, 0, &[]);
     let text = printed(&shown);
-    assert!(text.contains("is held by 1 who shares it ") && !text.contains("writer"), "{text}");
+    assert!(text.contains("is held by 1 sharer ") && !text.contains("writer"), "{text}");
     sent_away([writer]);
 
     let reader = sharer(&server, &["--shared"], &sign.with_extension("reader"));
@@ -295,7 +295,7 @@ fn shares_that_cannot_be_are_refused() {
     ] {
         ends_with(&run(server, options, "true").output().unwrap(), 64, &[says]);
         let mut script = tool(server, &[&["hold"], options, &[NAME]].concat()).stdin(Stdio::piped()).spawn().unwrap();
-        // Its end would be a reason to give up.
+        // A closed input would be another reason to end.
         let open = script.stdin.take();
         ends_with(&script.wait_with_output().unwrap(), 64, &[says]);
         drop(open);
@@ -324,7 +324,7 @@ fn the_doctor_finds_the_rights_that_sharing_needs_and_a_user_without_them_sees_t
         server.wire().must(&["ACL", "SETUSER", "clerk", "reset", "on", ">secret", "~*", "&*", "+@all", right]);
         let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
         let findings = json(&server, &["doctor", "--json", "--url", &url]);
-        // Its place in the line too, behind which the next one would find the lock busy.
+        // Includes its place in the line, behind which the next run would find the lock busy.
         let left =
             || server.wire().keys("*leasehold:doctor*").into_iter().filter(|key| !key.ends_with(":fence")).count();
         eventually(HANGS, "what the doctor could not give back is over", || left() == 0);
@@ -347,10 +347,10 @@ fn the_doctor_finds_the_rights_that_sharing_needs_and_a_user_without_them_sees_t
     let url = format!("redis://clerk:secret@127.0.0.1:{}", server.port());
     let shown = tool(&server, &["show", "--url", &url, NAME]).output().unwrap();
     ends_with(&shown, 0, &["who shares \"job\" is not known", "give the user the rights"]);
-    assert!(printed(&shown).contains("is held by those who share it (fence "), "{shown:?}");
+    assert!(printed(&shown).contains("is held by sharers (fence "), "{shown:?}");
     let listed = printed(&tool(&server, &["ls", "--url", &url]).output().unwrap());
-    assert!(listed.contains("some share it"), "{listed}");
+    assert!(listed.contains("sharers"), "{listed}");
     let taken = tool(&server, &["release", "--force", "--yes", "--url", &url, NAME]).output().unwrap();
-    assert_eq!(printed(&taken), "\"job\" was taken away from those who shared it\n", "{taken:?}");
+    assert_eq!(printed(&taken), "\"job\" was taken away from its sharers\n", "{taken:?}");
     ends_with(&reader.wait_with_output().unwrap(), 75, &["the command is stopped"]);
 }

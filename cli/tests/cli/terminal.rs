@@ -1,4 +1,4 @@
-//! `leasehold run` on a terminal: the command has it, and signals typed there are for the runner too.
+//! `leasehold run` on a terminal: the command has the terminal, and signals typed there reach the runner too.
 
 use std::{fs, path::PathBuf};
 
@@ -24,7 +24,7 @@ fn the_terminal_is_the_commands_while_it_runs() {
     assert!(shown.contains("the line was hello") && shown.contains("then again"), "{shown}");
 }
 
-/// As any command is, by a shell that knows jobs.
+/// Like any command, by a shell with job control.
 #[test]
 fn a_command_and_its_runner_are_stopped_by_the_terminal_and_continued() {
     let server = Server::start();
@@ -46,7 +46,7 @@ fn a_command_and_its_runner_are_stopped_by_the_terminal_and_continued() {
     }
 }
 
-/// The command has the terminal only if it asks for it: what is pressed comes to its runner.
+/// The command gets the terminal only if it reads from it: typed signals go to its runner.
 #[test]
 fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
     let server = Server::start();
@@ -55,7 +55,8 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
     {
         let (directory, sign) = directory();
         let over = directory.path().join("over");
-        // A shell stopped while it starts a process may wait for that, and not stand still: this one starts none.
+        // A shell that is stopped while it starts a process may wait for that instead of stopping: this one starts
+        // none.
         assert!(std::process::Command::new("mkfifo").arg(&over).status().unwrap().success());
         let script = format!("echo $$ > {}; read end < {}", sign.display(), over.display());
         let file = directory.path().join("script");
@@ -78,7 +79,7 @@ fn a_redirected_command_and_its_runner_are_stopped_and_continued() {
     }
 }
 
-/// A login by ssh that started nothing but this: a process that stops there is never continued.
+/// As in a login by ssh that started only this command: a process that stops there is never continued.
 #[test]
 fn where_nobody_could_continue_it_nothing_is_stopped() {
     let server = Server::start();
@@ -93,7 +94,7 @@ fn where_nobody_could_continue_it_nothing_is_stopped() {
     assert!(!is_held(&server));
 }
 
-/// A script that runs `shows_its_sign`, goes on, and dies of an interrupt at any time. A shell forgets an interrupt
+/// A script that runs `shows_its_sign`, continues, and dies of an interrupt at any time. A shell forgets an interrupt
 /// that comes just before the shell becomes the last command of its line.
 fn goes_on(directory: &TempDir, shows_its_sign: &str) -> PathBuf {
     let script = directory.path().join("script");
@@ -118,7 +119,7 @@ fn an_interrupt_ends_the_script_around_the_command() {
     eventually(HANGS, "it is free", || !is_held(&server));
 }
 
-/// A shell waits for what it has started, and goes on unless that died of the interrupt.
+/// A shell waits for its command, and continues unless the command died of the interrupt.
 #[test]
 fn an_interrupt_ends_the_script_around_a_redirected_command() {
     let server = Server::start();
@@ -147,11 +148,11 @@ fn an_interrupt_ends_the_script_around_a_wait() {
     assert!(!shown.contains("turn"), "{shown}");
 }
 
-/// The terminal is the pager's as much as the command's. The command gets it when it asks for it.
+/// The pager shares the terminal with the command, which gets it when it reads from it.
 #[test]
 fn a_pager_behind_the_command_has_the_terminal() {
     let server = Server::start();
-    // The command is there until the pager has had its key.
+    // The command runs until the pager has read its key.
     let (_directory, over) = directory();
     let over = over.display();
     let pager =
@@ -170,7 +171,7 @@ fn a_pager_behind_the_command_has_the_terminal() {
     assert!(shown.contains("command got l"), "{shown}");
 }
 
-/// Nobody else tidies up: a shell does so for its own children only.
+/// The runner restores the terminal, because a shell does so for its own children only.
 #[test]
 fn a_terminal_is_as_it_was_when_its_command_was_killed() {
     let server = Server::start();
@@ -197,7 +198,7 @@ fn the_terminal_is_taken_back_from_a_command_killed_by_a_loss() {
     assert!(shown.contains("then again"), "{shown}");
 }
 
-/// A message on the screen of an editor goes with that screen.
+/// A message that was printed on an editor's screen disappears with that screen.
 #[test]
 fn a_loss_is_told_again_when_a_command_has_given_the_terminal_back() {
     let server = Server::start();

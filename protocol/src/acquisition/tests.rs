@@ -67,7 +67,7 @@ fn owned(owned: Owned) -> Result<Said, Failure> {
     Ok(Said::Owned(owned))
 }
 
-/// A lease on three nodes, with the fence 7, of which the last has not voted; or on one.
+/// A lease with the fence 7: on three nodes, of which the last has not voted; or on one.
 fn held(nodes: usize) -> Acquisition {
     let mut acquisition = attempt(nodes);
     for node in 0..nodes.min(2) {
@@ -133,7 +133,7 @@ fn a_release_after_a_failover_says_what_has_lost_the_key() {
     }
 }
 
-/// Nothing is to be done.
+/// Whether there is nothing to do.
 fn is_idle(actions: &Actions) -> bool {
     let Actions { raise, renew, repair, reconnect, release, release_again, undo, news } = actions;
     raise.is_none()
@@ -272,7 +272,7 @@ fn a_vote_on_the_route_of_the_release_was_there_before_it() {
     assert_eq!(voted(&mut acquisition, 20, 2, granted(7)).undo, undo(nodes(&[2]), Route::Home, false));
 }
 
-/// Its requests may have waited for their turn in vain.
+/// The release may never have been sent: its callers may have timed out before their turn.
 #[test]
 fn a_vote_that_comes_after_a_release_that_may_not_have_been_sent_is_undone() {
     let undone = undo(nodes(&[2]), Route::Home, false);
@@ -330,7 +330,7 @@ fn a_lease_that_has_reached_its_max_hold_is_released_and_that_is_forgiven() {
     let actions = acquisition.on_reply(at(1_700), sent(0, again, 1_650), owned(Err(Denial::Gone)));
     assert!(
         matches!(actions.news, Some(News::Released(ReleaseEnd::Lost(Loss { reason: LossReason::Expired, .. })))),
-        "it was not believed in when it was let go: {actions:?}"
+        "it was not valid when it was released: {actions:?}"
     );
 }
 
@@ -544,7 +544,7 @@ fn a_tick_renews_and_a_hint_brings_one() {
     acquisition.hint(at(50));
     assert_eq!(acquisition.next_tick(), Some(at(50)));
     acquisition.hint_of(0, at(40));
-    assert_eq!(acquisition.next_tick(), Some(at(40)), "its only node has it: that is asked");
+    assert_eq!(acquisition.next_tick(), Some(at(40)), "its only node has it, so it is asked");
     assert!(is_idle(&acquisition.expire_if_due(at(50))));
     assert!(acquisition.on_tick(at(50)).renew);
     let actions = renewed(&mut acquisition, 60, 0, Err(unanswered()));
@@ -557,7 +557,7 @@ fn a_renewal_that_is_nearly_due_goes_along_with_others() {
     let mut acquisition = held(1);
     assert!(is_idle(&acquisition.go_along(at(500), None)));
     assert!(acquisition.go_along(at(950), None).renew);
-    assert!(is_idle(&acquisition.on_tick(at(1_000))), "it has gone along");
+    assert!(is_idle(&acquisition.on_tick(at(1_000))), "it was renewed with others");
 }
 
 #[test]
@@ -624,7 +624,7 @@ fn what_is_handed_over_is_over_and_stays() {
         assert!(acquisition.is_held() && acquisition.hand_over());
         assert!(acquisition.is_over() && !acquisition.is_held() && acquisition.next_tick().is_none());
         assert_eq!((acquisition.valid_until(), acquisition.fence()), (Time::ZERO, Some(fence(7))));
-        // Votes, renewals and repairs that were under way are left to the heir.
+        // Votes, renewals and repairs that were under way are left to the heir: their answers order nothing.
         for node in 0..3 {
             assert!(is_idle(&voted(&mut acquisition, 20, node, granted(7))));
             assert!(is_idle(&voted(&mut acquisition, 20, node, Err(unanswered()))));

@@ -56,7 +56,7 @@ mod one_node {
 
     #[test]
     fn a_grant_at_the_deadline_is_undone() {
-        // 1 s less 1 % and 2 ms.
+        // 1 s minus 1 % and 2 ms.
         let mut attempt = Attempt::new(at(100), TTL, 1);
         assert!(matches!(attempt.answer(at(1_088), 0, granted(7)), Step::Lost(Verdict::Failed(_))));
         assert_eq!(attempt.must_undo(), nodes(&[0]));
@@ -94,7 +94,7 @@ fn a_majority_that_drew_alike_needs_no_second_phase() {
     assert!(waits(&attempt.answer(at(1), 0, granted(50))));
     let step = attempt.answer(at(2), 2, granted(50));
     assert!(won(&step, 50), "{step:?}");
-    assert!(attempt.must_undo().is_empty(), "what is silent is for the watchdog now");
+    assert!(attempt.must_undo().is_empty(), "a silent node is left to the watchdog");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_holder_of_a_majority_is_waited_for_until_enough_of_its_keys_expire() {
     assert_eq!((found.token(), found.remaining()), (Some(holder.identity()), Some(Duration::from_millis(200))));
     let of = [0, 1, 2, 4].into_iter().collect();
     assert_eq!((needs, tracked), (WakeCondition { count: 2, of }, true), "one is free, three are needed");
-    assert_eq!(attempt.must_undo(), nodes(&[3]), "the fourth has not answered: that is for its answer");
+    assert_eq!(attempt.must_undo(), nodes(&[3]), "the fourth has not answered: its answer decides");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_loss_without_a_majority_to_tell_who_holds_it_is_no_quorum() {
     let holder = Token::random("other:1");
     let mut attempt = Attempt::new(at(0), TTL, 3);
     let _ = attempt.answer(at(1), 0, Ok(Acquired::Recovering(TTL)));
-    assert!(waits(&attempt.answer(at(1), 1, silence())), "the third may tell");
+    assert!(waits(&attempt.answer(at(1), 1, silence())), "the third may decide");
     let step = attempt.answer(at(1), 2, busy(&holder, 100));
     let Step::Lost(Verdict::Failed(said)) = step else { panic!("{step:?}") };
     assert!(matches!(&*said, [Ok(Acquired::Recovering(_)), Err(_), Ok(Acquired::Busy { .. })]), "{said:?}");

@@ -25,7 +25,7 @@ fn enter(combiner: &mut Combiner<u32>, now: Time, caller: u32) -> Entry {
     combiner.enter(now, LIMIT, || (acquire("job"), caller))
 }
 
-/// A lone flight is under way, and these wait.
+/// A combiner with a lone flight under way, and these callers waiting.
 fn busy(waiting: impl IntoIterator<Item = u32>) -> Combiner<u32> {
     let mut combiner = Combiner::new(LIMITS);
     assert_eq!(enter(&mut combiner, at(0), 100), Entry::Alone);
@@ -46,7 +46,7 @@ fn a_request_goes_alone_while_none_is_under_way() {
     let mut combiner = busy([1]);
     assert!(!combiner.is_idle() && !busy([]).is_idle() && Combiner::<u32>::new(LIMITS).is_idle());
     assert_eq!(combiner.sweep(at(2)).next, Some(at(0) + PACE), "the flight began at 0");
-    assert!(combiner.goes_on(at(3)), "it carries what waits");
+    assert!(combiner.goes_on(at(3)), "it takes the waiting requests");
     assert_eq!(taken(&mut combiner, at(3)).map(|batch| combiner.landed(&batch)), Some(vec![Some(1)]));
     assert!(!combiner.goes_on(at(4)), "nothing is left: it ends");
     assert_eq!(enter(&mut combiner, at(5), 2), Entry::Alone);
@@ -59,7 +59,7 @@ fn what_waits_has_a_flight_of_its_own_when_nothing_moves() {
     assert!(!combiner.sweep(at(999)).flies);
     let swept = combiner.sweep(at(1_000));
     assert!(swept.flies && swept.unsent.is_empty());
-    // One that is called for takes all that comes until it runs.
+    // A flight that was requested takes all requests that come until it runs.
     assert!(matches!(enter(&mut combiner, at(5_000), 2), Entry::Queued(by) if by == at(5_000) + LIMIT));
     assert!(!combiner.sweep(at(5_000)).flies);
     let batch = taken(&mut combiner, at(6_000)).unwrap();
@@ -100,7 +100,7 @@ fn who_has_just_come_waits_for_a_connection_with_the_same_flight() {
 fn what_a_full_batch_leaves_behind_is_looked_at_too() {
     let mut combiner = busy(1..=4);
     assert!(combiner.sweep(at(1_000)).flies);
-    assert_eq!(combiner.looks_at(), Some(Time::NEVER), "a flight is called for");
+    assert_eq!(combiner.looks_at(), Some(Time::NEVER), "a flight is requested");
     assert_eq!(taken(&mut combiner, at(1_100)).map(|batch| batch.wants.len()), Some(3));
     assert_eq!(combiner.looks_at(), Some(at(1_100) + PACE));
     assert_eq!(taken(&mut combiner, at(1_200)).map(|batch| batch.wants.len()), Some(1));
@@ -169,7 +169,7 @@ fn the_queue_weighs_no_more_than_it_may() {
     while let Some(batch) = taken(&mut combiner, at(2)) {
         left -= u32::try_from(batch.wants.len()).unwrap();
     }
-    assert_eq!((left, combiner.waiting.weight()), (0, 0), "what is taken out weighs nothing");
+    assert_eq!((left, combiner.waiting.weight()), (0, 0), "requests taken out weigh nothing");
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn an_acquire_that_is_taken_back_is_not_sent() {
     let _queued = combiner.enter(at(1), LIMIT, || (Want::Release(release.clone()), 3));
     assert_eq!(combiner.withdraw(&mine.token), Some(2));
     assert_eq!(combiner.withdraw(&mine.token), None);
-    assert_eq!(combiner.withdraw(&release.token), None, "a release is nothing to take back");
+    assert_eq!(combiner.withdraw(&release.token), None, "a release is not taken back");
     let batch = taken(&mut combiner, at(2)).unwrap();
     assert_eq!(combiner.landed(&batch), [Some(1), Some(3)]);
 }
@@ -316,22 +316,22 @@ fn who_looks_for_no_answer_holds_up_nobody() {
     assert_eq!(enter(&mut combiner, at(0), 0), Entry::Alone);
     combiner.may_set_aside(token.clone());
     assert!(matches!(enter(&mut combiner, at(1), 1), Entry::Queued(_)));
-    assert!(!combiner.set_aside(&Token::random("host:7")), "nothing goes alone for it");
-    assert!(combiner.set_aside(&token) && combiner.goes_on(at(2)), "what waits goes in its place");
+    assert!(!combiner.set_aside(&Token::random("host:7")), "no lone request goes for it");
+    assert!(combiner.set_aside(&token) && combiner.goes_on(at(2)), "the queue goes in its place");
     assert_eq!(taken(&mut combiner, at(2)).map(|batch| combiner.landed(&batch)), Some(vec![Some(1)]));
     assert!(!combiner.set_aside(&token), "when its answer comes, no flight ends");
-    assert!(!combiner.goes_on(at(3)), "that of the batch has ended");
+    assert!(!combiner.goes_on(at(3)), "the batch's flight has ended");
     assert_eq!(enter(&mut combiner, at(4), 2), Entry::Alone);
 }
 
-/// Invariant 1: a crowd need not wait for the pace, while fewer flights than the most are under way.
+/// Invariant 1: a crowd need not wait for the pace, while fewer than the maximum of flights are under way.
 #[test]
 fn a_crowd_gets_one_more_flight() {
     let mut combiner = busy(1..8);
     assert!(!combiner.sweep(at(2)).flies);
     assert_eq!(enter(&mut combiner, at(2), 8), Entry::Queued(at(0)), "the eighth that waits");
     assert!(combiner.sweep(at(2)).flies);
-    assert_eq!(enter(&mut combiner, at(3), 9), Entry::Queued(at(3) + LIMIT), "one is called for");
+    assert_eq!(enter(&mut combiner, at(3), 9), Entry::Queued(at(3) + LIMIT), "one is requested");
     let batch = taken(&mut combiner, at(4)).unwrap();
     assert_eq!(batch.wants.len(), 3);
     for caller in 10..16 {
@@ -350,7 +350,7 @@ fn a_flight_that_lands_right_after_another_began_ends() {
         assert!(combiner.sweep(at(1_000)).flies, "the lone flight is held up");
         let first = taken(&mut combiner, at(1_000)).unwrap();
         let _queued = enter(&mut combiner, at(1_001), 2);
-        assert!(combiner.goes_on(at(2_100)), "the lone flight has landed, and takes what waits");
+        assert!(combiner.goes_on(at(2_100)), "the lone flight has landed, and takes the queue");
         let second = taken(&mut combiner, later).unwrap();
         let _queued = enter(&mut combiner, later, 3);
         assert_eq!(combiner.landed(&first), [Some(1)]);
@@ -360,7 +360,7 @@ fn a_flight_that_lands_right_after_another_began_ends() {
     let (_, _, goes_on) = flies(at(2_100));
     assert!(goes_on, "the other began a while ago, and may be held up");
     let (mut combiner, second, goes_on) = flies(at(2_900));
-    assert!(!goes_on, "what waits goes with the other");
+    assert!(!goes_on, "the queue goes with the other");
     assert_eq!(combiner.landed(&second), [Some(2)]);
     assert!(combiner.goes_on(at(3_300)), "no other is under way");
     assert_eq!(taken(&mut combiner, at(3_300)).map(|batch| combiner.landed(&batch)), Some(vec![Some(3)]));

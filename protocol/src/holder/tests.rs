@@ -13,7 +13,7 @@ fn what_nobody_releases_is_no_lock() {
     let ours = Token::random("host:7").value(fence::ZERO);
     for (holder, kind) in [
         (Holder::read(Some("data"), -1), Some("string without a TTL")),
-        // Bytes that are no text.
+        // Bytes that are not text.
         (Holder::read(None, -1), Some("string without a TTL")),
         (Holder::read(Some("data"), 1_500), None),
         (Holder::read(Some(&ours), -1), None),
@@ -46,7 +46,7 @@ fn seven() -> Fence {
     Fence::try_from(7_u64).unwrap()
 }
 
-/// All who share a lock.
+/// The holder of a lock that is shared.
 fn shared(pttl: i64) -> Holder {
     Holder::read(Some(&token_of_a_phase().value(seven())), pttl)
 }
@@ -56,17 +56,17 @@ fn those_who_share_are_told_as_one_and_each_for_itself() {
     let all = shared(1_500);
     assert_eq!((all.is_shared(), all.label(), all.token(), all.fence()), (true, None, None, Some(seven())));
     for (holder, says) in [
-        (all.clone(), "those who share it (fence 7), whose key lives 1.5 s more unless renewed"),
+        (all.clone(), "sharers (fence 7), whose key lives 1.5 s more unless renewed"),
         (
             all.clone().shared_by(3).ours(),
-            "3 who share it, this program too (fence 7), the last of them for 1.5 s unless renewed",
+            "3 sharers, one of them this program (fence 7), the last of them for 1.5 s unless renewed",
         ),
         (
             all.clone().shared_by(3).until_the_first(),
-            "3 who share it (fence 7), the first of them for 1.5 s unless renewed",
+            "3 sharers (fence 7), the first of them for 1.5 s unless renewed",
         ),
-        (all.clone().shared_by(1), "1 who shares it (fence 7), for 1.5 s unless renewed"),
-        (all.shared_by(0).ours(), "nobody any more (fence 7), though its key lives 1.5 s more"),
+        (all.clone().shared_by(1), "1 sharer (fence 7), for 1.5 s unless renewed"),
+        (all.shared_by(0).ours(), "no sharer any more (fence 7), though its key lives 1.5 s more"),
     ] {
         assert_eq!(holder.to_string(), says);
     }
@@ -75,7 +75,7 @@ fn those_who_share_are_told_as_one_and_each_for_itself() {
     assert_eq!(one.to_string(), "host:7 (fence 7), whose share lives 1.5 s more unless renewed");
 }
 
-/// It is acquired in steps.
+/// It has no fence between two steps of its acquire.
 #[test]
 fn a_holder_without_a_fence_yet_has_none() {
     let token = Token::random("host:7");

@@ -27,7 +27,7 @@ fn health() -> NodeHealth {
     node().0
 }
 
-/// A node that became silent, for this reason.
+/// A node that fell silent for this reason.
 fn silent(reason: &str) -> (NodeHealth, ProbeRow) {
     let mut health = health();
     let orders = health.failed(&Failure::unknown(reason), at(1_000), at(1_100));
@@ -59,7 +59,7 @@ mod silence {
     fn a_tenth_of_a_second_in_vain_is_silence() {
         let mut health = health();
         assert_eq!(health.failed(&no_answer(), at(1_000), at(1_099)), NOTHING);
-        assert_eq!((may_vote(&health), health.is_troubled()), (Ok(()), true), "one failure is trouble, but no silence");
+        assert_eq!((may_vote(&health), health.is_troubled()), (Ok(()), true), "one failure is trouble, not silence");
         let orders = health.failed(&no_answer(), at(1_099), at(1_100));
         assert_eq!(orders.tell, Some(HealthChange::Silent { reason: "no answer in time".into() }));
         assert!(orders.probe.is_some());
@@ -73,7 +73,7 @@ mod silence {
             assert_eq!(health.failed(&no_answer(), at(1_000), at(1_060)), NOTHING);
         }
         assert_eq!(health.failed(&no_answer(), at(1_030), at(1_099)), NOTHING, "39 ms more");
-        assert_eq!(health.failed(&no_answer(), at(5_000), at(5_000)), NOTHING, "a pause is no wait");
+        assert_eq!(health.failed(&no_answer(), at(5_000), at(5_000)), NOTHING, "a pause is not a wait");
         assert!(health.failed(&no_answer(), at(5_000), at(5_001)).probe.is_some());
     }
 
@@ -92,7 +92,7 @@ mod silence {
         health.note_answer(at(1_450));
         assert_eq!(health.failed(&no_answer(), at(1_000), at(1_500)), NOTHING, "50 ms since the answer");
         health.note_answer(at(1_400));
-        assert_eq!(health.failed(&no_answer(), at(1_000), at(1_549)), NOTHING, "an older answer is no news");
+        assert_eq!(health.failed(&no_answer(), at(1_000), at(1_549)), NOTHING, "an older answer is not news");
     }
 
     #[test]
@@ -236,7 +236,7 @@ mod identity {
         assert_eq!(health.askable(Some(7), false), Ok(7), "an undo matters there too");
         assert_eq!(state(&health, at(1)), NodeState::SameServer(OTHER.into()));
 
-        // Its answers do not end that, and are probed for at a steady pace.
+        // Its answers do not end that state, and it is probed at a steady pace.
         assert_eq!(health.answered(at(1)), WAKE);
         assert_eq!((health.next_probe(row), health.next_probe(row)), (Some(millis(1_000)), Some(millis(1_000))));
         let again = health.identified(&identity("run1"), &mut peers.identities);
@@ -261,7 +261,7 @@ mod identity {
         assert_eq!((orders.probe, orders.tell), (None, Some(HealthChange::SameServer { other: OTHER.into() })));
         assert_eq!(health.next_probe(row), Some(millis(10)));
         let _woken = health.answered(at(2_000));
-        assert_eq!(health.next_probe(row), Some(millis(1_000)), "the row goes on");
+        assert_eq!(health.next_probe(row), Some(millis(1_000)), "the row continues");
     }
 }
 
@@ -301,10 +301,10 @@ mod votes {
         assert_eq!(voted(&mut health, &mut peers, 2_000, &at_time(9_000_000, "run2")), Ok(()));
         let before = (offset(&health), proposal(&peers));
 
-        // From the same server it counts, but shows nothing.
+        // An older answer from the same server counts, but does not change the offset.
         assert_eq!(voted(&mut health, &mut peers, 1_999, &at_time(99_000_000, "run2")), Ok(()));
         assert_eq!(voted(&mut health, &mut peers, 1_999, &ServerIdentity::default()), Ok(()));
-        // From the server that was there before it does not count.
+        // An answer from the server that was there before it does not count.
         let other = Failure::unknown("another server has answered under this address since");
         assert_eq!(voted(&mut health, &mut peers, 1_999, &at_time(99_000_000, "run0")), Err(other));
         assert!(peers.identities.is_known(1, "run2"));
@@ -398,7 +398,7 @@ mod clocks {
         assert_eq!(health.status("b:1", at(1_000), millis(7_000)).clock_offset_micros(), None);
         let identity = ServerIdentity { time: Some(6_000_000), ..ServerIdentity::default() };
         let _voted = health.voted(at(1_000), at(1_000), &identity, Duration::ZERO, &mut peers);
-        // Six seconds at our first, so nine at our fourth, when the wall clock shows seven.
+        // Its clock showed six seconds at our first, so it shows nine at our fourth, when the wall clock shows seven.
         let status = health.status("b:1", at(4_000), millis(7_000));
         assert_eq!(status.clock_offset_micros(), Some(2_000_000));
         assert_eq!(health.clock_offset().map(|offset| offset.micros), Some(5_000_000));

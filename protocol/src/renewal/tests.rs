@@ -1,5 +1,5 @@
-//! Every transition of the core, each invariant by its number, and a proptest against a reference that keeps nothing
-//! but the list of what was confirmed.
+//! Every transition of the core, each invariant by its number, and a proptest against a reference that keeps only the
+//! list of confirmations.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use super::*;
 mod quorum;
 
 const TTL: Duration = Duration::from_secs(3);
-/// TTL less 1 % and 2 ms.
+/// The TTL minus 1 % and 2 ms.
 const VALID: Duration = Duration::from_millis(2_968);
 
 fn at(millis: u64) -> Time {
@@ -24,7 +24,7 @@ fn core_with(ttl: Duration, max_hold: Option<Duration>, nodes: usize) -> HeldLea
     HeldLease::new(config, tally, Jitter::from_seed(7))
 }
 
-/// Acquired by an attempt that was sent at 1 s: valid until 3.968 s.
+/// A lease from an attempt that was sent at 1 s: valid until 3.968 s.
 fn core() -> HeldLease {
     core_with(TTL, None, 1)
 }
@@ -53,7 +53,7 @@ fn a_renewal_is_due_within_a_tenth_before_the_third() {
     }
 }
 
-/// When a lease that was renewed at this moment comes due, counted from there.
+/// The time from a renewal at this moment until the lease comes due.
 fn gap_after(sent: Time, seed: u64) -> Duration {
     let mut tally = Tally::new(1);
     tally.confirm(0, sent);
@@ -87,7 +87,7 @@ fn invariant_11_a_lease_goes_along_within_the_last_tenth_before_its_round_and_st
     assert_eq!(core.go_along(tenth, None), Orders { renew: true, ..NOTHING });
     assert_eq!(core.go_along(tenth, None), NOTHING, "invariant 7: twice for one moment");
     assert_eq!(core.tick(tenth), NOTHING);
-    // It is followed as any round is.
+    // It is followed up like any round.
     let patience = Duration::from_millis(500);
     assert_eq!(core.tick(tenth + patience), Orders { renew: true, news: true, ..NOTHING });
     let _ = core.answer(tenth + patience, 0, tenth, RenewalAnswer::Confirmed);
@@ -102,7 +102,7 @@ fn invariant_11_at_one_moment_of_eight_all_of_a_ttl_go_along_that_have_room() {
     assert!((60..=140).contains(&meet), "an eighth of seven hundred and sixty: {meet}");
     let another = TTL * 2;
     assert!(moments().all(|moment| !goes(moment, None) && !goes(moment, Some(another))));
-    // Another lease of the same seed finds the same moments.
+    // Another lease with the same seed picks the same moments.
     let other = |moment: Time| core_with(TTL, Some(TTL), 1).go_along(moment, Some(TTL)).renew;
     assert!(moments().all(|moment| goes(moment, Some(TTL)) == other(moment)));
 }
@@ -368,7 +368,7 @@ fn a_new_connection_has_three_patiences_as_well() {
     for seed in 0..200 {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
-        // Its third is a little shorter than three patiences.
+        // A third of its TTL is a little shorter than three patiences.
         let config =
             LeaseConfig { ttl: Duration::from_millis(8_700), max_hold: None, patience: Duration::from_secs(1) };
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
@@ -391,7 +391,7 @@ fn invariant_8_an_outage_of_any_length_has_a_handful_of_rounds_under_way() {
         rounds += u32::from(core.tick(look).renew);
     }
     assert_eq!(core.next_tick(), None, "it is over in the end");
-    // Gaps of 1, 2, 4 … s up to a third of an hour, in the two thirds that are left of it: 12, and 2 for the rest.
+    // Gaps of 1, 2, 4 … s up to a third of an hour, in the remaining two thirds: 12, and 2 for the rest.
     assert!((10..=14).contains(&rounds), "{rounds}");
 }
 
@@ -401,7 +401,7 @@ fn invariant_4_a_late_confirmation_counts_for_its_own_round() {
     let _ = core.tick(at(2_000));
     let _ = core.tick(at(2_500));
     let _ = core.tick(at(3_000));
-    // The answer to the first round, when two more are out.
+    // The answer to the first round arrives when two more are under way.
     assert_eq!(core.answer(at(3_900), 0, at(2_000), RenewalAnswer::Confirmed), Orders { news: true, ..NOTHING });
     assert_eq!((core.phase(), core.valid_until()), (Phase::Held, at(2_000) + VALID));
     assert!(core.tick(at(3_900)).renew, "its third has passed, so the next round is due");
@@ -480,7 +480,7 @@ fn what_a_node_never_had_is_not_on_it() {
     tally.deny(2, at(1_000), Denial::Gone);
     let mut core = HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
     assert_eq!(core.may_be_on(), [0, 1].into_iter().collect());
-    // Repaired, it has the key.
+    // The node has the key, because it was repaired.
     assert_eq!(core.answer(at(2_001), 0, at(2_000), RenewalAnswer::Confirmed).repair, [2].into_iter().collect());
     assert!(core.may_be_on().contains(2));
 }
@@ -501,12 +501,12 @@ fn invariant_12_a_hint_of_a_node_that_lacks_the_key_orders_a_repair_there_and_no
     assert!(core.next_tick() <= Some(at(1_100)));
     assert_eq!((core.tick(at(1_100)), core.next_tick()), (repair, round));
     assert!(core.may_be_on().contains(2), "it may have the key from then on");
-    // Another in the same 20 ms waits for their end; somebody else had the key again.
+    // Another hint in the same 20 ms waits for their end; another holder had the key again.
     let _taken = core.answer(at(1_101), 2, at(1_100), RenewalAnswer::Denied(Denial::Taken));
     core.hint_of(2, at(1_101));
     assert_eq!((core.tick(at(1_101)), core.next_tick()), (NOTHING, Some(at(1_120))));
     assert_eq!(core.tick(at(1_120)), repair);
-    // It has the key now.
+    // The node has the key now.
     let _done = core.answer(at(1_121), 2, at(1_120), RenewalAnswer::Confirmed);
     core.hint_of(2, at(1_200));
     assert_eq!(core.tick(at(1_200)), Orders { renew: true, ..NOTHING });
@@ -535,7 +535,7 @@ fn invariant_12_a_node_is_not_repaired_for_a_hint_that_has_it_by_then_nor_while_
     let _unclear = core.answer(at(2_001), 1, at(2_000), RenewalAnswer::Unclear);
     assert_eq!(core.phase(), Phase::AtRisk);
     core.hint_of(2, at(2_002));
-    assert_eq!(core.tick(at(2_002)).repair, Nodes::NONE, "nobody knows that a majority has it");
+    assert_eq!(core.tick(at(2_002)).repair, Nodes::NONE, "no majority is known to have it");
 }
 
 #[test]
@@ -585,11 +585,11 @@ fn one_node_more_that_fails_in_a_lost_round_changes_nothing() {
 enum Event {
     /// Time passes, and the driver ticks on time, late or early.
     Wait(u64),
-    /// Time passes, and others are renewed.
+    /// Time passes, and other leases are renewed.
     Along(u64),
-    /// The oldest unanswered round is answered so.
+    /// The oldest unanswered round gets this answer.
     RenewalAnswer(RenewalAnswer),
-    /// An answer to a round of long ago.
+    /// An answer to a round that was sent long ago.
     Late(RenewalAnswer),
     Hint,
     Finish,
@@ -617,7 +617,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..80)
 }
 
-/// A reference for rule 1 that remembers nothing but what happened.
+/// A reference for rule 1 that remembers only events.
 struct Reference {
     confirmed: Vec<Time>,
     over: bool,
@@ -714,8 +714,8 @@ proptest! {
                 rounds += 1;
                 in_flight.push_back(now);
             }
-            // A third is renewed once, or once each patience (a sixth) while the link is slower than that; early by at
-            // most a tenth.
+            // A lease is renewed once in a third of its TTL, at most a tenth of a third early. While the link is slower
+            // than a patience (a sixth), it is renewed once each patience.
             prop_assert!(looks <= 10 * 6 * 2 && rounds <= 10 * 6 * 2, "{looks} looks, {rounds} rounds in ten TTLs");
         }
     }

@@ -48,7 +48,7 @@ fn raise(store: &mut Store, now: Micros, key: &Key, token: &Token, fence: Fence)
     store.raise(now, &claim(key, token, TTL), fence)
 }
 
-/// From 1 s on, with a restart delay of 3 s.
+/// The request of a vote, with a restart delay of 3 s.
 fn vote(key: &Key, token: &Token, proposal: u64) -> AcquireRequest {
     let voting = Voting { restart_delay: TTL * 30, proposal: Fence::try_from(proposal).ok() };
     AcquireRequest { voting: Some(voting), ..request(key, token, TTL) }
@@ -237,7 +237,7 @@ fn poll(key: &Key, token: &Token) -> Poll {
     Poll { claim: claim(key, token, TTL), ticket: None, grant: TTL, window, enter: true, restart_delay }
 }
 
-/// The poll of a waiter that is the only one of its process, and gets no notifications.
+/// The poll of a waiter that is alone in its process, and gets no notifications.
 fn send(store: &mut Store, now: Micros, poll: &Poll) -> Polled {
     store.poll(now, poll, Process { name: poll.claim.token.as_str(), hears: false }, &|_| true).0
 }
@@ -258,7 +258,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
     assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (Some(Duration::from_secs(1)), true, 1));
     assert_eq!(leave(&mut store, 3_999_999, &key, &holder), Err(Denial::Gone));
     assert_eq!(store.holder(3_999_999, &key), None);
-    // It found a lock on its disk that was released before: the release may come again.
+    // The server restored a released lock from its disk, so the release may be repeated.
     let partings: [fn(&mut Store, &Key, &Token) -> bool; 3] = [
         |store, key, token| release(store, 3_999_999, key, token).is_ok(),
         |store, key, token| leave(store, 3_999_999, key, token).is_ok(),
@@ -268,7 +268,7 @@ fn who_was_started_lately_grants_nothing_to_a_queue_and_keeps_its_order() {
         granted(&store.acquire(3_999_999, &request(&key, &holder, TTL)).acquired);
         assert_eq!(recovers(&mut store, 3_999_999, &delayed(&two)), (None, true, 1), "somebody has it");
         assert!(parts(&mut store, &key, &holder));
-        assert_eq!(store.holder(3_999_999, &key), None, "what may be somebody else's is passed on to nobody");
+        assert_eq!(store.holder(3_999_999, &key), None, "a lock that may be another's is not passed on");
     }
     assert!(matches!(send(&mut store, 4_000_000, &delayed(&one)), Polled::Granted(_)));
     release(&mut store, 4_000_000, &key, &one).unwrap();
@@ -434,7 +434,7 @@ mod succession {
             "the key lives for no less than before"
         );
         assert_eq!(store.floors.get(10, &key), Some(after));
-        // Again: the same, and nothing for the giver.
+        // The repeated adoption has the same result, and the giver has nothing.
         assert_eq!(granted(&adopt(&mut store, 20, request(&key, &heir, TTL), &from)), after);
         assert_eq!(release(&mut store, 20, &key, &giver), Err(Denial::Taken));
         assert_eq!(store.renew(20, &claim(&key, &giver, TTL)), Err(Denial::Taken));

@@ -6,7 +6,7 @@ fn place(port: u16) -> Place {
     Place { host: "h".into(), port }
 }
 
-/// A primary that is called after its port.
+/// A primary that is named after its port.
 fn primary(port: u16, epoch: u64, slots: &[RangeInclusive<u16>]) -> Primary {
     let id = format!("id-{port}").into();
     Primary { id, place: Some(place(port)), epoch, slots: slots.to_vec(), replicas: vec![replica(port + 100)] }
@@ -16,7 +16,7 @@ fn replica(port: u16) -> Replica {
     Replica { id: format!("id-{port}").into(), place: place(port), is_failing: false }
 }
 
-/// Where the owner of a slot is: by its port.
+/// The port of a slot's owner.
 fn port(topology: &Topology, slot: u16) -> Option<u16> {
     topology.place(topology.owner(slot)?).map(|place| place.port)
 }
@@ -29,7 +29,7 @@ fn of(views: &[View]) -> Topology {
     topology
 }
 
-/// That of a server in a cluster where all know all whom there ever were.
+/// The view of a server in a cluster whose servers know every server that ever existed.
 fn view(primaries: &[Primary]) -> View {
     View {
         by: None,
@@ -39,7 +39,7 @@ fn view(primaries: &[Primary]) -> View {
     }
 }
 
-/// That of a server which knows these only.
+/// The view of a server that knows only these primaries.
 fn foreign(primaries: &[Primary]) -> View {
     let known = primaries.iter().map(|primary| primary.id.clone()).collect();
     View { by: None, primaries: primaries.to_vec(), known, begins_anew: None }
@@ -76,7 +76,7 @@ fn a_failover_takes_all_slots_for_good() {
     assert_eq!((changes.slots.len(), changes.retired), (100, vec![old]));
     assert_eq!(topology.merge(&before, Time::ZERO), Changes::default(), "an old view");
     assert_eq!(port(&topology, 7), Some(101));
-    // The old primary is back as one of another term: it is another shard.
+    // The old primary returns in a new term, as another shard.
     let _changes = topology.merge(&view(&[primary(1, 6, &[0..=99])]), Time::ZERO);
     assert!(port(&topology, 7) == Some(1) && topology.owner(7) != Some(old));
 }
@@ -97,7 +97,7 @@ fn a_slot_that_was_given_away_goes_over() {
 fn a_view_that_knows_none_of_ours_counts_for_nothing_until_all_are_such() {
     let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
     let ours = view(&[primary(1, 5, &[0..=99])]);
-    // With a larger epoch, too, and where nobody has the slot.
+    // Even with a larger epoch, and with a slot that has no owner.
     let another = foreign(&[primary(201, 9, &[0..=199])]);
     for other in [View::default(), foreign(&[primary(201, 0, &[])]), another.clone()] {
         let mut topology = of(std::slice::from_ref(&ours));
@@ -105,7 +105,7 @@ fn a_view_that_knows_none_of_ours_counts_for_nothing_until_all_are_such() {
             assert_eq!(topology.merge(&other, at(seconds)), Changes::default(), "{other:?}");
         }
         assert_eq!((port(&topology, 7), port(&topology, 100)), (Some(1), None));
-        // One of ours has answered meanwhile.
+        // One of our servers has answered meanwhile.
         assert_eq!(topology.merge(&ours, at(5)), Changes::default());
         assert_eq!(topology.merge(&other, at(6)), Changes::default());
     }
@@ -136,7 +136,7 @@ fn a_redirection_counts_from_the_owner_only() {
     assert_eq!(topology.moved(two, 7, Some(place(2))), Changes::default());
     let changes = topology.moved(one, 7, Some(place(2)));
     assert!(changes.slots.len() == 1 && changes.slots.contains(7) && topology.counts(7, two));
-    // As the view before, it knows the new owner by an epoch that is older now.
+    // Like the view before, this one knows the new owner by an epoch that is outdated now.
     let _changes = topology.merge(&view(&[primary(1, 3, &[0..=99]), primary(2, 2, &[100..=199])]), Time::ZERO);
     assert!(topology.counts(7, two));
     let changes = topology.moved(one, 8, None);
@@ -182,7 +182,7 @@ const OF_TEST: u16 = 8;
 
 /// The views of a cluster after each of these events.
 fn truth(events: &[Event]) -> Vec<View> {
-    // Of each server its port, its epoch and its slots.
+    // Each server's port, epoch and slots.
     let mut servers: Vec<(u16, u64, BTreeSet<u16>)> =
         (0..4).map(|at| (at + 1, u64::from(at) + 1, (at * 2..at * 2 + 2).collect())).collect();
     let (mut last_port, mut last_epoch) = (4, 4);
@@ -242,7 +242,7 @@ proptest! {
     }
 }
 
-/// The slots that another server claims were moved to it.
+/// Slots that another server claims were moved to it.
 #[test]
 fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
@@ -255,34 +255,34 @@ fn a_replica_that_claims_the_slots_of_its_primary_has_taken_over() {
     let without = Primary { replicas: Vec::new(), ..primary(1, 1, &[]) };
     let changes = topology.merge(&view(&[without, primary(101, 3, &[0..=99]), first[1].clone()]), Time::ZERO);
     assert_eq!(taken_over(&changes), [(1, 101, 3, 100)]);
-    // By its name, from wherever it is now.
+    // The replica is recognised by its id, at any address.
     let mut topology = of(&[view(&first)]);
     let elsewhere = Primary { id: "id-101".into(), ..primary(9, 3, &[0..=99]) };
     let changes = topology.merge(&view(&[elsewhere, first[1].clone()]), Time::ZERO);
     assert_eq!(taken_over(&changes), [(1, 9, 3, 100)]);
-    // Some servers know it as a primary before they know of its slots.
+    // Some servers know it as a primary before they know its slots.
     let mut topology = of(&[view(&first)]);
     let lonely = Primary { replicas: Vec::new(), ..first[0].clone() };
     let halfway = view(&[lonely, primary(101, 3, &[]), first[1].clone()]);
     assert!(topology.merge(&halfway, Time::ZERO).slots.is_empty());
     let changes = topology.merge(&view(&[primary(101, 3, &[0..=99]), first[1].clone()]), Time::ZERO);
     assert_eq!(taken_over(&changes), [(1, 101, 3, 100)]);
-    // By a redirection, for one slot.
+    // A redirection shows the takeover, for one slot.
     let mut topology = of(&[view(&first)]);
     let owner = topology.owner(7).unwrap();
     let changes = topology.moved(owner, 7, Some(place(101)));
     assert_eq!((taken_over(&changes), changes.taken_over[0].is_new), (vec![(1, 101, 1, 1)], true));
-    // A view tells of the others.
+    // A view shows it for the other slots.
     let changes = topology.merge(&view(&[primary(101, 3, &[0..=99]), first[1].clone()]), Time::ZERO);
     assert_eq!((taken_over(&changes), changes.taken_over[0].is_new), (vec![(1, 101, 3, 99)], false));
-    // A slot that was moved.
+    // A moved slot is not a takeover.
     let mut topology = of(&[view(&first)]);
     let changes = topology.merge(&view(&[primary(1, 1, &[0..=98]), primary(2, 4, &[99..=199])]), Time::ZERO);
     assert_eq!((taken_over(&changes), changes.slots.len()), (vec![], 1));
 }
 
-/// A server that stood still in a failover hears of it bit by bit. First the new one is a primary,
-/// then the old one has the new epoch, and the slots come last.
+/// A server that stood still in a failover learns of it step by step. First the new one is a primary, then the old one
+/// has the new epoch, and the slots come last.
 #[test]
 fn slots_that_were_taken_over_do_not_go_back_in_a_view_that_is_halfway() {
     let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
@@ -292,13 +292,13 @@ fn slots_that_were_taken_over_do_not_go_back_in_a_view_that_is_halfway() {
         let halfway = view(&[primary(1, epoch, &[0..=99]), primary(101, 3, &[]), first[1].clone()]);
         assert!(topology.merge(&halfway, Time::ZERO).slots.is_empty(), "the old one claims them in epoch {epoch}");
         assert_eq!(port(&topology, 0), Some(101));
-        // Until that takes over again.
+        // Until the old one takes over again.
         let _changes = topology.merge(&view(&[primary(1, 4, &[0..=99]), first[1].clone()]), Time::ZERO);
         assert_eq!(port(&topology, 0), Some(1));
     }
 }
 
-/// Between these it may hear that the old one is a replica: then nobody has the slots, until the new one says that it has.
+/// In between it may learn that the old one is a replica: then the slots have no owner, until the new one claims them.
 #[test]
 fn slots_that_were_taken_over_are_not_given_up_in_a_view_that_is_halfway() {
     let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
@@ -311,18 +311,18 @@ fn slots_that_were_taken_over_are_not_given_up_in_a_view_that_is_halfway() {
             assert!(topology.merge(view, Time::ZERO).slots.is_empty());
         }
         assert_eq!(port(&topology, 0), Some(101), "the old one has claimed them in epoch {epoch}");
-        // A slot that it has given away, while it has others.
+        // A slot is given up if its server keeps others.
         let one_less = view(&[primary(101, 3, &[0..=98]), first[1].clone()]);
         assert_eq!(topology.merge(&one_less, Time::ZERO).slots.len(), 1);
         assert_eq!((port(&topology, 98), port(&topology, 99)), (Some(101), None));
     }
-    // A server that took nothing over has given its slots away.
+    // The slots of a server that took nothing over are given up.
     let mut topology = of(&[view(&first)]);
     let changes = topology.merge(&view(&[primary(1, 1, &[]), first[1].clone()]), Time::ZERO);
     assert_eq!((changes.slots.len(), port(&topology, 0)), (100, None));
 }
 
-/// A view that is halfway may come first, and give the new one's epoch to the old one.
+/// A halfway view may come first, and give the new one's epoch to the old one.
 #[test]
 fn a_replica_takes_over_in_an_epoch_that_was_taken_for_its_primarys() {
     let first = [primary(1, 1, &[0..=99]), primary(2, 2, &[100..=199])];
@@ -331,7 +331,7 @@ fn a_replica_takes_over_in_an_epoch_that_was_taken_for_its_primarys() {
     let both = view(&[primary(1, 3, &[0..=99]), primary(101, 3, &[]), first[1].clone()]);
     for before in [vec![halfway.clone()], vec![both.clone()], vec![halfway.clone(), both.clone()]] {
         let mut topology = of(&[view(&first)]);
-        // The new one is found in one slot already.
+        // A redirection has already shown the new one for one slot.
         let owner = topology.owner(7).unwrap();
         let _changes = topology.moved(owner, 7, Some(place(101)));
         for view in &before {
@@ -339,18 +339,18 @@ fn a_replica_takes_over_in_an_epoch_that_was_taken_for_its_primarys() {
         }
         let _changes = topology.merge(&failed_over, Time::ZERO);
         assert_eq!([0, 7, 99].map(|slot| port(&topology, slot)), [Some(101); 3], "after {before:?}");
-        // For good.
+        // Late views do not undo it.
         for late in [&view(&first), &halfway, &both] {
             assert!(topology.merge(late, Time::ZERO).slots.is_empty());
         }
     }
-    // Another one with that epoch is none of its replicas.
+    // Another primary with that epoch is not one of its replicas.
     let mut topology = of(&[view(&first), halfway]);
     let odd = view(&[primary(7, 3, &[0..=99]), first[1].clone()]);
     assert!(topology.merge(&odd, Time::ZERO).slots.is_empty());
 }
 
-/// With an epoch that is no larger, and with one that is zero.
+/// The new view's epoch is zero, smaller, or equal.
 #[test]
 fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
     for epoch in [0, 2, 3] {
@@ -358,7 +358,7 @@ fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
         let next = view(&[primary(2, epoch, &[0..=99])]);
         let _changes = topology.merge(&next, Time::ZERO);
         assert_eq!(port(&topology, 0), Some(1), "{epoch} is no larger");
-        // Judged against another than is known by now.
+        // Views that name another predecessor than the one known do not count.
         for other in [(place(4), 3), (place(1), 2)] {
             let _changes = topology.merge(&View { begins_anew: Some(other), ..next.clone() }, Time::ZERO);
             assert_eq!(port(&topology, 0), Some(1));
@@ -366,7 +366,7 @@ fn a_view_that_begins_anew_is_taken_whatever_its_epochs_are() {
         let changes = topology.merge(&View { begins_anew: Some((place(1), 3)), ..next }, Time::ZERO);
         assert_eq!((port(&topology, 0), changes.retired.len()), (Some(2), 1));
         assert_eq!(topology.epoch(topology.owner(0).unwrap()), epoch);
-        // From there on as ever.
+        // From then on, epochs count as before.
         let _changes = topology.merge(&view(&[primary(4, epoch, &[0..=99])]), Time::ZERO);
         assert_eq!(port(&topology, 0), Some(2));
     }

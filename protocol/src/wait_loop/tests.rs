@@ -104,7 +104,7 @@ fn before_its_end_it_sees_whether_the_server_still_answers() {
     assert_eq!(sleeps(wait.next(&world.at(10))), at(4_800));
     wait.slept();
     assert_eq!(wait.next(&world.at(4_800)), Action::Check(Route::Tracked));
-    // No answer for all of the time that is left.
+    // The request was unanswered for all of the remaining time.
     wait.checked(failed(), at(4_800), COMMAND, &world.at(5_000));
     assert_eq!(wait.next(&world.at(5_000)), Action::End);
     assert!(matches!(wait.into_seen(), Check::Failed(_)));
@@ -116,7 +116,7 @@ fn what_answers_a_command_time_out_before_the_end_is_asked_at_the_end() {
     let mut wait = leader(&world, held(false), until);
     wait.checked(held(true), at(4_800), COMMAND, &world.at(4_801));
     assert_eq!(sleeps(wait.next(&world.at(4_801))), until);
-    // A shorter wait asks no more often.
+    // A shorter wait does not check more often.
     let mut wait = leader(&world, held(false), at(150));
     wait.checked(held(true), at(0), COMMAND, &world.at(1));
     assert_eq!(sleeps(wait.next(&world.at(1))), at(150));

@@ -88,5 +88,5 @@ fn a_name_is_one_store_for_as_long_as_anybody_uses_it() {
     assert!(Arc::ptr_eq(&one, &named("a name of this test")) && !Arc::ptr_eq(&one, &other));
     let gone = Arc::downgrade(&one);
     drop(one);
-    assert!(gone.upgrade().is_none(), "nobody keeps it for its name");
+    assert!(gone.upgrade().is_none(), "its name does not keep it alive");
 }

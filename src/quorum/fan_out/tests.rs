@@ -7,13 +7,13 @@ use std::{
 
 use super::*;
 
-/// The outcome that is a failure.
+/// The outcome that counts as a failure.
 const FAILED: usize = 404;
 
 /// An answer that counts its polls, and is ready once it was given.
 #[derive(Clone, Default)]
 struct Looked {
-    /// Whether a poll that finds nothing asks for another one at once.
+    /// Whether a pending poll wakes its task at once.
     wakes_itself: bool,
     times: Rc<Cell<usize>>,
     outcome: Rc<Cell<Option<usize>>>,
@@ -68,7 +68,7 @@ async fn everything_is_sent_before_any_answer_is_told() {
     assert_eq!(answers.next().await, (2, 7));
     let untold: Vec<(usize, bool)> =
         answers.take().map(|(node, untold)| (node, matches!(untold, Unreported::Come(_)))).collect();
-    assert_eq!(untold, [(3, true), (1, false)], "one that has come, and one that may");
+    assert_eq!(untold, [(3, true), (1, false)], "one that has arrived, and one that may");
     assert!(answers.is_empty());
 }
 
@@ -81,7 +81,7 @@ fn everything_is_sent_before_any_answer_is_told_also_where_answers_wake_themselv
         all[node].wakes_itself = true;
     }
     let mut answers: FanOut<Looked> = all.iter().cloned().enumerate().collect();
-    // It yields in between.
+    // It yields between two polls.
     let told = (0..5).map(|_| next(&mut answers)).find(Poll::is_ready);
     assert_eq!(told, Some(Poll::Ready((0, 7))));
     assert!(looks(&all).iter().all(|&times| times > 0), "{:?}", looks(&all));

@@ -1,8 +1,8 @@
-//! Clusters whose servers announce themselves in odd ways, or have not all slots.
+//! Clusters whose servers announce themselves in unusual ways, or lack some slots.
 
 use super::*;
 
-/// All locks are granted, by servers whose addresses begin so.
+/// Asserts that all locks are granted, by servers whose addresses begin with `announced`.
 async fn find(cluster: &Cluster, announced: &str) {
     let builder = Client::builder().url(cluster.url()).command_timeout(COMMAND).address_map([("::1", "127.0.0.1")]);
     let leases = within(HANGS, "build", builder.build()).await.unwrap_or_else(|error| panic!("{announced}: {error}"));
@@ -14,7 +14,7 @@ async fn find(cluster: &Cluster, announced: &str) {
     leases.close().await;
 }
 
-/// Announced are no host, which is that of the server that was asked, and a name.
+/// Servers announce an empty host, which means the host of the server that was asked, and a name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_found_where_it_was_asked_or_by_its_name() {
     if !Server::version().at_least(7, 0) {
@@ -64,7 +64,7 @@ async fn a_cluster_that_serves_10_000_slots_grants_the_locks_of_these() {
     assert!(text.contains(&format!("slot {slot} of the cluster")) && text.contains("has no primary"), "{text}");
 }
 
-/// It says where the others are, and that its primary has failed or seems to.
+/// The replica reports where the others are, and that its primary has failed or seems to.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_of_a_dead_primary_is_enough_of_a_seed() {
     let cluster = Cluster::start(3, 1);
@@ -75,7 +75,7 @@ async fn a_replica_of_a_dead_primary_is_enough_of_a_seed() {
     for name in [&names[0], &names[2]] {
         acquire(&leases, name, LONG).await.release().await.unwrap().confirmed();
     }
-    // Once the replica has taken over.
+    // The replica has taken over by then.
     within(TAKEN_OVER, "the lock", leases.lock(&names[1]).acquire())
         .await
         .unwrap()

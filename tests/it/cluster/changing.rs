@@ -1,4 +1,4 @@
-//! Changes to a cluster while locks are held: it grows and shrinks, one server has a wrong password, its bus is cut.
+//! Changes to a cluster while locks are held: it grows and shrinks, a server's password is wrong, its bus is cut.
 
 use std::{
     sync::{
@@ -15,14 +15,15 @@ use tokio::task::JoinSet;
 use super::{TAKEN_OVER, acquire, connect};
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
-/// Some slots go to three new primaries, and back, key by key. Holders keep their leases, and others take turns meanwhile.
+/// Some slots move to three new primaries and back, key by key. Holders keep their leases, and others take turns
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f109_a_cluster_grows_to_six_primaries_and_shrinks_again() {
     const HELD: usize = 200;
     const MOVED: usize = 12;
     let cluster = Cluster::start(6, 0);
     for from in 3..6 {
-        // It would become a replica.
+        // Otherwise it would become a replica.
         cluster.servers()[from].wire().cmd(&["CONFIG", "SET", "cluster-allow-replica-migration", "no"]);
         cluster.give_all_slots(from, from - 3);
     }
@@ -48,7 +49,8 @@ async fn f109_a_cluster_grows_to_six_primaries_and_shrinks_again() {
                 let fence = u64::from(lease.fence());
                 assert!(last.swap(fence, Ordering::SeqCst) < fence, "fences grow");
                 inside.fetch_sub(1, Ordering::SeqCst);
-                // A server that loses its last slot is left with what is under way there. Then it goes on in the background.
+                // A server that loses its last slot is left once its requests are done; the release then continues in
+                // the background.
                 lease.release().await.unwrap();
                 turns.fetch_add(1, Ordering::SeqCst);
             }
@@ -85,7 +87,7 @@ async fn f109_a_cluster_grows_to_six_primaries_and_shrinks_again() {
     }
 }
 
-/// Its holders are told by their deadline, and nobody else. It is served again once the password is right.
+/// Only the holders on that server are notified, by their deadline. It is used again once the password is right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f110_a_password_that_is_wrong_on_one_server_of_a_cluster() {
     let cluster = Cluster::start(3, 0);
@@ -121,8 +123,8 @@ async fn f110_a_password_that_is_wrong_on_one_server_of_a_cluster() {
     }
 }
 
-/// A primary and the others do not reach each other any more, and clients reach both. It goes on as if it were alone. A replica
-/// takes over, and the lease goes on there.
+/// A primary and the others no longer reach each other, but clients reach both. It continues as if alone. A replica
+/// takes over, and the lease continues there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f111_a_cluster_bus_that_is_cut() {
     let cluster = Cluster::start(3, 1);
@@ -144,7 +146,7 @@ async fn f111_a_cluster_bus_that_is_cut() {
     bus.refuse(true);
     bus.cut();
     let mut alone = primary.wire();
-    // For a minute, in which they cannot tell it.
+    // It forgets the others for a minute, in which they cannot reach it.
     for id in &ids {
         alone.must(&["CLUSTER", "FORGET", id]);
     }

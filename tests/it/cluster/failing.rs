@@ -16,12 +16,12 @@ use tokio::task::JoinSet;
 use super::{TAKEN_OVER, acquire, connect};
 use crate::common::{COMMAND, Confirmed as _, LONG, is_ours};
 
-/// A primary is killed, or stands still.
+/// Kills or stops a primary.
 fn end(primary: &Server, killed: bool) {
     if killed { primary.kill() } else { primary.stop() }
 }
 
-/// Completes when a replica has become a primary: since this moment, or a look before.
+/// Completes when a replica has become a primary. The returned moment is that of the check that found it.
 async fn takes_over(replica: &Server) -> Instant {
     let mut looked = Instant::now();
     eventually_async(TAKEN_OVER, "the replica takes over", || {
@@ -32,8 +32,8 @@ async fn takes_over(replica: &Server) -> Instant {
     looked
 }
 
-/// A replica takes over, and the lease that it had goes on: it is renewed there as soon as anybody names the new primary,
-/// long before its time.
+/// A replica takes over, and the lease that it had continues. It is renewed there as soon as any server names the new
+/// primary, long before its time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44b_a_lease_that_was_replicated_outlives_its_primary() {
     for killed in [true, false] {
@@ -48,7 +48,7 @@ async fn f44b_a_lease_that_was_replicated_outlives_its_primary() {
         let until = Instant::now() + lease.remaining();
         end(primary, killed);
         takes_over(replica).await;
-        // Nothing is asked of the old one meanwhile, so the next look may be five seconds away.
+        // The old primary gets no other requests meanwhile, so the next check may be five seconds away.
         let limit = Duration::from_secs(6);
         let is_renewed = || Instant::now() + lease.remaining() > until + Duration::from_secs(1);
         eventually_but_for(&lag, limit, "it is renewed there", is_renewed).await;
@@ -65,7 +65,7 @@ async fn f44b_a_lease_that_was_replicated_outlives_its_primary() {
     }
 }
 
-/// A write that the dead primary had confirmed, and no replica had.
+/// A write confirmed by the dead primary was on no replica, so the lease is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44b_a_lease_that_was_not_replicated_is_told_as_lost_in_the_failover() {
     let (cluster, lag) = (Cluster::start(3, 1), Lag::start());
@@ -75,7 +75,7 @@ async fn f44b_a_lease_that_was_not_replicated_is_told_as_lost_in_the_failover() 
     replica.stop();
     primary.wire().must(&["CLIENT", "KILL", "TYPE", "replica"]);
     let held = acquire(&leases, &name, Duration::from_secs(60)).await;
-    // Of the same age, and deleted by hand: that is no failover.
+    // A lease of the same age whose key is deleted by hand is not a failover.
     let deleted = acquire(&leases, &cluster.name_at(0, "job"), Duration::from_secs(60)).await;
     cluster.primaries()[0].wire().del(deleted.name());
     assert_eq!(within(HANGS, "the signal", deleted.lost()).await.reason(), LossReason::Deleted);
@@ -92,7 +92,7 @@ async fn f44b_a_lease_that_was_not_replicated_is_told_as_lost_in_the_failover() 
     next.release().await.unwrap().confirmed();
 }
 
-/// While it is asked for locks: the first that is granted by the new primary comes soon after the promotion.
+/// While locks are requested, the first one is granted by the new primary soon after the promotion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44b_locks_of_a_dead_primary_are_granted_again_soon_after_its_replica_took_over() {
     for killed in [true, false] {
@@ -106,7 +106,7 @@ async fn f44b_locks_of_a_dead_primary_are_granted_again_soon_after_its_replica_t
         let granted = tokio::spawn(async move { lock.acquire().await.map(|lease| (lease, Instant::now())) });
         let promoted = takes_over(replica).await;
         let (lease, at) = within(HANGS, "the lock", granted).await.unwrap().unwrap();
-        // An attempt at the old one may have to be given up first.
+        // An attempt at the old primary may have to time out first.
         let (took, bound) =
             (at.saturating_duration_since(promoted), COMMAND + Duration::from_millis(500) + lag.worst());
         assert!(took <= bound, "killed: {killed}; {took:?} after the promotion, the bound is {bound:?}");
@@ -136,10 +136,10 @@ async fn f44c_a_shard_that_stands_still_holds_up_no_other() {
         assert_eq!(lost.reason(), LossReason::Expired);
     }
     let states = || leases.nodes().iter().map(|node| *node.state() == NodeState::Up).collect::<Vec<_>>();
-    eventually_async(HANGS, "renewals in vain are told", || states() == [false, true, true]).await;
+    eventually_async(HANGS, "unanswered renewals are noticed", || states() == [false, true, true]).await;
     for lease in [&one, &two] {
         lease.check().unwrap();
-        // It is renewed as ever.
+        // It is renewed as usual.
         assert!(lease.remaining() > ttl / 3, "{:?}", lease.remaining());
     }
     within(COMMAND * 2, "health", leases.health()).await.expect("two of three are there");
@@ -151,40 +151,40 @@ async fn f44c_a_shard_that_stands_still_holds_up_no_other() {
     two.release().await.unwrap().confirmed();
 }
 
-/// Each answer that counts is followed by a question at another server, and none where nothing is held (rule 11).
+/// Each answer that counts is followed by a query to another server; without leases there is none (rule 11).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_server_is_asked_who_has_the_key_while_there_is_a_reason() {
     let cluster = Cluster::start(3, 0);
     let leases = connect(&cluster.url()).await.unwrap();
     let name = cluster.name_at(1, "job");
-    // It is refused there: MOVED.
+    // The query is refused there with MOVED.
     let asked = || [0, 2].map(|other| cluster.primaries()[other].wire().refused("get")).iter().sum::<usize>();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(asked(), 0, "nobody has asked for anything");
+    assert_eq!(asked(), 0, "there was no reason to ask");
     let lease = acquire(&leases, &name, LONG).await;
     eventually_async(Duration::from_secs(2), "it is asked after the first answer", || asked() >= 1).await;
     let before = asked();
     eventually_async(Duration::from_secs(7), "and while something is held", || asked() > before).await;
     lease.release().await.unwrap().confirmed();
-    // The release's own answer is followed by one.
+    // The release's own answer is followed by a query.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let before = asked();
     tokio::time::sleep(Duration::from_millis(5_500)).await;
     assert_eq!(asked(), before, "nothing is held any more");
 }
 
-/// A primary that stood still while another took over goes on: nobody believes what it says (rule 11). Its lease, which
-/// was never replicated, is told as lost.
+/// A primary that was stopped while another took over continues, but its answers do not count (rule 11). Its lease,
+/// which was never replicated, is reported as lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     let (cluster, lag) = (Cluster::start(3, 1), Lag::start());
     let [one, two] = [connect(&cluster.url()).await.unwrap(), connect(&cluster.url()).await.unwrap()];
     let name = cluster.name_at(1, "job");
-    // In the same slot, and free at the old primary for as long as that goes on.
+    // In the same slot, and free at the old primary while that continues.
     let free = format!("{{{name}}}free");
     let (primary, replica) = (&cluster.primaries()[1], cluster.replica_of(1));
     replica.stop();
-    // Or it would find the write in its socket when it goes on.
+    // Otherwise it would find the write in its socket when it continues.
     primary.wire().must(&["CLIENT", "KILL", "TYPE", "replica"]);
     let held = acquire(&one, &name, Duration::from_secs(60)).await;
     primary.stop();
@@ -209,7 +209,7 @@ async fn f49_a_replaced_primary_that_goes_on_grants_nothing() {
     next.release().await.unwrap().confirmed();
 }
 
-/// A cluster that is down as a whole, since one primary is dead, is not asked again and again; nor a slot that nobody has.
+/// A cluster that is down because one primary is dead is not asked repeatedly; neither is a slot without an owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f55_a_cluster_that_is_down_is_named_and_served_again() {
     let cluster = Cluster::start(3, 0);
@@ -235,7 +235,8 @@ async fn f55_a_cluster_that_is_down_is_named_and_served_again() {
     held.release().await.unwrap().confirmed();
     let error = leases.lock(&names[0]).acquire_within(Duration::from_secs(1)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error}");
-    // A slot that nobody has, as the server says at first, and then each view. The cluster is not down: it serves all others.
+    // The server reports the slot without an owner at first, and then each view does. The cluster is not down: it
+    // serves all others.
     cluster.delete_slot(slot, &cluster.primaries()[1..]);
     let is_named = async || {
         let error = leases.lock(&names[1]).acquire_within(Duration::from_millis(500)).await.unwrap_err();
@@ -249,7 +250,7 @@ async fn f55_a_cluster_that_is_down_is_named_and_served_again() {
     }
 }
 
-/// Servers that forget all are in another cluster than before: what was held there is lost, and locks are granted again.
+/// Servers that forget everything form another cluster: locks held there are lost, and new ones are granted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f58_a_cluster_that_is_made_again_of_the_same_servers() {
     let cluster = Cluster::start(3, 0);
@@ -258,7 +259,7 @@ async fn f58_a_cluster_that_is_made_again_of_the_same_servers() {
     let held = acquire(&leases, &name, Duration::from_secs(60)).await;
     cluster.make_again();
     let lost = within(Duration::from_secs(30), "the signal", held.lost()).await;
-    assert_eq!(lost.reason(), LossReason::Deleted, "nobody has taken over");
+    assert_eq!(lost.reason(), LossReason::Deleted, "no replica has taken over");
     for primary in 0..3 {
         let lease = acquire(&leases, &cluster.name_at(primary, "job"), LONG).await;
         assert!(lease.fence() > held.fence());
@@ -267,7 +268,7 @@ async fn f58_a_cluster_that_is_made_again_of_the_same_servers() {
     leases.health().await.unwrap();
 }
 
-/// A replica that is taken out of the cluster is missed by nobody, though it is the one that is asked about the primary.
+/// A replica is taken out of the cluster without effect, although it is the one asked about the primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f58_a_replica_that_is_reset() {
     let cluster = Cluster::start(1, 1);
@@ -283,7 +284,7 @@ async fn f58_a_replica_that_is_reset() {
         acquire(&leases, "other", LONG).await.release().await.unwrap().confirmed();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // What it says of its own cluster comes with that, and counts for nothing.
+    // Its view of its own cluster comes with that, and does not count.
     let until = Instant::now() + Duration::from_secs(2);
     while Instant::now() < until {
         assert_eq!(leases.nodes().len(), 1);
@@ -293,14 +294,14 @@ async fn f58_a_replica_that_is_reset() {
     held.check().unwrap();
 }
 
-/// A shard that stands still for two TTLs costs its own leases only. Each end takes its time of the processor, in a debug
-/// build up to a third of a millisecond, so there are few here. More: `LEASEHOLD_LEASES=3000 scripts/faults F45`.
+/// A shard that is stopped for two TTLs costs only its own leases. Each loss takes up to a third of a millisecond in a
+/// debug build, so there are few here. For more: `LEASEHOLD_LEASES=3000 scripts/faults F45`.
 #[test]
 fn f45_leases_of_which_a_third_stand_still() {
     alone(|| {
         two_workers().block_on(async {
             let many = std::env::var("LEASEHOLD_LEASES").map_or(90, |many| many.parse().expect("a number of leases"));
-            // A busy machine renews that many in a third of it, in a debug build too.
+            // A busy machine renews that many in a third of it, even in a debug build.
             let ttl = Duration::from_secs(6).max(Duration::from_micros(300) * many);
             let cluster = Cluster::start(3, 0);
             let leases = connect(&cluster.url()).await.unwrap();
@@ -320,7 +321,8 @@ fn f45_leases_of_which_a_third_stand_still() {
             let (memory, lag) = (resident(), Lag::start());
             cluster.primaries()[0].stop();
             let (mut late, until) = (Duration::ZERO, Instant::now() + ttl * 2);
-            // The length of time is the fault: by its end the last answer from there has been heard, and no deadline moves.
+            // The length of the stop is the fault: by its end the last answer from there has arrived, and no deadline
+            // moves.
             tokio::time::sleep(ttl / 6).await;
             let mut told = JoinSet::new();
             for lease in held.iter().filter(|lease| frozen.contains(lease.name())) {
@@ -349,19 +351,19 @@ fn f45_leases_of_which_a_third_stand_still() {
     });
 }
 
-/// Bytes of this process in memory.
+/// The resident memory of this process, in bytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("the status of this process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line on memory");
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1_024
 }
 
-/// The server that takes over goes by a clock that is ahead by more than a TTL: the key has expired there.
+/// The promoted server's clock is ahead by more than a TTL, so the key has expired there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f60_the_clock_of_the_next_primary_is_ahead() {
     const TTL: Duration = Duration::from_secs(3);
     let (ahead, servers) = (ClockShim::new(), Cell::new(0));
-    // A cluster that has begun steps its own clock by three seconds.
+    // A cluster steps its own clock by three seconds when it is set up.
     ahead.forward(Duration::from_secs(3) + TTL * 2);
     let cluster = Cluster::with(3, 1, |server| {
         servers.set(servers.get() + 1);
@@ -378,21 +380,21 @@ async fn f60_the_clock_of_the_next_primary_is_ahead() {
         let lost = within(HANGS, "the signal", lease.lost()).await;
         assert_eq!(lost.reason(), LossReason::FailedOver, "{lost}");
     } else {
-        // An older one tells its replicas how long a key has to live, and not until when.
+        // An older server sends its replicas the time left of a key, not the moment when it expires.
         is_ours(&lease).await;
         lease.release().await.unwrap().confirmed();
-        // And where it has given way, and takes over again, it answers nobody for some seconds.
+        // It also answers nothing for some seconds when it is replaced and takes over again.
         return;
     }
     let next = acquire(&leases, &name, TTL).await;
     assert!(next.fence() > before);
     next.check().unwrap();
-    // Back to the clock that is behind: fences grow all the same.
+    // Back to the slower clock: fences grow all the same.
     let is_a_replica = || cluster.primaries()[1].wire().info_field("replication", "master_link_status");
     eventually_async(HANGS, "the old one is a replica", || is_a_replica().as_deref() == Some("up")).await;
     cluster.primaries()[1].wire().must(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
     takes_over(&cluster.primaries()[1]).await;
-    // Until the other one hears of it there are two, and each has its own answer.
+    // Until the other one hears of it there are two primaries with different answers.
     let is_replaced = || replica.wire().info_field("replication", "role");
     eventually_async(HANGS, "there is one", || is_replaced().as_deref() == Some("slave")).await;
     let fence = next.fence();

@@ -1,4 +1,4 @@
-//! A server of a cluster that says of others what is not so: cut off, restored from a backup, or hostile.
+//! A server of a cluster that reports falsehoods about others: cut off, restored from a backup, or hostile.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,8 @@ use support::{Cluster, HANGS, Proxy, Server, Wire, within};
 use super::{TAKEN_OVER, acquire, connect};
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
-/// The third of three primaries says that the first has been replaced by its replica, which says otherwise, as all others do.
+/// The third of three primaries reports that the first was replaced by its replica. That replica and all others
+/// disagree.
 struct Scene {
     cluster: Cluster,
     liar: Proxy,
@@ -36,7 +37,7 @@ impl Scene {
         Wire::to_port(self.liar.port())
     }
 
-    /// A program of whom the liar is the only seed, or one of three.
+    /// A client whose only seed is the liar, or whose seeds are all three.
     async fn program(&self, seeds: &str) -> Client {
         let map =
             [(format!("127.0.0.1:{}", self.cluster.primaries()[2].port()), format!("127.0.0.1:{}", self.liar.port()))];
@@ -76,7 +77,7 @@ async fn f108_one_server_of_a_cluster_that_says_what_is_not_so_moves_nobody() {
         starting.close().await;
     }
     held.release().await.unwrap().confirmed();
-    // It is true for once.
+    // This time it is true.
     let (primary, replica) = (&scene.cluster.primaries()[0], scene.cluster.replica_of(0));
     primary.kill();
     let next = within(TAKEN_OVER, "the lock", running.lock(&name).acquire()).await.unwrap();
@@ -92,7 +93,7 @@ async fn seeds_of_two_clusters_are_named() {
     let text = error.to_string();
     assert!(matches!(error, Error::Config(_)) && text.contains("are of two clusters"), "{text}");
     assert!([one, two].iter().all(|port| text.contains(&port.to_string())), "{text}");
-    // More are of one of them.
+    // Two of the seeds are of the same cluster.
     let url = format!("{},127.0.0.1:{one}", clusters[2].url());
     let leases = connect(&url).await.unwrap();
     assert_eq!(leases.nodes().len(), 2);

@@ -1,4 +1,4 @@
-//! A cluster: its urls, its servers, and what is wrong with it.
+//! A cluster: its urls, its servers, and the errors about it.
 
 mod announced;
 mod changing;
@@ -14,7 +14,8 @@ use support::{Cluster, HANGS, Server, eventually, eventually_async, within};
 
 use crate::common::{COMMAND, Confirmed as _, LONG};
 
-/// By then a replica has taken over: the others may deny it their votes at first, and are asked again after four seconds.
+/// By then a replica has taken over: the others may deny it their votes at first, and are asked again after four
+/// seconds.
 const TAKEN_OVER: Duration = Duration::from_secs(30);
 
 async fn connect(url: &str) -> Result<Client, Error> {
@@ -123,7 +124,7 @@ async fn a_list_that_lacks_a_primary_is_an_error_which_names_it_and_the_others_c
     let mut rest = names[1..].to_vec();
     rest.sort();
     assert_eq!(locks.iter().map(leasehold::Lock::name).collect::<Vec<_>>(), rest);
-    // Its link may have ended between the two lists, and then another one says why.
+    // Its link may have ended between the two lists; then another error gives the reason.
     let text = missing.map(|error| error.to_string()).unwrap_or_default();
     assert!(text.contains(&names_it), "{text}");
     second.kill();
@@ -185,7 +186,7 @@ async fn a_name_whose_keys_would_be_in_two_slots_is_refused_before_anything_is_s
     acquire(&leases, "a}b", LONG).await.release().await.unwrap().confirmed();
 }
 
-/// Servers announce addresses that lead nowhere from here; the map says where they are.
+/// Servers announce addresses that cannot be reached from here; the map translates them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
     let cluster = Cluster::start(3, 0);
@@ -198,7 +199,7 @@ async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
         wire.must(&["CONFIG", "SET", "cluster-announce-port", &dead.port().to_string()]);
         map.push((format!("127.0.0.1:{}", dead.port()), format!("localhost:{}", server.port()), dead));
     }
-    // Each may be asked where the others are.
+    // Any of them may be asked for the others.
     let knows_all = |server: &Server| {
         let nodes = server.wire().must(&["CLUSTER", "NODES"]).text();
         map.iter().all(|(from, ..)| nodes.contains(from.as_str()))
@@ -224,7 +225,7 @@ async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
         let lease = acquire(&leases, &cluster.name_at(primary, "job"), LONG).await;
         lease.release().await.unwrap().confirmed();
     }
-    // It was there, so its address is right.
+    // It was reachable, so its address is right.
     cluster.primaries()[1].kill();
     let error = leases.lock(&name).acquire_within(Duration::from_secs(1)).await.unwrap_err().to_string();
     assert!(error.contains("localhost") && !error.contains("address_map"), "{error}");
@@ -237,7 +238,7 @@ async fn f57_announced_addresses_that_are_out_of_reach_are_named_and_mapped() {
     assert!(error.contains("address_map") && error.contains("redis-sentinel"), "{error}");
 }
 
-/// Connecting needs the first two, and a slot that is being moved the last; the error names what is missing.
+/// Connecting needs the first two rights, and a migrating slot the last; the error names the missing one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_is_named() {
     let cluster = Cluster::start(3, 0);

@@ -1,4 +1,4 @@
-//! Slots that move to another primary, with what is in them.
+//! Slots that move to another primary with their keys.
 
 use std::{
     cell::Cell,
@@ -16,7 +16,7 @@ use tokio::{sync::watch, task::JoinSet};
 use super::{TAKEN_OVER, acquire, connect};
 use crate::common::{Confirmed as _, LONG};
 
-/// A waiter that watches a slot hears that it leaves, and asks its new owner.
+/// A waiter that watches a slot is notified that it leaves, and asks its new owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44a_a_slot_that_moves_takes_its_holder_and_its_waiters_along() {
     for fair in [false, true] {
@@ -28,7 +28,7 @@ async fn f44a_a_slot_that_moves_takes_its_holder_and_its_waiters_along() {
         let lease = within(HANGS, "the lock", lock.acquire()).await.unwrap();
         let waiter = tokio::spawn(other.lock(&name).ttl(LONG).fair(fair).acquire());
         cluster.move_slot(cluster.slot_of(&name), 0, 2);
-        // Longer than its TTL: it was renewed where it is now.
+        // Longer than its TTL, so it was renewed at its new place.
         tokio::time::sleep(Duration::from_secs(3)).await;
         lease.check().unwrap();
         assert!(cluster.primaries()[2].wire().exists(&name));
@@ -42,13 +42,13 @@ async fn f44a_a_slot_that_moves_takes_its_holder_and_its_waiters_along() {
     }
 }
 
-/// In each state of a slot that is moved key by key, locks are renewed, acquired and released; and nothing is left behind.
+/// In each state of a slot that moves key by key, locks are renewed, acquired and released, and nothing is left behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
     let (cluster, ttl) = (Cluster::start(3, 0), Duration::from_millis(900));
     let leases = connect(&cluster.url()).await.unwrap();
     for moved in ["nothing", "the lock", "the lock and its fence"] {
-        // A slot of its own: one that goes there and back may be lost between servers that hear of it late.
+        // A slot of its own: one that moves there and back may be lost between servers that are notified late.
         let tag = cluster.name_at(0, moved);
         let (slot, name) = (cluster.slot_of(&tag), |what: &str| format!("{{{tag}}}{what}"));
         let held = acquire(&leases, &name("held"), ttl).await;
@@ -62,11 +62,11 @@ async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
         if moved == "the lock and its fence" {
             cluster.move_key(&format!("{}:lht:fence", name("held")), 0, 2);
         }
-        // Longer than its TTL: it was renewed, wherever it is.
+        // Longer than its TTL, so it was renewed, wherever it is.
         let renewed_for = Instant::now();
         while renewed_for.elapsed() < ttl * 2 {
             held.check().unwrap();
-            // One that is free, and was held before: its floor is there.
+            // A free lock that was held before, so its floor exists.
             let lease = acquire(&leases, &name("free"), LONG).await;
             assert!(leases.lock(name("free")).try_acquire().await.unwrap().is_none(), "{moved}: it is held");
             let holder = leases.lock(name("free")).holder().await.unwrap().expect("we hold it");
@@ -97,12 +97,13 @@ async fn f44a_a_slot_that_is_being_moved_goes_on_serving() {
     }
 }
 
-/// To a server that has no slot yet, as when a cluster grows.
+/// A slot moves to a server that has none yet, as when a cluster grows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44d_the_first_slot_of_a_new_primary() {
     let cluster = Cluster::start(2, 0);
     let leases = connect(&cluster.url()).await.unwrap();
-    // All that the second has goes to the first, so that it is as new; and no replica, as servers from 7.0 on would make it.
+    // All slots of the second go to the first, so that it is like new, but not made a replica, as servers from 7.0 on
+    // would do.
     cluster.servers()[1].wire().cmd(&["CONFIG", "SET", "cluster-allow-replica-migration", "no"]);
     let mine = cluster.name_at(1, "job");
     let home = cluster.slot_of(&mine);
@@ -121,7 +122,7 @@ async fn f44d_the_first_slot_of_a_new_primary() {
     leases.close().await;
 }
 
-/// An operator gives a move up after keys have gone: they are forgotten.
+/// An operator cancels a move after some keys have moved: those are lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f54_a_move_that_is_given_up_after_keys_have_gone() {
     let cluster = Cluster::start(3, 0);
@@ -141,7 +142,7 @@ async fn f54_a_move_that_is_given_up_after_keys_have_gone() {
     next.release().await.unwrap().confirmed();
 }
 
-/// A fair lock waits, and says for what; its queue goes on afterwards.
+/// A fair lock waits for the move and reports it; its queue continues afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f54_a_fair_lock_waits_until_its_slot_has_arrived() {
     let cluster = Cluster::start(3, 0);
@@ -163,8 +164,8 @@ async fn f54_a_fair_lock_waits_until_its_slot_has_arrived() {
     within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap().confirmed();
 }
 
-/// Servers of the next version join as replicas, take over one after the other, and the old ones go: under load.
-/// `scripts/test-servers` has two versions for it.
+/// Under load, servers of the next version join as replicas and take over one after the other, and the old ones leave.
+/// `scripts/test-servers` provides the two versions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f59_a_rolling_upgrade_under_load() {
     const TTL: Duration = Duration::from_secs(10);
@@ -190,7 +191,7 @@ async fn f59_a_rolling_upgrade_under_load() {
                 let lease = within(TAKEN_OVER, "the lock", lock.acquire()).await.unwrap();
                 assert!(last.is_none_or(|last| lease.fence() > last), "{last:?}, then {}", lease.fence());
                 last = Some(lease.fence());
-                // Its server may end before it has answered.
+                // Its server may end before it answers.
                 let _confirmed = lease.release().await;
                 cycles.fetch_add(1, Ordering::Relaxed);
             }
@@ -199,7 +200,8 @@ async fn f59_a_rolling_upgrade_under_load() {
     for primary in 0..3 {
         let (old, new) = (&cluster.primaries()[primary], cluster.replica_of(primary));
         let role = |server: &Server| server.wire().info_field("replication", "role");
-        // The others may deny it their votes. Then the old one serves nobody for ten seconds, and it is to be told again.
+        // The others may deny it their votes. The old one then serves no client for ten seconds, and has to be told
+        // again.
         let mut told = None::<Instant>;
         eventually_async(TAKEN_OVER, "the new one has taken over", || {
             if told.is_none_or(|told| told.elapsed() > Duration::from_secs(11)) {
@@ -226,7 +228,7 @@ async fn f59_a_rolling_upgrade_under_load() {
     let is_new = |address: &String| (0..3).any(|at| address.ends_with(&format!(":{}", cluster.replica_of(at).port())));
     eventually_async(HANGS, "only new servers are left", || all().len() == 3 && all().iter().all(is_new)).await;
     for lease in held {
-        // Replicated long before, it has outlived its primary.
+        // It was replicated long before, and has outlived its primary.
         lease.check().unwrap_or_else(|lost| panic!("{}: {lost}; the machine lagged {:?}", lease.name(), lag.worst()));
         lease.renew().await.unwrap();
         lease.release().await.unwrap().confirmed();

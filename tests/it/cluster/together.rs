@@ -1,4 +1,4 @@
-//! Requests that travel together to each primary, though their keys are in many slots.
+//! Requests that are batched for each primary, though their keys are in many slots.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use crate::common::{Confirmed as _, LONG};
 
-/// A crowd of tasks, each of which takes and releases locks in all slots, and some that others hold. Nobody is in beside
-/// another, and fences grow.
+/// A crowd of tasks, each of which takes and releases locks in all slots, some of them contended. Asserts that each
+/// holder is alone, and that fences grow.
 async fn crowd(leases: &Client, tasks: usize, cycles: usize) {
     let fences = Arc::new(Mutex::new(HashMap::<String, (bool, Option<leasehold::Fence>)>::new()));
     let work = (0..tasks).map(|task| {
@@ -27,7 +27,7 @@ async fn crowd(leases: &Client, tasks: usize, cycles: usize) {
                 {
                     let mut fences = fences.lock().unwrap();
                     let (is_in, last) = fences.entry(name.clone()).or_default();
-                    assert!(!*is_in, "{name}: somebody is in");
+                    assert!(!*is_in, "{name}: two holders");
                     assert!(last.is_none_or(|last| lease.fence() > last), "{name}: {last:?}, {}", lease.fence());
                     (*is_in, *last) = (true, Some(lease.fence()));
                 }
@@ -43,7 +43,7 @@ async fn crowd(leases: &Client, tasks: usize, cycles: usize) {
     }
 }
 
-/// So many acquires that come at once, for the servers stand still until they are there.
+/// Many simultaneous acquires, because the servers are stopped until all have been sent.
 async fn at_once(leases: &Client, cluster: &Cluster, many: usize) -> Vec<Lease> {
     cluster.primaries().iter().for_each(Server::stop);
     let acquire = |number| tokio::spawn(leases.lock(format!("at once:{number}")).ttl(LONG).acquire());
@@ -57,13 +57,13 @@ async fn at_once(leases: &Client, cluster: &Cluster, many: usize) -> Vec<Lease> 
     held
 }
 
-/// The locks of that crowd that are left.
+/// The crowd's locks that are left.
 fn locks(cluster: &Cluster) -> Vec<String> {
     let all = cluster.primaries().iter().flat_map(|server| server.wire().keys("*"));
     all.filter(|key| !key.ends_with(":fence")).collect()
 }
 
-/// Requests travel together to each primary, though their keys are in many slots: also while slots are moved under them.
+/// Requests are batched for each primary, though their keys are in many slots, even while slots are moved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
     let cluster = Cluster::start(3, 0);
@@ -73,7 +73,7 @@ async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
     let before = scripts();
     let held = at_once(&leases, &cluster, 240).await;
     let sent = scripts() - before;
-    // The first two to each primary go at once, and then there is one a millisecond, for as long as more come.
+    // The first two to each primary are sent at once, then one every millisecond while more arrive.
     assert!(sent < 160, "{sent} scripts for 240 acquires");
     let before = scripts();
     let mut releases: JoinSet<_> = held.into_iter().map(Lease::release).collect();
@@ -84,7 +84,7 @@ async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
     assert!(sent < 160, "{sent} scripts for 240 releases");
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let moving = async {
-        // Those of some of the names, as fast as an operator's tool.
+        // The slots of some of the names, moved as fast as by an operator's tool.
         let slots: Vec<u16> = (0..16).map(|task| cluster.slot_of(&format!("own:{task}:1"))).collect();
         let home = |slot: u16| (0..3).find(|at| slot < u16::try_from(16_384 * (at + 1) / 3).unwrap()).unwrap();
         for slot in slots {
@@ -104,7 +104,7 @@ async fn requests_to_one_primary_travel_together_also_while_slots_are_moved() {
     eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
 }
 
-/// A server that does not serve such a batch is asked for each lock alone, and not asked again at once.
+/// A server that refuses such batches gets each lock alone, and batches are not retried at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_alone() {
     let cluster = Cluster::start(1, 0);
@@ -116,7 +116,7 @@ async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_
     let batches = proxy.on_each(Match::script(COMBINED_SLOTS), Action::Mangle);
     drop(at_once(&leases, &cluster, 100).await);
     let refused = batches.hits();
-    // Those that were under way when the first was refused.
+    // The batches that were under way when the first was refused.
     assert!((1..=8).contains(&refused), "{refused} batches were tried");
     eventually_async(HANGS, "all are released", || locks(&cluster).is_empty()).await;
     drop(at_once(&leases, &cluster, 100).await);
@@ -124,7 +124,7 @@ async fn a_server_that_refuses_keys_of_many_slots_in_one_call_is_asked_for_each_
     eventually_async(HANGS, "nothing is left", || locks(&cluster).is_empty()).await;
 }
 
-/// Where no script may touch a key that it does not declare, none does but the lists.
+/// If scripts may not touch undeclared keys, only the lists do so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_that_have_to_declare_their_keys_do() {
     let cluster = Cluster::start(1, 0);
@@ -154,8 +154,8 @@ async fn scripts_that_have_to_declare_their_keys_do() {
     }
 }
 
-/// The leases of one primary are renewed in one pipeline. One that has gone and one that another program has taken are told
-/// as lost; the others go on, though the server has forgotten the script.
+/// The leases of one primary are renewed in one pipeline. A deleted one and one taken by another program are reported
+/// as lost; the others continue, though the server has forgotten the script.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewals_in_many_slots_travel_together_and_each_has_an_answer_of_its_own() {
     const TTL: Duration = Duration::from_secs(3);
@@ -173,8 +173,8 @@ async fn renewals_in_many_slots_travel_together_and_each_has_an_answer_of_its_ow
     wire.must(&["SCRIPT", "FLUSH"]);
     wire.must(&["DEL", gone.name()]);
     wire.must(&["SET", taken.name(), "another program's"]);
-    assert_eq!(within(HANGS, "that it has gone", gone.lost()).await.reason(), LossReason::Deleted);
-    assert_eq!(within(HANGS, "that it is taken", taken.lost()).await.reason(), LossReason::Taken);
+    assert_eq!(within(HANGS, "the loss of the deleted one", gone.lost()).await.reason(), LossReason::Deleted);
+    assert_eq!(within(HANGS, "the loss of the taken one", taken.lost()).await.reason(), LossReason::Taken);
     let ends = held.iter().map(Lease::remaining).max().unwrap_or_default();
     let are_renewed = || held.iter().all(|lease| lease.status() == Status::Held && lease.remaining() > Duration::ZERO);
     tokio::time::sleep(ends).await;

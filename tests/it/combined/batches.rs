@@ -1,4 +1,4 @@
-//! What is in a batch, what goes alone, and who waits for whom.
+//! Which requests are batched, which are sent alone, and which request waits for which.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use support::{
 use super::{Crowd, MANY, Rig, names};
 use crate::common::{Confirmed as _, LONG};
 
-/// Where a release waits for its turn, a vote waits behind it.
+/// A vote waits behind a release that waits for its turn.
 #[tokio::test]
 async fn over_a_quorum_a_vote_finds_free_what_was_to_be_released_before_it() {
     let nodes = Nodes::start(3);
@@ -69,7 +69,7 @@ async fn a_script_that_the_server_forgets_between_two_batches_is_sent_again() {
     assert_eq!(rig.batches(), [MANY; 3]);
 }
 
-/// Who was answered meanwhile is left out of a second sending, and all others have their own answers.
+/// A second sending leaves out callers that were answered meanwhile, and each of the others gets its own answer.
 #[tokio::test]
 async fn a_second_sending_leaves_out_who_was_answered_meanwhile() {
     const COMMAND: Duration = Duration::from_secs(2);
@@ -81,7 +81,7 @@ async fn a_second_sending_leaves_out_who_was_answered_meanwhile() {
         wire.must(&["SCRIPT", "LOAD", known]);
     }
     rig.proxy.forget();
-    // The answer that the script is not known comes when half of them have run out of time.
+    // The answer that the script is unknown arrives after half of the callers have timed out.
     let unknown = rig.proxy.on(Match::script(COMBINED), 1, Action::HoldReply);
     let limit = |number: usize| if number % 2 == 0 { COMMAND * 5 / 8 } else { HANGS };
     let asked = (0..MANY).map(|number| {
@@ -139,7 +139,7 @@ async fn a_batch_on_a_link_that_breaks_is_over_and_the_next_goes_by_the_next_lin
     let script = Match::script(COMBINED);
     let links: Vec<_> =
         rig.proxy.seen().into_iter().filter(|seen| script.matches(&seen.args)).map(|seen| seen.connection).collect();
-    // What the first has perhaps won is taken back, and then they go.
+    // The first batch may have won locks: they are taken back before the next batch is sent.
     assert!(
         matches!(links[..], [one, ref undos @ .., other] if one < other && undos.iter().all(|link| *link == other)),
         "{links:?}"
@@ -150,7 +150,7 @@ async fn a_batch_on_a_link_that_breaks_is_over_and_the_next_goes_by_the_next_lin
     rig.nothing_is_left().await;
 }
 
-/// Each of so many tasks has its own lock, and then one of a few.
+/// Each task has its own lock, and then one of a few shared ones.
 async fn thousands(rig: &Rig) {
     const TASKS: usize = 3_000;
     let tasks: Vec<_> = (0..TASKS)
@@ -183,7 +183,7 @@ async fn thousands(rig: &Rig) {
     assert!(granted.len() >= 40, "{} grants", granted.len());
     let batches = rig.batches();
     assert!(batches.iter().all(|&size| (1..=128).contains(&size)), "{batches:?}");
-    assert!(!batches.is_empty(), "nothing travelled with others: the premise");
+    assert!(!batches.is_empty(), "no request was batched: the premise");
     rig.nothing_is_left().await;
 }
 
@@ -197,7 +197,7 @@ fn thousands_of_tasks_are_served_on_one_thread_and_on_several() {
     }
 }
 
-/// Requests that were sent and are never polled again keep no one.
+/// Requests that were sent and are never polled again delay no other request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_who_do_not_poll_delay_nobody() {
     let rig = Rig::start().await;
@@ -213,7 +213,7 @@ async fn callers_who_do_not_poll_delay_nobody() {
         }
         worst = worst.max(began.elapsed());
     }
-    // The flight is called for, and comes after the releases of the turn before.
+    // A flight is requested, and it comes after the releases of the turn before.
     assert!(worst <= SIGNAL + lag.of(3), "{worst:?}; the machine lagged {:?}", lag.worst());
     drop(unpolled);
     rig.nothing_is_left().await;
@@ -252,7 +252,7 @@ fn callers_on_another_runtime_go_alone_by_the_keepers_connection() {
     assert_eq!(rig.server.wire().keys("job:*"), [""; 0]);
 }
 
-/// Invariant 1: the flights that went out have not come back, and what came after them goes all the same.
+/// Invariant 1: later requests are sent although the flights before them have not returned.
 #[tokio::test]
 async fn what_waits_goes_while_flights_are_held_up() {
     let rig = Rig::start().await;
@@ -266,23 +266,23 @@ async fn what_waits_goes_while_flights_are_held_up() {
     assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));
 }
 
-/// Invariant 1: a lone request is under way, and its answer is awaited by nobody.
+/// Invariant 1: a crowd is sent although a lone request is under way and its answer is not polled.
 #[tokio::test]
 async fn a_crowd_waits_for_no_flight() {
     let rig = Rig::start().await;
     let (fillers, crowd) = rig.queued(names(32).map(|name| rig.leases.lock(name).try_acquire())).await;
-    // The clock stands: nothing is due.
+    // The clock stands still: nothing is due.
     assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));
     assert_eq!(rig.batches(), [32]);
     rig.go_on(fillers).await;
 }
 
-/// Invariant 6: whoever is dropped, nobody is left behind.
+/// Invariant 6: requests behind dropped ones are still sent.
 #[tokio::test]
 async fn lone_requests_that_are_dropped_are_followed_by_what_waits() {
     let rig = Rig::start().await;
     let (fillers, crowd) = rig.queued(names(MANY).map(|name| rig.leases.lock(name).try_acquire())).await;
-    // The clock stands: nothing is due but what follows a flight. (Their votes are awaited in the background.)
+    // The clock stands still: only what follows a flight is due. (Its votes are awaited in the background.)
     drop(fillers);
     assert!(crowd.all().await.iter().all(|outcome| matches!(outcome, Ok(Some(_)))));
     assert_eq!(rig.batches(), [MANY]);

@@ -1,4 +1,4 @@
-//! Rows of the fault table whose requests travel together. Each test is named after its row.
+//! Rows of the fault table whose requests are batched. Each test is named after its row.
 
 use std::{
     thread,
@@ -16,14 +16,14 @@ use tokio::runtime::Handle;
 use super::{COMMAND, Crowd, MANY, Rig, names};
 use crate::common::{Confirmed as _, LONG, block_both_workers, program_with, unconfirmed};
 
-/// For leases that expire in their test, if nobody renews them.
+/// For leases that expire in their test unless renewed.
 const TTL: Duration = Duration::from_secs(1);
 
 fn combined() -> Match {
     Match::script(COMBINED)
 }
 
-/// Nobody knows what was granted, and each is told so.
+/// The outcome of each request is unknown, and each caller gets an error that says so.
 #[track_caller]
 fn all_unavailable(outcomes: &[Result<Option<Lease>, Error>]) {
     assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::Unavailable(_)))), "{outcomes:?}");
@@ -99,11 +99,11 @@ async fn f9_a_batch_of_acquires_that_arrives_after_its_undos() {
     let outcomes = rig.try_all(names(MANY)).await;
     within(HANGS, "the fault happens", late.hit()).await;
     all_unavailable(&outcomes);
-    // The undos stand behind it on its link, or have come by another one.
+    // The undos are behind it on its link, or have arrived on another link.
     late.release();
     let mut wire = rig.server.wire();
     eventually_async(HANGS, "the batch is executed", || wire.keys("{job:*").len() == MANY).await;
-    // What another link's undo has overtaken expires like a dead holder's key.
+    // A key that was granted after an undo on another link expires like that of a dead holder.
     eventually_async(LONG + HANGS, "no key is left", || wire.keys("job:*").is_empty()).await;
 }
 
@@ -114,7 +114,7 @@ async fn f10_reply_of_a_batch_of_releases_swallowed_and_the_commands_replayed() 
     let stranger = program_with(rig.server.url(), LONG).await;
     let rivals: Vec<_> = names(MANY).map(|name| tokio::spawn(stranger.lock(name).acquire())).collect();
     let swallowed = rig.proxy.on(combined(), 1, Action::SwallowReply);
-    // The replays have to find the next holders' keys.
+    // The replays must find the next holders' keys.
     let replays = rig.proxy.on_each(Match::script(RELEASE), Action::Hold);
     let releases = tokio::spawn(rig.batch(leases.into_iter().map(Lease::release)).await.all());
     let mut successors = Vec::new();
@@ -137,7 +137,7 @@ async fn f10_reply_of_a_batch_of_releases_swallowed_and_the_commands_replayed() 
 
 #[tokio::test]
 async fn f11_batches_over_a_link_that_is_slow_each_way() {
-    /// As in the row, the way there and back takes a good part of it.
+    /// As in the row, a round trip takes a good part of the command timeout.
     const COMMAND: Duration = TTL;
     let ttls = if seen::is_wanted() { 100 } else { 5 };
     let rig = Rig::with(Server::start(), |builder| builder.command_timeout(COMMAND)).await;
@@ -191,15 +191,15 @@ async fn f21_memory_is_used_up_and_batches_travel() {
     }
 }
 
-/// All of one thread in one batch. On two workers a flight may end while they come: some may go in another batch, or
-/// alone.
+/// All requests of one thread are in one batch. With two workers a flight may end while they are made: some may then go
+/// in another batch, or alone.
 fn each_has_travelled_once(rig: &Rig, script: &str, threads: usize) {
     let batches = rig.batches();
     let alone = rig.proxy.count(Match::script(script).and(Match::containing("job:")));
     if threads == 1 {
         assert_eq!((&*batches, alone), (&[MANY][..], 0));
     } else {
-        assert!(!batches.is_empty(), "nothing travelled with others: the premise");
+        assert!(!batches.is_empty(), "no request was batched: the premise");
         assert_eq!(batches.iter().sum::<usize>() + alone, MANY, "{batches:?}, and {alone} alone");
     }
     rig.proxy.forget();
@@ -238,7 +238,7 @@ async fn f31_acquires_dropped_before_their_batch() {
     // Later requests are sent later.
     let later = within(HANGS, "the server is well", rig.leases.lock("later").acquire()).await.unwrap();
     let unwanted = rig.proxy.count(Match::script(COMBINED).and(Match::containing("job:")));
-    assert_eq!(unwanted, 0, "what nobody wants is never sent");
+    assert_eq!(unwanted, 0, "a dropped request is never sent");
     assert_eq!(rig.proxy.count(Match::script(RELEASE)), 0, "and needs no undo");
     later.release().await.unwrap().confirmed();
     rig.nothing_is_left().await;
@@ -265,7 +265,7 @@ async fn f31_acquires_dropped_after_their_batch() {
     let crowd = rig.batch(names(MANY).map(|name| rig.leases.lock(name).acquire())).await;
     let mut wire = rig.server.wire();
     eventually_async(HANGS, "the batch is executed", || wire.keys("job:*").len() == MANY).await;
-    // Sent behind it on the same link, so its answer has come; and nobody has polled since.
+    // It was sent behind the first on the same link, so the first has its answer, and has not been polled since.
     rig.leases.lock("behind").acquire().await.expect("it is free").release().await.unwrap().confirmed();
     drop(crowd);
     rig.nothing_is_left().await;
@@ -313,15 +313,15 @@ fn f33_runtime_shut_down_with_1000_acquires_under_way() {
         assert!(took <= AT_ONCE + lag.worst(), "{took:?}");
         air.release();
         let mut wire = rig.server.wire();
-        // The keeper goes on, and must not go on renewing.
+        // The keeper continues, and must not keep renewing.
         eventually(TTL + HANGS, "all is released or expired", || wire.keys("job:*").is_empty());
     }
 }
 
-/// What a request may take, and an undo's turn behind it.
+/// The time that a request may take, and then an undo's turn behind it.
 const ANSWERED: Duration = COMMAND.saturating_mul(2);
 
-/// Everybody is answered while the runtime of the connection is not polled, or has ended: by the keeper.
+/// The keeper answers every caller while the connection's runtime is not polled, or has ended.
 fn is_answered(ends: bool) {
     for in_the_air in [false, true] {
         let (runtime, lag) = (one_thread(), Lag::start());
@@ -347,13 +347,13 @@ fn is_answered(ends: bool) {
         seen::took("everybody answered", took, ANSWERED, &lag);
         assert!(took <= ANSWERED + lag.worst(), "{took:?}");
         for outcome in outcomes {
-            // What was not sent is not asked for again: the caller is told.
+            // A request that was not sent is not repeated: its caller gets an error.
             assert!(matches!(outcome, Err(Error::Unavailable(_))), "in the air: {in_the_air}: {outcome:?}");
         }
         air.release();
         let mut wire = rig.server.wire();
         eventually(HANGS, "no key is left", || wire.keys("job:*").is_empty());
-        // And it works on.
+        // And the client still works.
         let lease = on_no_runtime("acquire", rig.leases.lock("job:after").acquire()).expect("it is free");
         on_no_runtime("release", lease.release()).expect("it was ours").confirmed();
         drop(runtime);
@@ -370,7 +370,7 @@ fn f48_requests_are_answered_when_their_runtime_has_ended() {
     is_answered(true);
 }
 
-/// Everything of the program is dropped, and the runtime of its connection rests: the keeper alone takes back what was
+/// The program drops everything, and the runtime of its connection stands still: the keeper alone takes back what was
 /// granted.
 #[test]
 fn f48_acquires_are_taken_back_when_their_program_has_gone_and_their_runtime_rests() {
@@ -411,7 +411,7 @@ fn f48_acquires_whose_runtime_ends_get_their_locks_elsewhere() {
     assert_eq!(rig.server.wire().keys("job:*"), [""; 0]);
 }
 
-/// Crowds of tries fail all through an outage, beside as many that wait. No task is left of what failed.
+/// Crowds of tries fail all through an outage, beside as many waiters. Failed tries leave no task behind.
 #[tokio::test]
 async fn f90_an_outage_under_waiters_and_crowds_of_failing_tries() {
     const SERVED: Duration = Duration::from_secs(2);
@@ -433,7 +433,7 @@ async fn f90_an_outage_under_waiters_and_crowds_of_failing_tries() {
         };
         all_unavailable(&outcomes);
     }
-    // A flight or two, the link that is being made, and the waiters themselves.
+    // A flight or two, the link that is being established, and the waiters themselves.
     seen::at_most("tasks in an outage", most, MANY + 32);
     assert!(most <= MANY + 32, "{most} tasks");
     rig.server.restart();
@@ -454,13 +454,13 @@ async fn f90_an_outage_under_waiters_and_crowds_of_failing_tries() {
     assert!(free <= FREE + lag.worst(), "{free:?}");
 }
 
-/// A proxy that nobody listens behind, and a crowd: none is told before its own time that there is no connection.
+/// With no server behind the proxy, no request of a crowd fails for lack of a connection before its own limit.
 #[tokio::test]
 async fn f8_requests_that_come_late_in_an_outage_wait_for_the_link_too() {
     let rig = Rig::with(Server::start(), |builder| builder.command_timeout(Duration::from_secs(2))).await;
     rig.proxy.refuse(true);
     rig.proxy.cut();
-    // Until the loss of the link is noticed a request may go out on it.
+    // A request may go out on the link until its loss is noticed.
     let probe = rig.leases.lock("probe").try_acquire().await;
     assert!(matches!(probe, Err(Error::Unavailable(_))), "{probe:?}");
     let early = Crowd::of(names(MANY).map(|name| rig.leases.lock(name).try_acquire()));

@@ -1,4 +1,4 @@
-//! F95: in one batch each member meets something else, and each caller has its own answer.
+//! F95: each member of a batch meets another obstacle, and each caller gets its own answer.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use support::{HANGS, Proxy, Server, Wire, eventually_async, within};
 use super::{MANY, Rig, names};
 use crate::common::{Confirmed as _, LONG, assert_says_lost, program_with, unconfirmed};
 
-/// What a member asked for.
+/// The request of a member.
 #[derive(Debug)]
 enum Outcome {
     Acquired(Result<Option<Lease>, Error>),
@@ -23,7 +23,7 @@ async fn released(lease: Lease) -> Outcome {
     Outcome::Released(lease.release().await)
 }
 
-/// The server's time in microseconds, and so much more.
+/// The server's time in microseconds, plus `more`.
 fn time_and(wire: &mut Wire, more: Duration) -> u64 {
     let time = wire.must(&["TIME"]);
     let part = |at: usize| time.array()[at].text().parse::<u64>().unwrap();
@@ -50,7 +50,7 @@ async fn f95_each_member_of_a_batch_fails_in_its_own_way() {
     let of_releases = leases.into_iter().map(|lease| Box::pin(released(lease)) as super::Request<Outcome>);
     let others = names(MANY).map(|name| Box::pin(acquired(rig.leases.lock(name).try_acquire())) as _);
     let (fillers, crowd) = rig.queued(of_acquires.into_iter().chain(of_releases).chain(others)).await;
-    // They wait, and find this.
+    // Their waiters find this.
     wire.must(&["HSET", "job:hash", "field", "value"]);
     wire.must(&["HSET", "{job:odd fence}:lh:fence", "field", "value"]);
     wire.set("{job:no fence}:lh:fence", "none");
@@ -103,7 +103,7 @@ async fn f95_each_member_of_a_batch_fails_in_its_own_way() {
             other => panic!("nothing was wrong with it: {other:?}"),
         }
     }
-    // What is others' was left alone, and the lock with a queue was passed on.
+    // Other holders' keys were left alone, and the lock with a queue was passed on.
     assert_eq!(wire.get("job:taken").as_deref(), Some("somebody's"));
     assert!(wire.exists("job:changed") && wire.exists("job:hash"));
     assert!(!wire.exists("job:raised") && !wire.exists("job:released"));
@@ -117,7 +117,7 @@ async fn f95_each_member_of_a_batch_fails_in_its_own_way() {
     assert_eq!(left, ["job:changed", "job:hash", "job:taken"]);
 }
 
-/// Its user has all rights, but for these rules.
+/// Its user has all rights except those denied by these rules.
 async fn worker_rig(rules: &[&str]) -> Rig {
     let server = Server::start();
     let all = ["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allcommands", "allchannels", "allkeys"];
@@ -154,7 +154,7 @@ async fn f95_one_name_of_a_batch_is_not_ours_to_touch() {
     assert_eq!((wire.keys("job:*"), wire.keys("their:*")), (vec![], vec!["their:job".to_owned()]));
 }
 
-/// A user who may do all that a lone acquire does, and not what a batch does besides.
+/// A user with the rights for a lone acquire, but not for the other commands of a batch.
 #[tokio::test]
 async fn f95_a_user_without_the_rights_of_a_batch_has_its_locks_one_by_one() {
     for missing in ["-mget", "-exists"] {
@@ -187,7 +187,7 @@ async fn f95_a_batch_that_the_server_does_not_serve_now_is_nobodys_and_each_hear
     rig.nothing_is_left().await;
 }
 
-/// Each of many tries of one name: one has it, and the others hear who.
+/// Of many tries for one name, one wins, and the others learn the holder.
 #[tokio::test]
 async fn f95_one_name_many_times_in_a_batch_is_granted_once() {
     let rig = Rig::start().await;

@@ -1,5 +1,5 @@
-//! Requests that travel together, on real servers. A batch is certain here: a clock that stands lets nothing have
-//! waited for too long, and the requests that go alone end when their test polls them.
+//! Batched requests, on real servers. A batch is certain here: a clock that stands still makes no request overdue, and
+//! lone requests end when their test polls them.
 
 mod batches;
 mod faults;
@@ -25,13 +25,13 @@ use support::{
 
 use crate::common::LONG;
 
-/// The command time-out: a release has half of it, in which a batch must be answered on a busy machine too.
+/// The command timeout. A release has half of it, within which a batch must be answered on a busy machine too.
 const COMMAND: Duration = Duration::from_secs(1);
 
-/// How many requests travel in most batches here: too few for a flight of their own.
+/// The size of most batches here: too small for a flight of its own.
 const MANY: usize = 24;
 
-/// A clock that can stand still.
+/// A clock that can be stopped.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standing(Arc<Mutex<Option<Duration>>>);
 
@@ -53,7 +53,7 @@ impl Clock for Standing {
 
 type Request<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Requests that one task polls, each time all of them. Completes with all their outcomes.
+/// Requests that one task polls together. Completes with all their outcomes.
 struct Crowd<T> {
     requests: Vec<Result<T, Request<T>>>,
 }
@@ -74,7 +74,7 @@ impl<T: Unpin> Crowd<T> {
         }
     }
 
-    /// Polls each of them once, whatever tokio thinks of so many in one task.
+    /// Polls each request once, without tokio's cooperative budget.
     async fn once(&mut self) {
         let all = poll_fn(|context| {
             self.poll_all(context);
@@ -83,12 +83,12 @@ impl<T: Unpin> Crowd<T> {
         tokio::task::unconstrained(all).await;
     }
 
-    /// Their outcomes, in their order, within the usual limit.
+    /// All outcomes in the order of the requests, within the usual limit.
     async fn all(self) -> Vec<T> {
         within(HANGS, "everybody is answered", self.on_any()).await
     }
 
-    /// Polls them until so many have their outcomes.
+    /// Polls the requests until `many` of them have their outcomes.
     async fn until(&mut self, many: usize) {
         let some = poll_fn(|context| {
             self.poll_all(context);
@@ -98,24 +98,24 @@ impl<T: Unpin> Crowd<T> {
         tokio::task::unconstrained(some).await;
     }
 
-    /// The same on any executor, and without a limit.
+    /// [`all`](Self::all) on any executor, without a limit.
     async fn on_any(mut self) -> Vec<T> {
         self.until(self.requests.len()).await;
         self.requests.into_iter().filter_map(Result::ok).collect()
     }
 }
 
-/// The requests that go alone while others wait.
+/// The lone requests that are under way while others wait.
 type Fillers = Crowd<Result<Option<Lease>, Error>>;
 
-/// A server, a proxy in front of it, and a client that goes through the proxy.
+/// A server, a proxy in front of it, and a client that connects through the proxy.
 struct Rig {
     leases: Client,
     proxy: Proxy,
     server: Server,
     clock: Standing,
     fillers: AtomicUsize,
-    /// What the fillers have got: a release would travel with others.
+    /// The fillers' leases, kept because a release would join a batch.
     filled: Mutex<Vec<Lease>>,
 }
 
@@ -130,7 +130,7 @@ impl Rig {
         Self::at(server, proxy, &url, change).await
     }
 
-    /// On the current runtime; the url leads through the proxy.
+    /// Builds the client on the current runtime; the url points to the proxy.
     async fn at(server: Server, proxy: Proxy, url: &str, change: impl FnOnce(Builder) -> Builder) -> Self {
         know_the_scripts(&server);
         let clock = Standing::default();
@@ -139,9 +139,9 @@ impl Rig {
         Self { leases, proxy, server, clock, fillers: AtomicUsize::new(0), filled: Mutex::default() }
     }
 
-    /// A lone request is under way. Later ones wait until it is polled or the clock goes on.
+    /// Starts lone requests. Later requests wait until these are polled or the clock continues.
     async fn fill(&self) -> Fillers {
-        // The task of the batch before runs on this runtime, and ends first.
+        // The task of the previous batch runs on this runtime, and ends first.
         for _ in 0..4 {
             tokio::task::yield_now().await;
         }
@@ -152,14 +152,14 @@ impl Rig {
         fillers
     }
 
-    /// The clock goes on, and the requests under way come to their ends, whatever these are.
+    /// Starts the clock again, and lets the requests under way end, whatever their outcome.
     async fn go_on(&self, fillers: Fillers) {
         self.clock.go_on();
         let leases = fillers.all().await.into_iter().filter_map(|outcome| outcome.ok().flatten());
         self.filled.lock().unwrap().extend(leases);
     }
 
-    /// These requests wait, until the fillers are polled or the clock goes on.
+    /// Queues these requests: they wait until the fillers are polled or the clock continues.
     async fn queued<T, F>(&self, requests: impl IntoIterator<Item = F>) -> (Fillers, Crowd<T>)
     where
         T: Unpin,
@@ -171,7 +171,7 @@ impl Rig {
         (fillers, crowd)
     }
 
-    /// Has these requests in one batch. Its script has been sent when their crowd is polled, or soon.
+    /// Sends these requests in one batch. Its script has been sent when their crowd is polled, or soon after.
     async fn batch<T, F>(&self, requests: impl IntoIterator<Item = F>) -> Crowd<T>
     where
         T: Unpin,
@@ -182,7 +182,7 @@ impl Rig {
         crowd
     }
 
-    /// So many leases, taken by one batch.
+    /// `many` leases, acquired by one batch.
     async fn hold(&self, many: usize) -> Vec<Lease> {
         let acquired = self.batch(names(many).map(|name| self.leases.lock(name).acquire())).await.all().await;
         acquired.into_iter().map(|lease| lease.expect("it is free")).collect()
@@ -196,8 +196,8 @@ impl Rig {
         self.batch(names.map(|name| self.leases.lock(name).try_acquire())).await.all().await
     }
 
-    /// How many requests each batch had, but for fillers: one that comes while the flight before it has not ended
-    /// travels too.
+    /// How many requests each batch had, without the fillers: a request that arrives before the previous flight has
+    /// ended is batched too.
     fn batches(&self) -> Vec<usize> {
         let script = Match::script(COMBINED);
         let seen = self.proxy.seen().into_iter().filter(|seen| script.matches(&seen.args));
@@ -209,14 +209,14 @@ impl Rig {
         seen.map(wanted).filter(|&many| many > 0).collect()
     }
 
-    /// Of all the jobs' locks.
+    /// Checks that the keys of all jobs' locks are gone.
     async fn nothing_is_left(&self) {
         let mut wire = self.server.wire();
         eventually_async(HANGS, "no key is left", || wire.keys("job:*").is_empty()).await;
     }
 }
 
-/// So that each request is one command.
+/// Loads the scripts, so that each request is one command.
 fn know_the_scripts(server: &Server) {
     let mut wire = server.wire();
     for script in [ACQUIRE, RENEW, RELEASE, COMBINED] {

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::Place;
 use crate::common::Confirmed as _;
 
-/// The next state that is like this; what comes before it may be skipped.
+/// The next state that satisfies `is`; earlier states may be skipped.
 async fn until(leaders: &mut Leaders, what: &str, is: impl Fn(&Leadership) -> bool) -> Leadership {
     within(HANGS, what, async {
         loop {
@@ -32,7 +32,7 @@ pub(super) async fn who_leads_is_told_as_it_changes(place: Place) {
     let (one, two) = place.two_programs().await;
     let router = place.program("router").await;
     let candidates = [one.election("job").candidate("host:1"), two.election("job").candidate("host:2")];
-    // In a program of its own, in that of the first candidate, and beside another one.
+    // In a program of its own, in the first candidate's program, and in another candidate's.
     let elections = [router.election("job"), candidates[0].clone(), router.election("job")];
     let mut observing: Vec<Leaders> = elections.iter().map(|election| election.observe().unwrap()).collect();
     for leaders in &mut observing {
@@ -72,7 +72,7 @@ pub(super) async fn a_leader_campaigns_again_until_its_work_is_done(place: Place
         tell.send(term.fence()).unwrap();
         if terms < 3 {
             term.lost().await;
-            // Nothing after this await is done any more.
+            // Nothing after this await runs.
             std::future::pending::<()>().await;
         }
         "done"

@@ -8,7 +8,7 @@ use support::{HANGS, within};
 use super::{Place, TTL};
 use crate::common::{Confirmed as _, LONG, ending, is_ours};
 
-/// Adopts it as another program would: from its text.
+/// Adopts the lease as another program would: from the ticket's text.
 async fn adopt(lock: &Lock, ticket: &Ticket) -> Result<leasehold::Lease, Error> {
     let ticket = ticket.expose().parse().expect("it is a ticket");
     within(HANGS, "an adoption", lock.adopt(ticket)).await
@@ -22,7 +22,7 @@ pub(super) async fn a_lease_goes_on_in_another_program(place: Place) {
         let (handle, lost, fence) = (before.handle(), before.lost(), before.fence());
         is_ours(&before).await;
         let ticket = before.into_ticket().unwrap();
-        // Before anybody looks: a look would find it out.
+        // Before any observer looks, because a look would discover it.
         assert_eq!(within(HANGS, "the signal", lost).await.reason(), LossReason::HandedOver);
         assert_eq!(ending(handle.check()).reason(), LossReason::HandedOver, "before it is adopted");
         assert!(handle.remaining().is_zero() && ending(handle.renew().await).reason() == LossReason::HandedOver);
@@ -82,7 +82,7 @@ pub(super) async fn an_interval_goes_on_with_the_heir(place: Place) {
     let (one, two) = place.two_programs().await;
     let lock = |program: &leasehold::Client| program.lock("job").ttl(TTL);
     let ticket = lock(&one).once_per(INTERVAL).acquire().await.unwrap().into_ticket().unwrap();
-    // An adoption is no acquire of its own, so its own interval does not count.
+    // An adoption is not an acquire, so its own interval does not count.
     let heir = adopt(&lock(&two).once_per(2 * INTERVAL), &ticket).await.unwrap();
     let fence = heir.fence();
     is_ours(&heir).await;

@@ -60,7 +60,7 @@ pub(super) async fn several_locks_are_acquired_and_released_together(place: Plac
     assert!(fences.iter().all(Option::is_some));
 }
 
-/// Of tries for the same locks one wins, whatever their order; of tries for sets that overlap at least one.
+/// Of tries for the same locks one wins, whatever their order; of tries for overlapping sets at least one.
 pub(super) async fn of_tries_for_several_locks_that_meet_one_wins(place: Place) {
     let mut programs = Vec::new();
     for label in ["one", "two", "three", "four"] {
@@ -92,7 +92,7 @@ pub(super) async fn of_tries_for_several_locks_that_meet_one_wins(place: Place) 
     }
 }
 
-/// It keeps the locks before the one that it waits for, and none behind it.
+/// A waiting multi-lock keeps the locks before the one that it waits for, and none behind it.
 pub(super) async fn a_multi_lock_keeps_what_comes_before_the_lock_it_waits_for(place: Place) {
     let (one, two) = place.two_programs().await;
     let theirs = two.lock("b").acquire().await.unwrap();
@@ -162,7 +162,7 @@ pub(super) async fn a_lost_one_of_several_is_told_and_the_others_stay_held(place
     assert!(!is_free(&two.lock("a")).await && !is_free(&two.lock("c")).await);
     assert_eq!(ending(held.release().await).name(), "b");
     assert!(is_free(&two.lock("a")).await && is_free(&two.lock("c")).await);
-    // Work under them is stopped.
+    // Work under the locks is stopped.
     let (started, running) = oneshot::channel();
     let run = tokio::spawn(multi.run(|_| async move {
         started.send(()).unwrap();
@@ -182,7 +182,7 @@ pub(super) async fn each_lock_of_several_has_its_own_options(place: Place) {
         let reentrant = one.lock("a").reentrant(true);
         [reentrant, one.lock("b").once_per(interval), one.lock("c").keep_for(TTL / 2), one.prefix("x:").lock("a")]
     };
-    // A lease that is given back counts for nothing: no work was done under it.
+    // A lease that is given back does not count: no work was done under it.
     let theirs = two.lock("x:a").acquire().await.unwrap();
     assert!(one.multi_lock(locks(LONG)).try_acquire().await.unwrap().is_none());
     let refused = one.multi_lock(locks(LONG)).acquire_within(TTL / 2).await.unwrap_err();

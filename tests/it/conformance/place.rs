@@ -1,4 +1,4 @@
-//! The deployments that every behaviour is tried on.
+//! The deployments on which every behaviour is tested.
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ pub(super) enum Uses {
     OnePermit,
 }
 
-/// A program's `Client`, whose locks are what those of its place are.
+/// A program's `Client`, whose locks are of its place's kind.
 #[derive(Debug, Clone)]
 pub(super) struct Program {
     pub(super) leases: Client,
@@ -40,18 +40,18 @@ impl Deref for Program {
     }
 }
 
-/// One deployment, on which a test stands for several programs by building several `Client`.
+/// One deployment, on which a test plays several programs by building several `Client`.
 pub(super) struct Place {
-    /// One, or those of a quorum.
+    /// One url, or those of a quorum.
     pub(super) urls: Vec<String>,
-    /// Whether every lock is a fair one.
+    /// Whether every lock is fair.
     pub(super) fair: bool,
     /// The kind of every lock.
     pub(super) uses: Uses,
     pub(super) pushes: bool,
-    /// Whether it tells of itself: `INFO` and `CONFIG`.
+    /// Whether the server answers `INFO` and `CONFIG`.
     pub(super) tells: bool,
-    /// How a program names its server, where a url does not do.
+    /// How a program names its server, if a url is not enough.
     named: Option<leasehold::Server>,
     /// Keeps a shared memory store alive between two programs.
     _first: Vec<Client>,
@@ -59,7 +59,7 @@ pub(super) struct Place {
     min_replicas: u8,
 }
 
-/// The servers of a place, which are its test's alone until that has ended.
+/// The servers of a place, reserved for its test until that has ended.
 #[derive(Debug)]
 pub(super) enum Servers {
     InMemory,
@@ -131,7 +131,7 @@ impl Place {
         Self::of_one(PLAIN.take())
     }
 
-    /// As a user who may not have changes told, and so has to poll.
+    /// A user that may not enable tracking, and so has to poll.
     pub(super) fn redis_without_push(_test: &str) -> Self {
         static WITHOUT_PUSH: Pool<Server> = Pool::new(|| {
             let server = Server::start();
@@ -143,7 +143,7 @@ impl Place {
         Self { urls: vec![url], pushes: false, ..Self::of_one(server) }
     }
 
-    /// As a service that takes commands away. What is denied fails otherwise than what is not known.
+    /// A service that takes commands away. A denied command fails differently from an unknown one.
     pub(super) fn redis_rented(_test: &str) -> Self {
         static RENTED: Pool<Server> = Pool::new(|| {
             let without = ["CLIENT", "CONFIG", "HELLO", "WAIT"];
@@ -155,7 +155,7 @@ impl Place {
         Self { urls: vec![rented(&server.url())], pushes: false, tells: false, ..Self::of_one(server) }
     }
 
-    /// The same of a cluster, where all of it is denied.
+    /// A cluster where all the commands that [`redis_rented`](Self::redis_rented) lacks are denied.
     pub(super) fn cluster_rented(_test: &str) -> Self {
         static RENTED: Pool<Cluster> = Pool::new(|| {
             let cluster = Cluster::start(3, 0);
@@ -215,7 +215,7 @@ impl Place {
         Self::of_sentinels(SENTINELS.take())
     }
 
-    /// One primary, whose replica has to confirm what it writes.
+    /// One primary, whose replica must confirm its writes.
     pub(super) fn replicated(_test: &str) -> Self {
         static REPLICATED: Pool<Replicated> = Pool::new(|| Replicated::start(1));
         let replicated = REPLICATED.take();
@@ -246,7 +246,7 @@ impl Place {
         Self { fair: true, ..Self::redis(test) }
     }
 
-    /// Every lock is that of a writer.
+    /// Every lock is a write lock.
     pub(super) fn redis_writing(test: &str) -> Self {
         Self { uses: Uses::Write, ..Self::redis(test) }
     }
@@ -272,7 +272,7 @@ impl Place {
         matches!(*self.servers, Servers::InMemory)
     }
 
-    /// The servers that have this key, if anybody has it.
+    /// The servers that have this key.
     pub(super) fn servers_of(&self, key: &str) -> Vec<&Server> {
         match &*self.servers {
             Servers::InMemory => Vec::new(),
@@ -303,7 +303,7 @@ impl Place {
         match (&self.named, &*self.urls) {
             (Some(server), _) => builder.server(server.clone()),
             (None, [url]) => builder.url(url),
-            // The servers of a test were all started just now.
+            // The servers of a test have just been started.
             (None, urls) => builder.quorum(urls).restart_delay(Duration::ZERO),
         }
     }
@@ -318,7 +318,7 @@ impl Place {
     }
 }
 
-/// Makes a user who may not ask this server for anything but locks.
+/// Creates a user whose only right on this server is to use locks.
 fn rent(server: &Server) {
     let denied = ["-client", "-config", "-info", "-wait", "-subscribe", "-psubscribe", "-publish", "-hello"];
     let rights = ["on", ">secret", "allkeys", "allchannels", "allcommands"].into_iter().chain(denied);

@@ -1,8 +1,9 @@
-//! Locks that many hold at a time, on every deployment that has one server for each name; elsewhere they are refused.
+//! Locks that many hold at a time, on every deployment with one server for each name; the other deployments refuse
+//! them.
 
 use super::*;
 
-/// A lease of a share, which is there for others.
+/// Acquires a share, which leaves room for others.
 async fn shared(lock: &Lock) -> Lease {
     let lease = within(HANGS, "a place", lock.acquire()).await.unwrap();
     lease.check().unwrap();
@@ -15,7 +16,7 @@ pub(super) async fn readers_share_a_name_and_writers_have_it_alone(place: Place)
     let (first, second) = (shared(&mine.read()).await, shared(&theirs.read()).await);
     assert_eq!(first.fence(), second.fence());
     let refused = theirs.write().acquire_within(Duration::ZERO).await.unwrap_err().to_string();
-    assert!(refused.contains("2 who share it, this program too (fence "), "{refused}");
+    assert!(refused.contains("2 sharers, one of them this program (fence "), "{refused}");
     let waits = tokio::spawn(theirs.write().owner(Owner::anonymous()).acquire());
     let fence = first.fence();
     somebody_waits(&mine.write()).await;
@@ -92,7 +93,7 @@ pub(super) async fn a_quorum_shares_nothing(place: Place) {
     assert!(leases.lock("job").try_acquire().await.unwrap().is_some(), "it was released");
 }
 
-/// Somebody has a place in the queue.
+/// Waits until the queue has a waiter.
 async fn somebody_waits(lock: &Lock) {
     let waits = async {
         while lock.waiters().await.unwrap().is_empty() {
@@ -120,7 +121,7 @@ shared! { cluster }
 shared! { replicated }
 at! { quorum_of_three: a_quorum_shares_nothing }
 
-/// Places that differ from these in a layer which shares do not change.
+/// Places that differ from these in a layer that does not affect shares.
 mod whole {
     use super::*;
 

@@ -1,5 +1,4 @@
-//! A fair queue when its waiters, its holder or its calls fail: rows F1, F35 and F36 of the fault
-//! table.
+//! A fair queue when its waiters, its holder or its calls fail: rows F1, F35 and F36 of the fault table.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ async fn program(url: impl Into<String>, ttl: Duration) -> Client {
     Client::builder().url(url).ttl(ttl).grant_timeout(GRANT).build().await.unwrap()
 }
 
-/// Notes on the server that somebody is in the lock, or out of it, and when.
+/// Records on the server when a waiter enters the lock, or leaves it.
 const NOTE: &str = "local t = redis.call('TIME') \
     return redis.call('RPUSH', 'history', ARGV[1] .. ' ' .. string.format('%.0f', t[1] * 1000000 + t[2]))";
 
@@ -27,8 +26,8 @@ fn note(wire: &mut Wire, what: &str) {
     wire.must(&["EVAL", NOTE, "0", what]);
 }
 
-/// A process that takes a place in the queue whenever it is told to, with a number; when the turn of that one comes,
-/// it notes so.
+/// A process that takes a numbered place in the queue whenever it is told to, and records when that place gets its
+/// turn.
 fn waits_when_told(part: &Part) {
     two_workers().block_on(async {
         let lock = program(&*part.url, LONG).await.lock("job");
@@ -49,7 +48,7 @@ fn waits_when_told(part: &Part) {
     });
 }
 
-/// Number, whether it came in, and when, in µs.
+/// Each record: the number, whether it entered or left, and when, in µs.
 fn history(wire: &mut Wire) -> Vec<(usize, bool, i64)> {
     let lines = wire.must(&["LRANGE", "history", "0", "-1"]);
     let read = |line: &Value| {
@@ -84,7 +83,8 @@ fn f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_ar
     two_workers().block_on(async {
         let (mut wire, lag) = (server.wire(), Lag::start());
         let holder = program(server.url(), LONG).await;
-        // One after the other; and in runs, so that the killed are the head, some in the middle, and several together.
+        // First in turn; then in runs, so that the killed waiters are the head, some in the middle, and several
+        // together.
         let [in_turn, in_runs]: [fn(usize) -> usize; 2] = [|n| n % 8, |n| n / 3 % 8];
         for (killed, process_of) in [(&[][..], in_turn), (&[0, 3, 4][..], in_runs)] {
             let lease = holder.lock("job").acquire().await.unwrap();
@@ -97,7 +97,7 @@ fn f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_ar
             for &process in killed {
                 children[process].kill();
             }
-            // A round trip, by whose end the server has seen it.
+            // After one round trip the server has noticed it.
             wire.must(&["PING"]);
             let expected: Vec<_> = (0..WAITERS).filter(|&n| !killed.contains(&process_of(n))).collect();
             wire.del("history");
@@ -107,7 +107,7 @@ fn f35_sixty_four_waiters_of_eight_processes_acquire_in_order_also_when_three_ar
             let notes = history(&mut wire);
             let order: Vec<_> = notes.iter().skip(1).step_by(2).map(|&(n, ..)| n).collect();
             assert_eq!(order, expected, "{line:?}");
-            // The list is in the server's order: nobody came in before the one before was out.
+            // The list is in the server's order: each waiter entered after the one before it had left.
             assert!(notes.chunks(2).all(|pair| !pair[0].1 && pair.get(1).is_none_or(|next| next.1)), "{notes:?}");
             let (mut usual, mut past_the_dead) = (Vec::new(), Vec::new());
             for pair in notes.chunks_exact(2) {
@@ -200,7 +200,7 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
             let next = place(&ours.lock("job")).await;
             all_can_be_called(&mut wire, "job", count + 1).await;
             stopped.stop();
-            // A round trip, by whose end the server has read what the process sent before.
+            // After one round trip the server has read what the process sent before.
             wire.must(&["PING"]);
             let released = Instant::now();
             lease.release().await.unwrap().confirmed();
@@ -224,7 +224,7 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
 
 #[test]
 fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() {
-    // Those who are further behind look that much later whether a grant has lapsed.
+    // Waiters further back check for a lapsed grant later, by this much each.
     const STAGGER: Duration = Duration::from_millis(40);
     if let Some(part) = Part::mine() {
         return waits_when_told(&part);
@@ -268,7 +268,7 @@ fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() 
             }
             had(after).await.0.release().await.unwrap().confirmed();
             drop(child);
-            // The mark of a killed process stays for as long as the queue would.
+            // A killed process's mark stays for as long as the queue would.
             wire.del(&wait_key("job"));
             nothing_is_left(&mut wire).await;
         }
@@ -320,7 +320,7 @@ async fn f36_a_notification_lost_late_or_twice_costs_others_a_grant_and_its_wait
     const LATE: Duration = Duration::from_millis(700);
     let server = Server::start();
     let holder = program(server.url(), LONG).await;
-    // Notifications are on by then. As they come on, leases are renewed, and waiters with tracked locks poll.
+    // Notifications are on by then. When they are switched on, leases are renewed, and waiters with tracked locks poll.
     told(&holder).await;
     let mut cases = Vec::new();
     for fate in [Messages::Lose, Messages::Late(LATE), Messages::Twice] {
@@ -393,7 +393,7 @@ async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on
     for token in [&token, &unknown] {
         wire.must(&["PUBLISH", channel, &format!("granted {} {token}job", token.len())]);
     }
-    // What was said first has been heard by then, and answered before.
+    // The first message has been received by then, and answered before.
     let leaves = |token: &str| proxy.count(Match::script(LEAVE).and(Match::containing(token)));
     eventually_async(SOON, "who has gone leaves", || leaves(&unknown) > 0).await;
     assert_eq!(leaves(&token), 0, "it holds the lock");
@@ -401,7 +401,7 @@ async fn f36_a_notification_that_comes_after_the_grant_does_not_pass_the_lock_on
     assert!(!next.is_finished(), "two holders");
     lease.check().unwrap();
 
-    // Nor while it is released, which would then find the lock taken.
+    // Nor during the release, which would then find the lock taken.
     let (release, before) = (proxy.on(Match::script(RELEASE), 1, Action::Hold), leaves(&unknown));
     let releasing = tokio::spawn(lease.release());
     within(SOON, "the release is under way", release.hit()).await;
@@ -426,7 +426,7 @@ async fn f36_there_are_never_two_fair_holders() {
     for fate in [Messages::Pass, Messages::Lose, Messages::Twice, Messages::Late(Duration::from_millis(70))] {
         let proxy = Proxy::to(&server);
         proxy.messages(fate);
-        // The grant is shorter than what is late. A lease is not: no busy machine may end it.
+        // The grant is shorter than the delay. The lease is longer, so that a busy machine does not end it.
         let builder = Client::builder().url(proxy.url()).ttl(LONG);
         let leases = builder.grant_timeout(Duration::from_millis(50)).build().await.unwrap();
         proxies.push(proxy);
@@ -449,7 +449,7 @@ async fn f36_there_are_never_two_fair_holders() {
     nothing_is_left(&mut server.wire()).await;
 }
 
-/// Others who wait keep every place of the queue alive, so nobody may leave it to expire.
+/// Other waiters keep the whole queue alive, so a place cannot be left to expire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
     const SHORT: Duration = Duration::from_millis(500);
@@ -457,7 +457,7 @@ async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
     let proxy = Proxy::to(&server);
     let (holder, far) = (program(server.url(), SHORT).await, program(proxy.url(), SHORT).await);
     let mut wire = server.wire();
-    // It waits; or it has just been granted the lock, and its process is marked for not having said anything since.
+    // It waits; or it has just been granted the lock, and its silent process is marked.
     for is_granted in [false, true] {
         let lease = holder.lock("job").fair(true).acquire().await.unwrap();
         let waiting = tokio::spawn(far.lock("job").fair(true).acquire());
@@ -472,7 +472,7 @@ async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
         } else {
             Some(lease)
         };
-        // As long as what it may have acquired could live, and more.
+        // Longer than anything that it may have acquired could live.
         tokio::time::sleep(3 * SHORT).await;
         assert!(wire.exists(&wait_key("job")));
         proxy.black_hole(false);
@@ -483,8 +483,7 @@ async fn a_waiter_that_gives_up_during_an_outage_leaves_the_queue_after_it() {
     }
 }
 
-/// The first poll of a program that the server may or may not notify: it waits to know that, but for no longer than its
-/// caller does.
+/// The first poll of a program waits to learn whether the server can notify it, but no longer than its caller waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_poll_that_is_answered_late_ends_with_its_caller() {
     const LIMIT: Duration = Duration::from_millis(800);

@@ -15,14 +15,14 @@ use support::{Server, Value, Wire, eventually_async, within};
 
 use crate::common::Confirmed as _;
 
-/// Ends a test that would hang.
+/// The limit after which a hanging test ends.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// What the fault table allows a hand-over.
+/// The time that the fault table allows for a hand-over.
 pub(crate) const PROMPT: Duration = Duration::from_millis(50);
-/// How often each program polls for those of its waiters who share a name.
+/// How often each program polls for its waiters that share a name.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// A waiter with a place; what became of it, and when.
+/// A waiter with a place: its outcome, and when it had it.
 pub(crate) type Waiter = JoinHandle<(Result<Lease, Error>, Instant)>;
 
 /// Several programs on one server.
@@ -34,7 +34,7 @@ pub(crate) async fn programs<const N: usize>(server: &Server) -> [Client; N] {
     all.try_into().unwrap()
 }
 
-/// Waits in the queue, and is in it when this returns.
+/// Takes a place in the queue, and returns once it is there.
 pub(crate) async fn place(lock: &Lock) -> Waiter {
     let entered = Arc::new(Notify::new());
     let tell = entered.clone();
@@ -46,13 +46,13 @@ pub(crate) async fn place(lock: &Lock) -> Waiter {
     waiter
 }
 
-/// What a waiter got, and when.
+/// The waiter's lease, and when it was acquired.
 pub(crate) async fn had(waiter: Waiter) -> (Lease, Instant) {
     let (lease, at) = within(SOON, "the lock", waiter).await.unwrap();
     (lease.unwrap(), at)
 }
 
-/// The holders of a lock, in their order. It checks that there is one at a time, and that fences grow.
+/// The holders of a lock, in order. Checks that there is one at a time, and that fences grow.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     inside: AtomicBool,
@@ -66,7 +66,7 @@ impl History {
         Arc::default()
     }
 
-    /// Waiter `n` takes a place; when its turn comes, it holds the lock for a moment.
+    /// Waiter `n` takes a place. At its turn, it holds the lock for a moment.
     pub(crate) async fn enter(self: &Arc<Self>, lock: &Lock, n: usize) -> JoinHandle<()> {
         let (waiter, history) = (place(lock).await, self.clone());
         tokio::spawn(async move { history.pass(had(waiter).await.0, n).await })
@@ -101,21 +101,21 @@ pub(crate) fn wait_key(name: &str) -> String {
     format!("{{{name}}}:lh:wait")
 }
 
-/// The tokens in the queue, the first one first.
+/// The tokens in the queue, in order.
 pub(crate) fn tokens(wire: &mut Wire, name: &str) -> Vec<String> {
     wire.must(&["ZRANGE", &queue_key(name), "0", "-1"]).array().iter().map(Value::text).collect()
 }
 
-/// How many of those in the queue can be called.
+/// How many waiters in the queue can be called.
 pub(crate) fn callable(wire: &mut Wire, name: &str) -> usize {
     let entries = wire.must(&["HVALS", &wait_key(name)]);
-    // Before its process an entry has the limit of one that shares.
+    // In an entry, a sharer's limit precedes its process.
     let process =
         |entry: &Value| entry.text().split('|').nth(4).and_then(|it| it.rsplit('*').next().map(str::to_owned));
     entries.array().iter().filter_map(process).filter(|process| !process.starts_with('~')).count()
 }
 
-/// So many have a place and can be called: it is quiet then.
+/// Waits until `count` waiters have a place and can be called. After that, it is quiet.
 pub(crate) async fn all_can_be_called(wire: &mut Wire, name: &str, count: usize) {
     eventually_async(SOON, "all can be called", || {
         tokens(wire, name).len() == count && callable(wire, name) == count //
@@ -123,7 +123,7 @@ pub(crate) async fn all_can_be_called(wire: &mut Wire, name: &str, count: usize)
     .await;
 }
 
-/// Nothing is on the server but the fences.
+/// Waits until the server has no keys but the fences.
 pub(crate) async fn nothing_is_left(wire: &mut Wire) {
     let mut left = Vec::new();
     for _ in 0..2_500 {

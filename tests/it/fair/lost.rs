@@ -1,5 +1,5 @@
-//! A fair queue when its keys are lost, its connections end or the server's clock steps: rows F15, F17,
-//! F19, F28 and F29 of the fault table.
+//! A fair queue when its keys are lost, its connections end or the server's clock steps: rows F15, F17, F19, F28 and
+//! F29 of the fault table.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use super::line::{
 };
 use crate::common::{Confirmed as _, LONG, program_with};
 
-/// After the queue was lost, the first waiter to poll takes a free lock. Once all the others have polled too, they
-/// have their old places.
+/// After the queue was lost, the first waiter to poll takes a free lock. The others have their old places back once all
+/// of them have polled.
 async fn come_in_their_old_order(wire: &mut Wire, name: &str, mut waiters: Vec<Waiter>, mut line: Vec<String>) {
     let (lag, began) = (Lag::start(), Instant::now());
     eventually_async(SOON, "somebody has it", || waiters.iter().any(Waiter::is_finished)).await;
@@ -63,7 +63,7 @@ async fn f15_flushall_with_a_fair_queue() {
     wire.must(&["FLUSHALL"]);
     let lost = within(SOON, "the loss", lease.lost()).await;
     let took = flushed.elapsed();
-    // Not `Taken`, unless a waiter was quicker than its renewal.
+    // Not `Taken`, unless a waiter was faster than the renewal.
     assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost:?}");
     seen::took("signal after the fault, with a fair queue", took, PROMPT, &lag);
     assert!(took <= PROMPT + lag.of(3), "{took:?}");
@@ -89,9 +89,9 @@ async fn deleted_queue_keys_are_restored_in_order() {
             if !at_once {
                 let mut are_back =
                     |count| tokens(&mut wire, &name).len() >= count && callable(&mut wire, &name) >= count;
-                // The one who leads in each program looks when the holder's key could be gone,
+                // The first waiter of each program polls when the holder's key could have expired,
                 eventually_but_for(&lag, TTL + PROMPT, &name, || are_back(all.len())).await;
-                // and then calls the others of its own.
+                // and then its program calls its other waiters.
                 eventually_async(SOON, &name, || are_back(9)).await;
                 println!("{name}: back after {:?}", deleted.elapsed());
                 assert_eq!(tokens(&mut wire, &name), line);
@@ -104,8 +104,8 @@ async fn deleted_queue_keys_are_restored_in_order() {
     nothing_is_left(&mut server.wire()).await;
 }
 
-/// A failover or a restart may lose a grant, and keep the place in the queue that it was for. Then somebody else has the
-/// lock, and after that the place is granted once more: to the same token, with a larger fence.
+/// A failover or a restart may lose a grant, but keep the place in the queue that it was for. Another waiter then gets
+/// the lock, and the place is granted again later: to the same token, with a larger fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_lost_a_grant_is_told_so_when_its_place_is_granted_once_more() {
     const RIVAL: [&str; 2] = ["lh1:00000000-0000-4000-8000-000000000001", "@rival"];
@@ -121,7 +121,7 @@ async fn who_lost_a_grant_is_told_so_when_its_place_is_granted_once_more() {
     holder.release().await.unwrap().confirmed();
     let (lease, _) = had(waiter).await;
 
-    // In one step, so that no renewal finds the key gone, or the rival's.
+    // In one step, so that a renewal finds neither a missing key nor the rival's.
     wire.must(&["MULTI"]);
     wire.must(&["SET", "job", &RIVAL.join(":1")]);
     wire.must(&["ZADD", &queue, &ticket, &token]);
@@ -138,7 +138,7 @@ async fn who_lost_a_grant_is_told_so_when_its_place_is_granted_once_more() {
     let next = within(SOON, "the lock", all[2].lock("job").fair(true).acquire()).await.unwrap();
     assert!(next.fence() > fence);
     next.release().await.unwrap().confirmed();
-    // Beside the fence, a mark of the process that has never polled for its second grant.
+    // Besides the fence, a mark of the process that did not poll after its second grant.
     assert!(!wire.exists("job") && tokens(&mut wire, "job").is_empty());
 }
 
@@ -162,7 +162,7 @@ async fn f17_a_queue_key_of_another_type_is_refused_and_stops_no_holder() {
         assert!(matches!(outcome, Err(Error::Refused(_))), "{outcome:?}");
         assert!(at.duration_since(released) <= PROMPT + lag.worst(), "{:?}", at.duration_since(released));
         assert!(!wire.exists("job"));
-        // It does not concern waiters outside the queue.
+        // Waiters outside the queue are not affected.
         all[2].lock("job").acquire().await.unwrap().release().await.unwrap().confirmed();
         wire.must(&["DEL", &queue_key("job"), &wait_key("job")]);
         all[2].lock("job").fair(true).acquire().await.unwrap().release().await.unwrap().confirmed();
@@ -228,13 +228,13 @@ async fn f19_connections_that_end_while_a_fair_queue_waits() {
             }
             let released = Instant::now();
             let outcome = lease.release().await;
-            // With its connections it may have lost the answer; then it goes on in the background.
+            // Its connections may have ended with the answer; the release then continues in the background.
             let was_ours = if at_once { outcome.is_ok() } else { outcome == Ok(Released::Confirmed) };
             assert!(was_ours, "{outcome:?}");
             eventually_async(SOON, "the next one", || waiters.iter().any(Waiter::is_finished)).await;
             let took = released.elapsed();
             println!("{kinds:?}, at once {at_once}: {took:?}");
-            // Connecting anew takes a few pauses.
+            // Reconnecting takes a few pauses.
             let limit = if at_once { 5 * PROMPT } else { PROMPT };
             let what = if at_once { "fair hand-off at once" } else { "fair hand-off afterwards" };
             seen::took(what, took, limit, &lag);
@@ -242,7 +242,7 @@ async fn f19_connections_that_end_while_a_fair_queue_waits() {
             if !at_once {
                 assert!(waiters[0].is_finished(), "its place is kept");
             }
-            // Of the three, two have somebody who waits.
+            // Two of the three have a waiter.
             eventually_async(SOON, "all are back", || wire.trackers().len() >= 2).await;
             come_in_their_old_order(&mut wire, "job", waiters, line).await;
             nothing_is_left(&mut wire).await;

@@ -1,4 +1,4 @@
-//! What many fair waiters cost the server, and that one release gives one of them the lock.
+//! The server load of many fair waiters; and one release grants the lock to one of them.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use super::line::{
 };
 use crate::common::{Confirmed as _, program};
 
-/// The waiters that polled, and when, oldest first.
+/// The waiters that polled, and when, in order.
 fn polls(proxy: &Proxy) -> Vec<(String, Instant)> {
     let poll = Match::script(POLL);
     let seen = proxy.seen().into_iter().filter(|seen| poll.matches(&seen.args));
@@ -71,7 +71,7 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
                 was_due |= before.is_some_and(|before| at - before >= HEARTBEAT);
             }
         }
-        // One of each process polls then, whatever happens to the lock.
+        // The first waiter of each process polls then, whatever happens to the lock.
         heartbeats += usize::from(was_due);
     }
     let said = processes[0].0.says("at");
@@ -84,12 +84,12 @@ async fn f37_a_thousand_fair_waiters_in_ten_processes_and_one_release() {
     assert!(took <= PROMPT + lag.worst(), "{took:?}");
     assert_eq!(winner(), None, "a second holder");
     assert_eq!(wire.token("job"), Some(first));
-    // It stays the only one, also when the one behind it has looked, a grant later.
+    // It remains the only one, even after the waiter behind it has polled, one grant later.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     assert_eq!(winner(), None, "a second holder");
 }
 
-/// A process of which a hundred tasks wait in the queue, and which says when one of them has the lock, and keeps it.
+/// A process with a hundred tasks in the queue. It reports when one of them has the lock, and keeps it.
 async fn waits_with_a_hundred(part: &Part) {
     let leases = program(part.url.clone()).await;
     part.say("connected");
@@ -124,7 +124,7 @@ async fn a_thousand_fair_waiters_cost_a_heartbeat_for_each_process() {
     const PROCESSES: usize = 4;
     let server = Server::start();
     let (mut wire, proxy) = (server.wire(), Proxy::to(&server));
-    // Renewed every 2.5 s, and never so near to its end that anybody looks whether it has come.
+    // Renewed every 2.5 s, and never so close to its expiry that a waiter checks for it.
     let holder = Client::builder().url(proxy.url()).ttl(SPAN * 3 / 4).build().await.unwrap();
     let lease = holder.lock("job").acquire().await.unwrap();
     let (all, mut waiters) = (programs::<PROCESSES>(&server).await, Vec::new());
@@ -135,12 +135,12 @@ async fn a_thousand_fair_waiters_cost_a_heartbeat_for_each_process() {
     let (before, renewed) = (scripts(&mut wire), proxy.count(Match::script(RENEW)));
     tokio::time::sleep(SPAN).await;
     let (scripts, renewals) = (scripts(&mut wire) - before, proxy.count(Match::script(RENEW)) - renewed);
-    // One more than fits, for a heartbeat may stand at each end; and the first one looks when it sees a renewal.
+    // One more than fits, because a heartbeat may fall at each end; and the first waiter polls when it sees a renewal.
     let heartbeats = PROCESSES * (usize::try_from(SPAN.as_secs() / HEARTBEAT.as_secs()).unwrap() + 1);
     println!("{scripts} scripts, {renewals} renewals of the holder, {heartbeats} heartbeats at most");
     assert!((3..=6).contains(&renewals), "{renewals}");
     assert!(scripts <= 2 * renewals + 1 + heartbeats, "{scripts} scripts, {renewals} renewals");
-    assert!(scripts - renewals >= PROCESSES, "{scripts} scripts: nobody says that it is still there");
+    assert!(scripts - renewals >= PROCESSES, "{scripts} scripts: a heartbeat is missing");
     lease.check().unwrap();
 }
 
@@ -151,7 +151,7 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     // A program that a busy machine keeps from its grant for a second would be passed over.
     let patient_of_grants = async || Client::builder().url(server.url()).grant_timeout(SOON).build().await.unwrap();
     let (holder, one, two) = (program(server.url()).await, patient_of_grants().await, patient_of_grants().await);
-    // The server will be busy with their heartbeats, and that is not what this is about.
+    // The server will be busy with their heartbeats, which this test is not about.
     let patient = Client::builder().url(server.url()).command_timeout(SOON).build().await.unwrap();
     let (mut wire, lag, began) = (server.wire(), Lag::start(), Instant::now());
     let lease = holder.lock("job").acquire().await.unwrap();
@@ -181,8 +181,8 @@ async fn ten_thousand_waiters_acquire_in_order_and_leave_nothing() {
     }
     took.sort_unstable();
     println!("entered in {entered:?}, handed over within {took:?}");
-    // Each change of hands is told to everybody in these two programs, some of whom may still be on their way in: that
-    // takes its time on a busy machine, now and then.
+    // Each change of holder is announced to every waiter of these two programs, some of which may still be enqueuing.
+    // That takes time on a busy machine, now and then.
     assert!(took[10] <= PROMPT + lag.worst(), "{took:?}");
     let scripts = |wire: &mut Wire| wire.calls("eval") + wire.calls("evalsha");
     let (dropped, before) = (Instant::now(), scripts(&mut wire));

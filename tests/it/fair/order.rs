@@ -1,4 +1,4 @@
-//! Fair locks between programs: who comes when, and that nothing is left of those who go.
+//! Fair locks between programs: the order of their waiters, and that leaving waiters leave nothing behind.
 
 use std::{
     sync::{
@@ -38,7 +38,7 @@ async fn waiters_are_listed_in_order_with_label_and_wait() {
     }
     let waiters = lock.waiters().await.unwrap();
     let labels: Vec<_> = waiters.iter().map(|waiter| waiter.label().to_owned()).collect();
-    assert_eq!(labels, ["program 1", "program 2", "program 2", "program 1", "program 0"], "and not who is not fair");
+    assert_eq!(labels, ["program 1", "program 2", "program 2", "program 1", "program 0"], "and no unfair waiter");
     let waited: Vec<_> = waiters.iter().map(leasehold::Waiter::waited).collect();
     assert!(waited.is_sorted_by(|a, b| a >= b) && waited[0] <= began.elapsed(), "{waited:?}");
 
@@ -147,7 +147,7 @@ async fn dropped_after_any_poll() {
                 since = Instant::now();
                 lease.unwrap().release().await.unwrap().confirmed();
                 ready = middles > 0;
-                // What wakes it may come all at once: then it was not dropped in the middle, and is once more.
+                // All its wakeups may arrive at once: then it was not dropped midway, and runs once more.
                 polls = 2;
             } else {
                 middles += usize::from(polls > 1);
@@ -172,7 +172,7 @@ async fn dropped_after_any_poll() {
     nothing_is_left(&mut wire).await;
 }
 
-/// A process that has just begun takes its first place once it can be notified there: if it dies, nobody waits for it.
+/// A new process takes its first place only once it can be notified there: if it dies, no waiter is held up by it.
 #[tokio::test]
 async fn the_first_place_of_a_process_is_that_of_a_waiter_that_can_be_notified() {
     let server = Server::start();
@@ -180,7 +180,7 @@ async fn the_first_place_of_a_process_is_that_of_a_waiter_that_can_be_notified()
     let lease = holder.lock("job").acquire().await.unwrap();
     let proxy = Proxy::to(&server);
     let waits = place(&program(proxy.url()).await.lock("job")).await;
-    // Behind the script and its five keys: what it wants, where it hears, and whether it takes a place.
+    // After the script and its five keys: what it requests, its channel, and whether it takes a place.
     let polls = proxy.seen().into_iter().filter(|seen| Match::script(POLL).matches(&seen.args));
     let places: Vec<_> = polls.filter(|seen| seen.args[14] == b"1").map(|seen| seen.args[13].clone()).collect();
     assert!(!places.is_empty() && places.iter().all(|channel| channel.starts_with(b"leasehold:")), "{places:?}");
@@ -218,7 +218,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
                 ended = &mut waiter => Some(ended.unwrap()),
             }
         };
-        // Its end, where the machine left its first poll without an answer for all of that time.
+        // The wait ends instead, if the machine left its first poll unanswered for all of that time.
         let ended = within(SOON, "it waits", waits).await;
         let next = place(&theirs.lock("job")).await;
         // From 3 ms before the end to 3 ms after it.
@@ -238,7 +238,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
                 lease.release().await.unwrap().confirmed();
                 Instant::now()
             }
-            // Where the machine had its own affairs for 15 ms, the last look was not answered in its time.
+            // If the machine stalled for 15 ms, the last poll was not answered in time.
             Err(Error::TimedOut { .. } | Error::Unavailable(_)) => {
                 over += 1;
                 at.max(released)
@@ -247,7 +247,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
         };
         let (lease, at) = had(next).await;
         let took = at.saturating_duration_since(since);
-        // The last look has 15 ms for its answer; who leaves waits for that first.
+        // The last poll has 15 ms for its answer, and a leaving waiter waits for that first.
         let limit = PROMPT + Duration::from_millis(15) + 2 * lag.worst();
         assert!(took <= limit, "round {round}: the next one had it after {took:?}");
         lease.release().await.unwrap().confirmed();
@@ -257,7 +257,7 @@ async fn a_wait_that_ends_as_the_grant_comes_is_won_or_over_but_never_both() {
     nothing_is_left(&mut wire).await;
 }
 
-/// No server notifies a connection of what happens on it, so a client tells its own waiter.
+/// A server does not notify a connection of its own changes, so a client notifies its own waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fair_waiter_acquires_as_soon_as_a_key_is_gone_that_its_own_client_has_kept() {
     const KEPT: Duration = Duration::from_secs(3);
@@ -267,7 +267,7 @@ async fn a_fair_waiter_acquires_as_soon_as_a_key_is_gone_that_its_own_client_has
         let began = Instant::now();
         let lease = leases.lock("job").keep_for(KEPT).acquire().await.unwrap();
         let waiter = place(&leases.lock("job")).await;
-        // By then the waiter looks rarely.
+        // By then the waiter polls rarely.
         tokio::time::sleep_until((began + KEPT.saturating_sub(2 * PROMPT)).into()).await;
         if drops {
             drop(lease);
@@ -293,17 +293,17 @@ async fn fair_waiters_are_served_once_per_interval_each_in_its_turn() {
         waiters.push(place(&leases.lock("job").once_per(INTERVAL)).await);
     }
     let (mut passed_on, mut least, mut most) = (Instant::now(), Duration::ZERO, Duration::ZERO);
-    // This one is passed on at once, to somebody who then has it once per interval.
+    // The lock is passed on at once, to a waiter that then has it once per interval.
     first.release().await.unwrap().confirmed();
     for waiter in waiters {
         let (lease, at) = had(waiter).await;
         let took = at.duration_since(passed_on);
         assert!(took + Duration::from_millis(2) >= least, "{took:?} after the one before");
-        // Nobody notifies the second of a queue of a key that is kept: its heartbeat finds out.
+        // The second waiter gets no notification about a key that is kept: its heartbeat discovers it.
         assert!(took <= most + PROMPT + lag.worst(), "{took:?} after the one before");
         let left = Duration::from_millis(wire.pttl("job").try_into().unwrap());
         assert!(left + at.elapsed() + PROMPT + lag.worst() >= INTERVAL, "its grant became a whole life, not {left:?}");
-        // A key lives from the poll that has confirmed it, which was sent before that.
+        // A key lives from the poll that confirmed it, which was sent before that.
         (passed_on, least, most) = (at, INTERVAL.saturating_sub(PROMPT + lag.worst()), INTERVAL + HEARTBEAT);
         drop(lease);
     }
@@ -358,7 +358,7 @@ async fn unreachable_waiters_acquire_in_order_too() {
     for task in tasks {
         within(SOON, "everybody has it", task).await.unwrap();
     }
-    // Each looks often enough to be there while its grant is.
+    // Each waiter polls often enough to meet its grant.
     let took = released.elapsed();
     println!("without calls: {took:?}");
     assert_eq!(history.had(), (0..WAITERS).collect::<Vec<_>>());
@@ -387,7 +387,7 @@ async fn a_fair_lock_is_re_entered_and_bounded_like_any_other() {
     assert_eq!(lost.reason(), LossReason::MaxHold);
     let told = Instant::now();
     let (next, at) = had(next).await;
-    // What was left of the TTL.
+    // The remaining TTL.
     let took = at.saturating_duration_since(told);
     assert!(took <= ttl + PROMPT + lag.worst(), "{took:?}");
     assert!(next.fence() > third.fence());

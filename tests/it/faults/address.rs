@@ -1,5 +1,5 @@
-//! An address that leads to another server while the old one still answers: F65 and F66. Each test is named after its row
-//! of the fault table.
+//! An address that resolves to another server while the old one still answers: F65 and F66. Each test is named after
+//! its row of the fault table.
 
 use std::{
     collections::BTreeSet,
@@ -11,32 +11,32 @@ use support::{Action, HANGS, Match, Proxy, Server, eventually_async, scripts::AC
 
 use crate::common::{Confirmed as _, LONG, MEDIUM};
 
-/// Between two looks.
+/// The pause between two address checks.
 const PAUSE: Duration = Duration::from_millis(200);
 
 fn program(proxy: &Proxy) -> Builder {
     Client::builder().url(proxy.url()).ttl(MEDIUM).label("program").check_address_every(PAUSE)
 }
 
-/// How many connections of ours a server has.
+/// The number of our connections on a server.
 fn connections(server: &Server) -> usize {
     roles(server).len()
 }
 
-/// What they are for; those that look come and go.
+/// The roles of our connections on a server. Those that only check the address come and go.
 fn roles(server: &Server) -> Vec<String> {
     let all = server.wire().must(&["CLIENT", "LIST"]).text();
     let names = all.split_whitespace().filter_map(|field| field.strip_prefix("name=leasehold:program:"));
     names.map(ToOwned::to_owned).collect()
 }
 
-/// Whether all of a program's connections lead there.
+/// Whether all of a program's connections are on this server.
 fn has_all(server: &Server) -> bool {
     let roles = roles(server);
     ["main", "keeper", "notifications"].iter().all(|role| roles.iter().any(|there| there == role))
 }
 
-/// How many connections there were, as far as anything was sent on them.
+/// The number of connections on which anything was sent.
 fn made(proxy: &Proxy) -> usize {
     proxy.seen().iter().map(|seen| seen.connection).collect::<BTreeSet<_>>().len()
 }
@@ -53,13 +53,13 @@ async fn f65_the_address_leads_to_another_server_without_the_key() {
     let turned = Instant::now();
 
     let lost = within(HANGS, "the signal", lease.lost()).await;
-    // The waiter may have been there before.
+    // The waiter may have acquired it on the new server first.
     assert!(matches!(lost.reason(), LossReason::Deleted | LossReason::Taken), "{lost} after {:?}", turned.elapsed());
     let next = within(HANGS, "the waiter", waiter).await.unwrap().unwrap();
     assert!(new.wire().exists("job"));
     next.check().unwrap();
     assert!(matches!(lease.release().await, Err(Error::Lost(_))));
-    eventually_async(HANGS, "nobody is left there", || connections(&old) == 0).await;
+    eventually_async(HANGS, "no connection is left", || connections(&old) == 0).await;
     next.release().await.unwrap().confirmed();
     assert!(!new.wire().exists("job"));
 }
@@ -74,7 +74,7 @@ async fn f65_the_address_leads_to_another_server_with_the_key() {
     new.wire().must(&["SET", "job", &value, "PX", "60000"]);
     proxy.turn_to(new.port());
     eventually_async(HANGS, "all are there", || connections(&old) == 0 && connections(&new) >= 2).await;
-    // What the old server has is nobody's business any more.
+    // The old server's key no longer matters.
     old.wire().del("job");
     let until = Instant::now() + lease.remaining() + Duration::from_millis(1);
     eventually_async(HANGS, "it is renewed there", || Instant::now() + lease.remaining() > until).await;
@@ -83,8 +83,7 @@ async fn f65_the_address_leads_to_another_server_with_the_key() {
     assert!(!new.wire().exists("job"));
 }
 
-/// What the server that was left does with what it has read already counts for nothing, though it does not answer when it
-/// is asked who it is.
+/// Requests that the old server has already read no longer count, even if it does not answer the identity query.
 #[tokio::test]
 async fn f65_the_server_that_was_left_is_not_heard() {
     let [old, new] = [(); 2].map(|()| Server::start());
@@ -105,14 +104,14 @@ async fn f65_the_server_that_was_left_is_not_heard() {
     assert!(!new.wire().exists("job"));
 }
 
-/// Over a slow link nobody has said where our connections lead when the address is turned.
+/// Over a slow link, the server of our connections is not yet known when the address is turned.
 #[tokio::test]
 async fn f65_connections_that_lead_nobody_knows_where_go_over_too() {
     let [old, new] = [(); 2].map(|()| Server::start());
     let proxy = Proxy::to(&old);
     // Its connections are slow for longer than a shorter lease lasts on a busy machine.
     let leases = program(&proxy).ttl(LONG).build().await.unwrap();
-    // Each way: no answer is there in a quarter of a command's time.
+    // In each direction, so no answer arrives within a quarter of the command time-out.
     proxy.delay(Duration::from_millis(300));
     let lease = leases.lock("job").acquire().await.unwrap();
     eventually_async(HANGS, "it asks on a fresh connection", || roles(&old).iter().any(|role| role == "question"))
@@ -121,10 +120,10 @@ async fn f65_connections_that_lead_nobody_knows_where_go_over_too() {
     proxy.turn_to(new.port());
     let lost = within(HANGS, "the signal", lease.lost()).await;
     assert!(matches!(lost.reason(), LossReason::Deleted), "{lost}");
-    eventually_async(HANGS, "nobody is left there", || connections(&old) == 0).await;
+    eventually_async(HANGS, "no connection is left", || connections(&old) == 0).await;
 }
 
-/// A name may lead to a replica for a moment, while its servers change their roles.
+/// A name may briefly resolve to a replica while its servers change roles.
 #[tokio::test]
 async fn f65_a_replica_moves_nobody() {
     let [primary, replica] = [(); 2].map(|()| Server::start());
@@ -141,7 +140,7 @@ async fn f65_a_replica_moves_nobody() {
     lease.release().await.unwrap().confirmed();
 }
 
-/// The last lease may end while it is so, and then nobody is left but who asks in vain.
+/// The last lease may end meanwhile; then only calls that time out remain.
 #[tokio::test]
 async fn f66_each_connection_leads_to_another_server() {
     let [one, other] = [(); 2].map(|()| Server::start());
@@ -188,7 +187,7 @@ async fn f66_an_address_that_goes_there_and_back() {
     lease.release().await.unwrap().confirmed();
 }
 
-/// Neither does one that only holds, and was told never to look.
+/// A program that only holds, but must never check the address, does not check either.
 #[tokio::test]
 async fn a_program_that_holds_nothing_and_waits_for_nothing_does_not_look() {
     let server = Server::start();

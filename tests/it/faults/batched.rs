@@ -1,4 +1,4 @@
-//! F96: one key of a renewal batch overwritten. Without notifications, so that it is the batch that finds out.
+//! F96: one key of a renewal batch overwritten. Without notifications, so that the batch finds out.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::common::{Confirmed as _, OTHER_TYPES, replace};
 const TTL: Duration = Duration::from_millis(1_200);
 const LEASES: usize = 20;
 
-/// The renewals that the proxy has seen.
+/// The renewals seen by the proxy.
 fn renewals(proxy: &Proxy) -> impl Iterator<Item = Seen> {
     let round = Match::script(RENEW);
     proxy.seen().into_iter().filter(move |seen| round.matches(&seen.args))
@@ -21,17 +21,17 @@ fn is_of(seen: &Seen, lease: &Lease) -> bool {
     seen.args.iter().any(|arg| arg == lease.name().as_bytes())
 }
 
-/// Those of all these leases at once.
+/// The renewals of all these leases in one batch.
 fn of_all(proxy: &Proxy, held: &[Lease]) -> Vec<Seen> {
     renewals(proxy).filter(|seen| held.iter().all(|lease| is_of(seen, lease))).collect()
 }
 
-/// When the proxy has seen those of one.
+/// When the proxy saw the renewals of one lease.
 fn of_one(proxy: &Proxy, lease: &Lease) -> Vec<Instant> {
     renewals(proxy).filter(|seen| is_of(seen, lease)).map(|seen| seen.at).collect()
 }
 
-/// Takes the locks at once; again, until they travel together.
+/// Acquires the locks at once, and repeats until their renewals are batched.
 async fn travelling_together(leases: &Client, proxy: &Proxy) -> Vec<Lease> {
     loop {
         proxy.forget();
@@ -40,7 +40,7 @@ async fn travelling_together(leases: &Client, proxy: &Proxy) -> Vec<Lease> {
         while let Some(lease) = acquires.join_next().await {
             held.push(lease.unwrap().unwrap());
         }
-        // Each has been renewed twice by then.
+        // By then each has been renewed twice.
         tokio::time::sleep(TTL * 9 / 10).await;
         if of_all(proxy, &held).len() >= 2 {
             return held;

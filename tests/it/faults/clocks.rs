@@ -1,5 +1,5 @@
-//! One server's wall clock steps: the rows F28 and F29 of the fault table. The rows of a quorum are in
-//! `quorum/fences.rs`, those of a fair queue in `fair/lost.rs`.
+//! One server's wall clock steps: rows F28 and F29 of the fault table. The rows of a quorum are in `quorum/fences.rs`,
+//! those of a fair queue in `fair/lost.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 struct Rig {
     leases: Client,
     wire: Wire,
-    // Before the clock that it goes by.
+    // Dropped before the clock that it uses.
     server: Server,
     clock: ClockShim,
     lag: Lag,
@@ -29,8 +29,8 @@ impl Rig {
         Self { leases, wire: server.wire(), server, clock, lag: Lag::start() }
     }
 
-    /// Acquires and releases a few times, as this program and as a new one; panics unless all fences are larger than
-    /// this one and than each other. Answers the last.
+    /// Acquires and releases a few times, from this program and a new one. Panics unless each fence is larger than the
+    /// one before, starting from `last`. Returns the last fence.
     async fn fences_grow(&self, mut last: Fence, when: &str) -> Fence {
         let newcomer = Client::builder().url(self.server.url()).ttl(TTL).build().await.unwrap();
         for leases in [&self.leases, &newcomer, &self.leases] {
@@ -46,7 +46,7 @@ impl Rig {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f28_the_servers_clock_steps_forward_past_the_ttl() {
     let rig = Rig::start().await;
-    // Past the TTL alone; past the fence's, so that nothing is left to count on; and past it again.
+    // Past the TTL only; past the fence's TTL too, so that no floor is left; and past it again.
     for step in [HOUR, 2 * DAY, 2 * DAY] {
         let lease = rig.leases.lock("job").acquire().await.unwrap();
         let stepped = Instant::now();
@@ -54,7 +54,7 @@ async fn f28_the_servers_clock_steps_forward_past_the_ttl() {
         let lost = within(HANGS, "the signal of a loss", lease.lost()).await;
         let took = stepped.elapsed();
         assert_eq!(lost.reason(), LossReason::Deleted, "by the deadline it would be Expired");
-        // By the next renewal, if the server does not come to it before.
+        // By the next renewal, unless the server expires the key first.
         let limit = TTL / 3 + SIGNAL;
         seen::took("signal after the step", took, limit, &rig.lag);
         assert!(took <= limit + rig.lag.worst(), "{took:?}");
@@ -69,10 +69,10 @@ async fn f28_the_servers_clock_steps_forward_past_the_ttl() {
 async fn f29_the_servers_clock_steps_back_an_hour() {
     let mut rig = Rig::start().await;
     let lease = rig.leases.lock("job").acquire().await.unwrap();
-    // Of a holder that has died.
+    // The key of a holder that has died.
     rig.wire.must(&["SET", "dead", "somebody's", "PX", "1000"]);
     rig.clock.back(HOUR);
-    // The wait is for what the step might do to renewals.
+    // Long enough for the step to affect renewals.
     let lost = tokio::time::timeout(2 * TTL, lease.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     assert!(Duration::from_millis(rig.wire.pttl("job").try_into().unwrap()) <= TTL, "a renewal puts the TTL right");

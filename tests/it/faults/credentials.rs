@@ -1,4 +1,4 @@
-//! Passwords, tokens and certificates that change while locks are held and waited for: F61 to F63. Each test is named
+//! Passwords, tokens and certificates that change while locks are held and awaited: F61 to F63. Each test is named
 //! after its row of the fault table.
 
 use std::{
@@ -20,15 +20,15 @@ use support::{
 use crate::common::{Confirmed as _, LONG, MEDIUM, is_ours, told};
 
 const USER: &str = "worker";
-/// The beginning of each password: no text has it.
+/// The beginning of each password, which no text may contain.
 const SECRET: &str = "s3same-";
 const CONNECT: Duration = Duration::from_secs(1);
 
-/// A server and a user of it whose password changes.
+/// A server with a user whose password changes.
 struct Rotation {
     server: RealServer,
     wire: Wire,
-    /// What the program knows.
+    /// The password that the program knows.
     known: Arc<Mutex<String>>,
     turns: usize,
 }
@@ -51,7 +51,7 @@ impl Rotation {
         format!("{SECRET}{turn}")
     }
 
-    /// The server takes another password from now on, and ends every connection of the user.
+    /// Changes the server's password, and ends every connection of the user.
     fn turn(&mut self) {
         self.turns += 1;
         let password = format!(">{}", self.password());
@@ -59,12 +59,12 @@ impl Rotation {
         self.wire.must(&["CLIENT", "KILL", "USER", USER]);
     }
 
-    /// So does the program.
+    /// Gives the program the server's password.
     fn tell(&self) {
         *self.known.lock() = self.password();
     }
 
-    /// Asks for what the program knows, and counts.
+    /// A server whose provider returns what the program knows, and counts its calls.
     fn provided(&self) -> (Server, Arc<AtomicUsize>) {
         let (known, asked) = (self.known.clone(), Arc::<AtomicUsize>::default());
         let count = asked.clone();
@@ -77,7 +77,7 @@ impl Rotation {
     }
 }
 
-/// Several passwords are good at a time, as a server has them while they rotate.
+/// Makes several passwords valid at a time, as on a server during a rotation.
 fn know_many(wire: &mut Wire) {
     let passwords: Vec<String> = (0..50).map(|turn| format!(">{SECRET}{turn}")).collect();
     let mut user = vec!["ACL", "SETUSER", USER, "on", "~*", "&*", "+@all"];
@@ -92,7 +92,7 @@ async fn connect(server: Server) -> Client {
 
 async fn turned_down(server: Server) -> Error {
     let building = Client::builder().server(server).connect_timeout(CONNECT).build();
-    let error = within(HANGS, "build", building).await.map(drop).expect_err("nobody gets in");
+    let error = within(HANGS, "build", building).await.map(drop).expect_err("no password is accepted");
     let text = format!("{error} {error:?}");
     assert!(!text.contains(SECRET), "{text}");
     error
@@ -105,7 +105,7 @@ fn names(error: &Error, words: &[&str]) {
     }
 }
 
-/// The new password is told to the program before the server knows it, at the same time, or after it.
+/// The program gets the new password before the server, at the same time, or after it.
 async fn rides_out_rotations(rotation: &mut Rotation, server: Server, tell: impl Fn(&Rotation, &str)) {
     let leases = connect(server).await;
     let held = leases.lock("held").acquire().await.unwrap();
@@ -119,7 +119,7 @@ async fn rides_out_rotations(rotation: &mut Rotation, server: Server, tell: impl
                 while !over.load(Ordering::SeqCst) {
                     match lock.acquire().await {
                         Ok(lease) => drop(lease.release().await),
-                        Err(error) => panic!("an acquire waits: {error}"),
+                        Err(error) => panic!("an acquire rides out a rotation: {error}"),
                     }
                     cycles += 1;
                 }
@@ -133,19 +133,19 @@ async fn rides_out_rotations(rotation: &mut Rotation, server: Server, tell: impl
                 rotation.turn();
                 tell(rotation, &rotation.password());
             }
-            // The server is first by a moment in which all connections are made anew.
+            // The server changes first, and meanwhile all connections are made anew.
             1 => {
                 rotation.turn();
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 tell(rotation, &rotation.password());
             }
-            // The program is: a connection that is lost meanwhile has to wait, and the others go on.
+            // The program changes first: a connection lost meanwhile has to wait, and the others continue.
             _ => {
                 tell(rotation, &Rotation::password_of(rotation.turns + 1));
                 is_ours(&held).await;
                 rotation.wire.must(&["CLIENT", "KILL", "TYPE", "pubsub", "SKIPME", "yes"]);
                 for _ in 0..10 {
-                    held.renew().await.expect("an open connection is as it was");
+                    held.renew().await.expect("an open connection is unaffected");
                 }
                 rotation.turn();
             }
@@ -179,7 +179,7 @@ async fn f61_a_password_rotates_under_load_and_its_file_is_rewritten() {
     rides_out_rotations(&mut rotation, server, |_, password| write(password)).await;
 }
 
-/// The password is wrong for a while: calls fail as they do in an outage, and waiters wait.
+/// The password is wrong for a while: calls fail as in an outage, and waiters keep waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f61_a_program_that_learns_a_password_late_waits_for_it() {
     let mut rotation = Rotation::new();
@@ -202,7 +202,7 @@ async fn f61_a_program_that_learns_a_password_late_waits_for_it() {
     within(HANGS, "the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// Without a new connection: each AUTH comes before the end of the answer before it.
+/// No new connection is made: each AUTH is sent before the previous answer expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f61_open_connections_authenticate_before_their_token_ends() {
     let server = RealServer::start();
@@ -219,12 +219,12 @@ async fn f61_open_connections_authenticate_before_their_token_ends() {
     };
     let (leases, lag) = (connect(Server::at("127.0.0.1", proxy.port()).credentials(token)).await, Lag::start());
     let held = leases.lock("held").acquire().await.unwrap();
-    // Three connections: that for notifications takes no AUTH while it is subscribed.
+    // There are three connections; the one for notifications takes no AUTH while it is subscribed.
     told(&leases).await;
     let connections = proxy.connections();
     let authenticated = || proxy.count(Match::command("AUTH")) >= 3 + 2 * 3;
     eventually_async(HANGS, "three tokens for each of two connections after their first", authenticated).await;
-    assert_eq!(proxy.connections(), connections, "nothing connected anew");
+    assert_eq!(proxy.connections(), connections, "no new connection was made");
     let asked = asked.lock().clone();
     for pair in asked.windows(2) {
         let between = pair[1] - pair[0];
@@ -234,8 +234,8 @@ async fn f61_open_connections_authenticate_before_their_token_ends() {
     held.release().await.unwrap().confirmed();
 }
 
-/// A token that the server does not know yet: open connections go on with the one before it, and nothing that is under
-/// way on them is told anything else.
+/// A token that the server does not know yet: open connections keep using the previous one, and requests in flight on
+/// them are unaffected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f61_an_open_connection_outlives_a_token_that_is_refused() {
     let mut rotation = Rotation::new();
@@ -262,8 +262,8 @@ async fn f61_an_open_connection_outlives_a_token_that_is_refused() {
     };
     within(HANGS, "AUTH is tried again", tries).await;
     assert!(turn.load(Ordering::SeqCst) > before + 1, "a token that is refused is asked for again");
-    assert_eq!(proxy.connections(), connections, "nothing connected anew");
-    // Known at last.
+    assert_eq!(proxy.connections(), connections, "no new connection was made");
+    // The server now knows the token.
     rotation.wire.must(&["ACL", "SETUSER", USER, &format!(">{}", Rotation::password_of(rotation.turns + 1))]);
     let auths = proxy.count(refused.clone());
     eventually_async(HANGS, "the next AUTH", || proxy.count(refused.clone()) > auths).await;
@@ -271,7 +271,7 @@ async fn f61_an_open_connection_outlives_a_token_that_is_refused() {
     held.release().await.unwrap().confirmed();
 }
 
-/// Some servers give no answer to an AUTH that they refuse: the next one is that of another request.
+/// Some servers do not answer an AUTH that they refuse, so the next answer belongs to another request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() {
     let server = RealServer::start();
@@ -286,14 +286,14 @@ async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() 
     let leases = connect(Server::at("127.0.0.1", proxy.port()).credentials(token)).await;
     let held = leases.lock("held").acquire().await.unwrap();
     told(&leases).await;
-    // Of the two connections that authenticate before their token ends.
+    // One AUTH on each of the two connections that authenticate before their token ends.
     let skipped = [1, 2].map(|nth| proxy.on(Match::command("AUTH"), nth, Action::Skip));
     for rule in &skipped {
         within(HANGS, "AUTH", rule.hit()).await;
     }
     let before = proxy.count(Match::script(ACQUIRE));
     let first = tokio::spawn(leases.lock("busy").try_acquire());
-    // Whether it is sent at once or later.
+    // The request may be sent at once or later.
     let _sent_or_not = tokio::time::timeout(Duration::from_millis(100), async {
         while proxy.count(Match::script(ACQUIRE)) == before {
             tokio::task::yield_now().await;
@@ -302,7 +302,7 @@ async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() 
     .await;
     let second = tokio::spawn(leases.lock("free").owner(Owner::anonymous()).try_acquire());
     let first = within(HANGS, "the first", first).await.unwrap().unwrap();
-    assert!(first.is_none(), "somebody else has it: {first:?}");
+    assert!(first.is_none(), "the other client has it: {first:?}");
     let second = within(HANGS, "the second", second).await.unwrap().unwrap();
     second.expect("it is free").release().await.unwrap().confirmed();
     held.check().unwrap();
@@ -310,7 +310,7 @@ async fn f61_an_auth_without_an_answer_gives_no_request_the_answer_of_another() 
     held.release().await.unwrap().confirmed();
 }
 
-/// A request that waits for the end of an AUTH has its limit all the same.
+/// A request that waits for an AUTH to end keeps its own limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f61_an_auth_that_is_slow_costs_no_request_more_than_its_limit() {
     const LIMIT: Duration = Duration::from_millis(300);
@@ -351,7 +351,7 @@ async fn f61_wrong_credentials_are_asked_for_twice_and_refused() {
     assert!((2..=4).contains(&asked), "two connections, asked for twice or together: {asked}");
 }
 
-/// While nothing that is known does, each try to connect wants credentials.
+/// While no known password works, each try to connect asks for credentials.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f63_a_provider_that_fails_is_asked_a_few_times_a_second() {
     let rotation = Rotation::new();
@@ -370,7 +370,7 @@ async fn f63_a_provider_that_fails_is_asked_a_few_times_a_second() {
     let (before, began) = (asked.load(Ordering::SeqCst), Instant::now());
     wire.must(&["CLIENT", "KILL", "USER", USER]);
     eventually_async(HANGS, "it is asked again and again", || asked.load(Ordering::SeqCst) >= before + 8).await;
-    // Twice at once, and then four times a second.
+    // Two calls at once, and then four a second.
     assert!(began.elapsed() >= Duration::from_millis(6 * 250), "eight times in {:?}", began.elapsed());
     leases.close().await;
 }
@@ -382,7 +382,7 @@ async fn f63_a_provider_that_gives_nothing_is_named() {
         (|| Err("the vault is sealed".into()), &["their provider has failed: the vault is sealed"]),
         (|| Ok(Credentials::new(USER, "")), &["empty password"]),
         (|| Ok(Credentials::new("", SECRET)), &["empty user"]),
-        // Past the panic hook, which writes a backtrace: on a busy machine that takes longer than an answer may.
+        // Bypasses the panic hook, which writes a backtrace: on a busy machine that takes longer than an answer may.
         (|| std::panic::resume_unwind(Box::new("as it is meant to")), &["their provider has panicked"]),
     ];
     let real = RealServer::start();
@@ -424,8 +424,8 @@ async fn a_password_file_that_does_not_do_is_named_at_once() {
     }
 }
 
-/// After its first answer the provider does this for ever: nobody but a new connection is kept waiting, and that for a
-/// quarter of the time to connect.
+/// After its first answer the provider does this for ever. Only a new connection is kept waiting, and only for a
+/// quarter of the connect time-out.
 async fn goes_on_with_the_last_answer(later: fn() -> Option<Credentials>) {
     let mut rotation = Rotation::new();
     let (password, hangs) = (rotation.password(), Arc::<AtomicBool>::default());
@@ -444,7 +444,7 @@ async fn goes_on_with_the_last_answer(later: fn() -> Option<Credentials>) {
     let held = leases.lock("held").acquire().await.unwrap();
     hangs.store(true, Ordering::SeqCst);
     let began = Instant::now();
-    // Beyond the second for which its answer is fresh, and the time after which its question is given up.
+    // Longer than the second for which its answer is fresh, and the time after which its call is given up.
     while began.elapsed() < CONNECT * 3 {
         rotation.wire.must(&["CLIENT", "KILL", "USER", USER]);
         is_ours(&held).await;
@@ -506,7 +506,7 @@ mod tls {
         fs::write(&empty, "").unwrap();
         let missing = server.directory().join("missing.pem");
         let to = |tls| Server::at("127.0.0.1", server.tls_port()).tls(tls);
-        // OpenSSL reads both at once.
+        // OpenSSL reads both files at once.
         let rustls = |says| if cfg!(feature = "tls-rustls") { says } else { "are no certificate and its PKCS #8 key" };
         for (server, kind, says) in [
             (at(&server, Tls::new()), "Refused", "it wants a certificate of ours"),
@@ -541,12 +541,12 @@ mod tls {
             assert!(is_kind, "{kind}: {error:?}");
             names(&error, &[says]);
         }
-        // Whoever it is.
+        // Any certificate is accepted.
         let anybody = connect(to(good.danger_accept_any_certificate())).await;
         anybody.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed();
     }
 
-    /// The files are replaced while a lock is held: by others that do, and by some that do not.
+    /// The files are replaced while a lock is held, first by invalid ones and then by valid ones.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn f62_a_certificate_is_replaced_while_a_lock_is_held() {
         let server = server_with_clients();
@@ -577,7 +577,7 @@ mod tls {
             }
         };
         within(HANGS, "the server's alert", refused).await;
-        // Put right, it goes on by itself.
+        // Once the files are valid again, it recovers by itself.
         replace(&good, &good_key);
         is_ours(&held).await;
         held.release().await.unwrap().confirmed();

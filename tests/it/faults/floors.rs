@@ -1,5 +1,5 @@
-//! The floors of fences: what a lock shows when its floor has gone, what is left of a released name, and the rows F97
-//! to F99 of the fault table.
+//! The floors of fences: the fence shown when a lock's floor is missing, what a released name leaves, and rows F97 to
+//! F99 of the fault table.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const TOKEN: &str = "lh1:0d9a60f5-51a8-4bd6-a02c-0123456789ab@host:7";
 
 async fn remembering(url: impl Into<String>, memory: Duration) -> Client {
-    // A server that is kept busy, on a machine that is, may answer late: no test here is about that.
+    // A busy server on a busy machine may answer late, which no test here is about.
     Client::builder().url(url).ttl(DAY).fence_memory(memory).command_timeout(HANGS).build().await.unwrap()
 }
 
@@ -45,7 +45,7 @@ async fn seen(leases: &Client, name: &str) -> Option<Fence> {
     leases.lock(name).holder().await.unwrap().expect("it is held").fence()
 }
 
-/// All keys that `SCAN` finds.
+/// All keys found by `SCAN`.
 fn scanned(wire: &mut Wire) -> Vec<String> {
     let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
     for _page in 0..1_000 {
@@ -146,7 +146,7 @@ async fn f97_floors_are_evicted_while_locks_are_held() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f97_floors_are_evicted_from_a_quorum_while_locks_are_held() {
     let nodes = Nodes::seasoned(3);
-    // A fast clock issues fences of its own, which are raised on the others.
+    // A fast clock issues larger fences, to which the others are raised.
     nodes.clock(1).forward(SECOND / 2);
     let program = || Client::builder().quorum(nodes.urls()).ttl(LONG).build();
     let (holder, other) = (program().await.unwrap(), program().await.unwrap());
@@ -175,7 +175,7 @@ async fn f98_the_clock_is_set_back_by_less_than_the_fence_memory() {
     let server = Server::builder().clock(&clock).start();
     let leases = remembering(server.url(), HOUR).await;
     let mut last = next_fence(&leases, "job").await;
-    // While the floor is there, and after it has gone.
+    // While the floor exists, and after it has expired.
     for ahead in [30 * MINUTE, HOUR + SECOND] {
         clock.forward(ahead);
         assert_eq!(server.wire().exists(FENCE), ahead < HOUR, "{ahead:?}");
@@ -184,7 +184,7 @@ async fn f98_the_clock_is_set_back_by_less_than_the_fence_memory() {
         assert!(next > last, "{next} after {last}, {ahead:?} ahead");
         last = next;
         clock.reset();
-        // Past what was issued ahead of it.
+        // Past the fence issued while the clock was ahead.
         clock.forward(2 * HOUR);
         last = last.max(next_fence(&leases, "job").await);
     }
@@ -242,7 +242,7 @@ async fn without_fence_memory_ten_thousand_names_leave_no_key() {
             task.await.unwrap();
         }
     }
-    // What the clock has not passed by the release is gone a millisecond later.
+    // A floor still ahead of the clock at the release expires a millisecond later.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(scanned(&mut server.wire()), Vec::<String>::new());
 }
@@ -314,7 +314,7 @@ async fn a_share_of_floors_that_a_user_may_not_weigh_is_not_made_up() {
     assert!(denied <= 4, "one entry for each right that is missing, and not one for each key: {denied}");
 }
 
-/// A floor of the fair waiter's own memory, whoever releases the lock to it.
+/// The floor lives for the fair waiter's own fence memory, whoever releases the lock to it.
 #[tokio::test]
 async fn a_waiter_that_is_granted_the_lock_has_its_own_fence_memory() {
     let server = Server::start();
@@ -329,7 +329,7 @@ async fn a_waiter_that_is_granted_the_lock_has_its_own_fence_memory() {
     lease.release().await.unwrap().confirmed();
 }
 
-/// Prints what the table of `docs/deployments.md` says, for names of 14 and of 42 bytes.
+/// Prints the figures of the table in `docs/deployments.md`, for names of 14 and of 42 bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_million_released_names_leave() {
     const NAMES: usize = 10_000;
@@ -355,7 +355,7 @@ async fn what_a_million_released_names_leave() {
             "a name of {bytes} bytes leaves {each} bytes: a million a day {each} MB, with 1 h {} MB",
             each.div_ceil(24)
         );
-        // At least the key and a fence of 16 digits. Valkey 8.1 needs 50 bytes beside them, Redis more.
+        // At least the key and a fence of 16 digits. Valkey 8.1 needs 50 more bytes, Redis more than that.
         let least = bytes + "{}:lh:fence".len() + 16;
         assert!((least..=200).contains(&each), "{each} bytes for a name of {bytes}");
         assert_eq!(scanned(&mut server.wire()).len(), NAMES + 1, "one floor for each");

@@ -1,5 +1,5 @@
-//! Faults of the key itself: deleted, overwritten, retyped, renamed, misconfigured; and calls from elsewhere than where
-//! the connection was made. Each test is named after its row of the fault table.
+//! Faults of the key itself: deleted, overwritten, retyped, renamed, misconfigured; and calls from runtimes other than
+//! the connection's own. Each test is named after its row of the fault table.
 
 use std::{
     sync::{
@@ -19,15 +19,15 @@ use support::{
 
 use crate::common::{Confirmed as _, NAME, OTHER_TYPES, are_watched, ending, in_vain, program_with, replace};
 
-/// Long enough that a renewal is never missed on a busy machine, short enough to wait for a third of it.
+/// Long enough that a renewal is never missed on a busy machine, and a third of it short enough to wait for.
 const TTL: Duration = Duration::from_millis(1_200);
-/// What the default `command_timeout` bounds every foreground call with.
+/// The default `command_timeout`, which bounds every foreground call.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
-/// After this, a round of renewals is not waited for any longer, and the next goes out beside it.
+/// After this, an unanswered round of renewals is no longer awaited, and the next is sent beside it.
 const ROUND: Duration = TTL.checked_div(6).unwrap();
 
-/// Panics unless what happened just now was brought by the first renewal of `name` since the fault. Told by what the
-/// proxy saw and not by the clock: no machine is too slow for that.
+/// Panics unless the current change was found by the first renewal of `name` since the fault. Judged by what the proxy
+/// saw and not by the clock, so a slow machine cannot fail it.
 #[track_caller]
 fn assert_by_the_next_renewal(proxy: &Proxy, name: &str, fault: Instant) {
     let now = Instant::now();
@@ -35,9 +35,9 @@ fn assert_by_the_next_renewal(proxy: &Proxy, name: &str, fault: Instant) {
     let seen = proxy.seen();
     let of_this = seen.iter().filter(|seen| round.matches(&seen.args) && seen.args.iter().any(|arg| arg == name));
     let since: Vec<Instant> = of_this.map(|seen| seen.at).filter(|at| *at > fault).collect();
-    // None: one that was under way already has brought it.
+    // No renewal since: one that was already under way found it.
     let Some(first) = since.first() else { return };
-    // Another goes out for each round that stays unanswered; half of one allows for a late proxy.
+    // Another is sent for each unanswered round; half a round allows for a late proxy.
     let unanswered = now.duration_since(*first).div_duration_f64(ROUND / 2);
     let (count, took) = (since.len(), now.duration_since(*first));
     assert!(f64::from(u32::try_from(count).unwrap()) <= 1.0 + unanswered, "{count} renewals in {took:?}");
@@ -48,12 +48,12 @@ const TOLD: &str = "signal after the fault";
 #[track_caller]
 fn assert_pushed(what: &str, took: Duration, lag: &Lag) {
     seen::took(what, took, SIGNAL, lag);
-    // A notification, a look, and a renewal.
+    // A notification, a check, and a renewal.
     let limit = SIGNAL + lag.of(3);
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
 }
 
-/// Panics unless the loss came with the first renewal since the fault, and everybody is told the same.
+/// Panics unless the loss was found by the first renewal since the fault, and is reported the same everywhere.
 #[track_caller]
 fn assert_signalled(lost: &Lost, lease: &Lease, proxy: &Proxy, fault: Instant, reason: LossReason) {
     assert_eq!(lost.reason(), reason, "by the deadline it would be Expired");
@@ -69,7 +69,7 @@ async fn signal(lease: &Lease) -> Lost {
 async fn release_reports(lease: Lease, reason: LossReason) {
     match within(HANGS, "release", lease.release()).await {
         Err(Error::Lost(lost)) => assert_eq!(lost.reason(), reason),
-        other => panic!("the release of a lease that is {reason:?} said {other:?}"),
+        other => panic!("the release of a lease that is {reason:?} returned {other:?}"),
     }
 }
 
@@ -88,7 +88,7 @@ async fn f13_key_deleted_by_hand() {
         assert_signalled(&lost, &lease, &proxy, fault, LossReason::Deleted);
         release_reports(lease, LossReason::Deleted).await;
     }
-    // Closing waits for what runs in the background: nothing of that creates the key again.
+    // Closing waits for background work, which must not create the key again.
     leases.close().await;
     assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
 }
@@ -106,13 +106,13 @@ async fn f64_taken_by_force_is_no_deletion_and_its_word_goes_with_the_key() {
         let forced = lost.forced().unwrap();
         assert_eq!((forced.label(), forced.reason()), ("ops", Some("stuck")));
     };
-    // The word stands beside the lock, in its slot.
+    // The key that reports the force is beside the lock, in its slot.
     for (name, word) in [("job", "{job}:lh:forced"), ("{a}b", "{a}b:lht:forced"), ("{}x{y}", "{{}x{y}}:lh:forced")] {
         taken(name).await;
         let left = wire.pttl(word);
         assert!(left > 0 && u128::try_from(left).unwrap() <= TTL.as_millis(), "{name}: {left}");
     }
-    // It is not for who acquires next, nor of what somebody else wrote.
+    // It does not apply to the next holder, nor to a value written by others.
     taken("next").await;
     let lease = leases.lock("next").acquire().await.unwrap();
     wire.del("next");
@@ -124,7 +124,7 @@ async fn f64_taken_by_force_is_no_deletion_and_its_word_goes_with_the_key() {
         wire.must(strange);
         wire.must(&["SET", "odd", "somebody's", "PX", "60000"]);
         assert_eq!(signal(&lease).await.reason(), LossReason::Taken);
-        // Another library's lock has no holder of ours to tell.
+        // Another library's lock has no holder of ours to notify.
         assert!(operator.lock("odd").force_release().await.unwrap());
         wire.del("{odd}:lh:forced");
     }
@@ -133,7 +133,7 @@ async fn f64_taken_by_force_is_no_deletion_and_its_word_goes_with_the_key() {
     eventually_async(HANGS, "all words are gone", || wire.keys("*forced").is_empty()).await;
 }
 
-/// An operator, or a holder, with rights to the lock alone.
+/// An operator or a holder with rights to the lock only.
 #[tokio::test]
 async fn f64_taken_by_force_without_a_right_to_the_word_for_it() {
     let server = Server::start();
@@ -160,7 +160,7 @@ async fn f13_key_deleted_by_hand_is_reported_by_a_renewal_or_release_before_the_
     wire.del("renewed");
     match lease.renew().await {
         Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Deleted),
-        other => panic!("a renewal of a deleted key said {other:?}"),
+        other => panic!("a renewal of a deleted key returned {other:?}"),
     }
     assert_eq!(ending(lease.check()).reason(), LossReason::Deleted);
     assert!(!wire.exists("renewed"), "a renewal never creates");
@@ -175,7 +175,7 @@ async fn f14_key_overwritten_with_another_token() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (leases, mut wire, lag) = (program_with(proxy.url(), TTL).await, server.wire(), Lag::start());
-    // The end of the lease releases the rest of it in the background. The new server needs that script's text.
+    // When the lease ends, its remains are released in the background. The new server needs that script's text.
     let released = proxy.on(Match::command("EVAL").and(Match::script(RELEASE)), 1, Action::HoldReply);
     let lease = leases.lock("job").acquire().await.unwrap();
 
@@ -256,7 +256,7 @@ async fn f15_flushall_and_flushdb() {
         for lease in held {
             release_reports(lease, LossReason::Deleted).await;
         }
-        // The fence's floor went with the rest; the server's clock carries it on.
+        // The fence's floor was flushed too; the server's clock continues it.
         let next = leases.lock("c").acquire().await.unwrap();
         assert!(next.fence() > fence);
         next.release().await.unwrap().confirmed();
@@ -273,7 +273,7 @@ async fn f16_ttl_changed_by_hand_is_corrected_at_once() {
     let lease = leases.lock("job").acquire().await.unwrap();
     let full = i64::try_from(TTL.as_millis()).unwrap();
 
-    // Shortened to what still outlives the next renewal.
+    // Shortened to a TTL that still outlives the next renewal.
     let shorter = full * 2 / 3;
     let by_hand: [(&[&str], std::ops::RangeInclusive<i64>); 3] = [
         (&["PERSIST", "job"], 1..=full),
@@ -292,7 +292,7 @@ async fn f16_ttl_changed_by_hand_is_corrected_at_once() {
     lease.release().await.unwrap().confirmed();
 }
 
-/// What tells that a key of whatever type was not touched.
+/// The contents and the TTL of a key of any type, to show that it was not touched.
 fn dump(wire: &mut Wire, key: &str) -> (String, i64) {
     let dump = wire.must(&["DUMP", key]);
     assert!(!dump.is_nil(), "{key} is gone");
@@ -331,7 +331,7 @@ async fn f17_release_of_a_lease_whose_key_became_another_type() {
             if renewed_first {
                 match lease.renew().await {
                     Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Taken),
-                    other => panic!("a renewal after {make:?} said {other:?}"),
+                    other => panic!("a renewal after {make:?} returned {other:?}"),
                 }
             }
             release_reports(lease, LossReason::Taken).await;
@@ -370,7 +370,7 @@ async fn f17_acquire_of_a_key_of_another_type_waits_as_for_any_holder() {
         let waiting = tokio::spawn(lock.on_wait(move |_| tell.store(true, Ordering::SeqCst)).acquire());
         eventually_async(HANGS, "acquire waits", || waits.load(Ordering::SeqCst)).await;
         assert!(!waiting.is_finished());
-        // Pushed or not; `push.rs` has the bound.
+        // Whether pushed or not; `push.rs` tests the bound.
         wire.del("job");
         let lease = within(HANGS, "the freed lock", waiting).await.unwrap().unwrap();
         lease.release().await.unwrap().confirmed();
@@ -391,7 +391,7 @@ async fn f17_force_release_refuses_a_key_of_another_type() {
         assert_eq!(dump(&mut wire, "job"), before);
         wire.del("job");
     }
-    // And it works on what is one.
+    // It works on a string.
     wire.set("job", "somebody-else");
     assert!(lock.force_release().await.unwrap());
     assert!(!lock.force_release().await.unwrap());
@@ -405,7 +405,7 @@ async fn f18_script_flush_during_use_is_invisible() {
     let flush = |wire: &mut Wire| assert!(wire.must(&["SCRIPT", "FLUSH"]).is_ok());
     let lock = leases.lock("job");
 
-    // Every step meets an empty cache.
+    // Every step finds an empty script cache.
     for _ in 0..5 {
         flush(&mut wire);
         let lease = within(HANGS, "acquire", lock.acquire()).await.unwrap();
@@ -419,14 +419,14 @@ async fn f18_script_flush_during_use_is_invisible() {
         assert!(!lock.force_release().await.unwrap());
     }
 
-    // The watchdog's renewals, on the other connection, meet one too.
+    // The watchdog's renewals, on the other connection, find an empty cache too.
     let lease = lock.acquire().await.unwrap();
     let mut changes = lease.status_changes();
     let renewed_by_text = Match::command("EVAL").and(Match::script(RENEW));
     for _ in 0..3 {
         let before = proxy.count(renewed_by_text.clone());
         let what = "a renewal is sent again with its text";
-        // Again and again, for a text that is still on its way brings the script back after a flush.
+        // Repeatedly, because a text still in flight reloads the script after a flush.
         let flushed = || {
             flush(&mut wire);
             proxy.count(renewed_by_text.clone()) > before
@@ -435,7 +435,7 @@ async fn f18_script_flush_during_use_is_invisible() {
         lease.check().unwrap();
     }
 
-    // And at any moment at all.
+    // Then flush at arbitrary moments.
     let stop = Arc::new(AtomicBool::new(false));
     let flusher = thread::spawn({
         let stop = stop.clone();
@@ -455,14 +455,14 @@ async fn f18_script_flush_during_use_is_invisible() {
     stop.store(true, Ordering::SeqCst);
     flusher.join().expect("every flush went through");
 
-    // A renewal is only suspect once it takes half of the pause to the next.
+    // A renewal is only suspect once it takes half of the pause before the next.
     let calm = lag.worst() < TTL / 12;
     let change = tokio::time::timeout(Duration::ZERO, changes.next()).await;
-    assert!(change.is_err() || !calm, "the holder was told {change:?}");
+    assert!(change.is_err() || !calm, "the status changed to {change:?}");
     lease.release().await.unwrap().confirmed();
 }
 
-/// The second sending has what the first has left of the limit.
+/// The second send has only the rest of the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f18_script_flush_costs_no_more_than_the_limit() {
     const LIMIT: Duration = Duration::from_millis(500);
@@ -471,7 +471,7 @@ async fn f18_script_flush_costs_no_more_than_the_limit() {
     let leases = program_with(proxy.url(), TTL).await;
     let lock = leases.lock("job");
     lock.acquire().await.unwrap().release().await.unwrap().confirmed();
-    // An answer takes 400 ms, and with the text 800.
+    // An answer takes 400 ms, and 800 ms if the text is sent too.
     proxy.delay(Duration::from_millis(200));
     server.wire().must(&["SCRIPT", "FLUSH"]);
     let (lag, asked) = (Lag::start(), Instant::now());
@@ -507,14 +507,14 @@ async fn f46_invalid_names_are_refused_before_any_io() {
         }
         assert_eq!(proxy.commands(), 0, "{name:?}: {:?}", proxy.seen());
     }
-    // The prefix makes a name no better.
+    // A prefix does not make a name valid.
     let prefixed = Client::builder().url(proxy.url()).prefix("{job}:lh:").build().await.unwrap();
     proxy.forget();
     assert!(matches!(prefixed.lock("fence").acquire().await, Err(Error::Config(_))));
     assert_eq!(proxy.commands(), 0);
 }
 
-/// What each call on a lock with an impossible name says.
+/// The errors of every call on a lock with an invalid name.
 async fn every_refusal(lock: &Lock) -> Vec<Error> {
     let mut refusals = every_refused_acquire(lock).await;
     refusals.push(lock.holder().await.expect_err("a holder of nothing"));
@@ -522,12 +522,12 @@ async fn every_refusal(lock: &Lock) -> Vec<Error> {
     refusals
 }
 
-/// The errors of all ways to acquire an invalid lock.
+/// The errors of every way to acquire an invalid lock.
 async fn every_refused_acquire(lock: &Lock) -> Vec<Error> {
     let attempts = [
         within(HANGS, "acquire", lock.acquire()).await,
         within(HANGS, "acquire_within", lock.acquire_within(HANGS)).await,
-        within(HANGS, "one look", lock.acquire_within(Duration::ZERO)).await,
+        within(HANGS, "one check", lock.acquire_within(Duration::ZERO)).await,
         within(HANGS, "try_acquire", lock.try_acquire()).await.map(|lease| lease.expect("it is free")),
         within(HANGS, "run", lock.run(|_| async { panic!("the work ran without a lock") })).await,
     ];
@@ -613,7 +613,7 @@ async fn f46_another_librarys_key_excludes_and_is_excluded() {
     let server = Server::start();
     let (leases, mut wire) = (program_with(server.url(), TTL).await, server.wire());
     let lock = leases.lock("shared");
-    // A token of raw bytes, as some libraries write.
+    // A token of raw bytes, as written by some libraries.
     let take = "return redis.call('SET', KEYS[1], string.char(0, 255, 254) .. ARGV[1], 'NX', 'PX', 60000)";
     for take in [
         vec!["SET", "shared", "b1946ac92492d2347c6235b4d2611184", "NX", "PX", "60000"],
@@ -670,7 +670,7 @@ async fn f47_settings_out_of_bounds_fail_in_build_naming_field_and_bound() {
     }
     assert_eq!((proxy.commands(), proxy.connections()), (0, 0), "it was connected to before all was checked");
 
-    // The bounds themselves are inside.
+    // The bounds themselves are valid.
     let least = named().ttl(ms(100)).max_hold(ms(100)).label("x").prefix("");
     let most = named().ttl(day).max_hold(day).label("x".repeat(128)).prefix("x".repeat(256));
     for builder in [least, most.connect_timeout(hour).command_timeout(hour)] {
@@ -713,7 +713,7 @@ async fn f47_options_out_of_bounds_are_refused_on_lock_before_any_io() {
 async fn f47_a_ttl_of_100_ms_is_held_without_a_hot_loop() {
     /// About six TTLs.
     const HELD: u32 = 20;
-    /// Half of a third of the TTL, after which an unanswered round is repeated; the others are a third apart.
+    /// Half of a third of the TTL: after this, an unanswered round is repeated. The others are a third apart.
     const LEAST_PAUSE: Duration = Duration::from_millis(16);
 
     let server = Server::start();
@@ -722,7 +722,7 @@ async fn f47_a_ttl_of_100_ms_is_held_without_a_hot_loop() {
     let lock = leases.lock("job").ttl(Duration::from_millis(100));
     let round = Match::command("EVALSHA").and(Match::script(RENEW));
     let (start, mut held) = (Instant::now(), 0);
-    // A machine that stalls for 60 ms loses such a lease, and rightly so: one in each run has to live on.
+    // A machine that stalls for 60 ms rightly loses such a lease, but one in each run must survive.
     while start.elapsed() < Duration::from_secs(2) || held == 0 {
         assert!(start.elapsed() < Duration::from_secs(30), "no lease of 100 ms has lived for six times that");
         proxy.forget();
@@ -740,7 +740,7 @@ async fn f47_a_ttl_of_100_ms_is_held_without_a_hot_loop() {
             None => held += 1,
             Some(lost) => assert_eq!(lost.reason(), LossReason::Expired),
         }
-        // Whether it is still there is the machine's doing too.
+        // Whether it still exists depends on the machine too.
         let _released = lease.release().await;
     }
 }
@@ -749,13 +749,13 @@ fn multi_thread() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// Everything a clone can be used for, each step within the time that the documentation promises.
+/// Uses a clone in every way, each step within its documented time.
 async fn use_everything(leases: Client, busy: &str, name: &str) {
     let lag = Lag::start();
     let step = async |what: &str, start: Instant| {
         let (took, bound) = (start.elapsed(), COMMAND_TIMEOUT + lag.worst());
         seen::took("a call from elsewhere", took, COMMAND_TIMEOUT, &lag);
-        assert!(took < bound, "{what} took {took:?}, as if it had waited for somebody who is not there");
+        assert!(took < bound, "{what} took {took:?}, as if it had waited for another runtime");
     };
     let lock = leases.lock(name);
 
@@ -770,10 +770,10 @@ async fn use_everything(leases: Client, busy: &str, name: &str) {
     step("holder", start).await;
 
     let start = Instant::now();
-    // Outside of a task the owner is the thread, which may be the one that holds this lock.
+    // Outside a task the owner is the thread, which may be the one that holds this lock.
     let busy = leases.lock(busy).owner(Owner::anonymous());
     assert!(busy.try_acquire().await.unwrap().is_none());
-    // Enough for the answer to its first look, without which it could not say who holds the lock.
+    // Enough for an answer to its first check, without which the holder is unknown.
     let limit = COMMAND_TIMEOUT / 2;
     let waited = busy.acquire_within(limit).await;
     assert!(matches!(waited, Err(Error::TimedOut { .. })), "{waited:?}");
@@ -787,7 +787,7 @@ async fn use_everything(leases: Client, busy: &str, name: &str) {
     step("run", start).await;
     let start = Instant::now();
     drop(lock.acquire().await.unwrap());
-    // Its release is under way, and wakes whoever waits in this process.
+    // The release is under way, and wakes the waiters of this process.
     lock.acquire().await.unwrap().release().await.unwrap().confirmed();
     step("a drop and the next acquire", start).await;
     let start = Instant::now();
@@ -809,7 +809,7 @@ fn use_from_everywhere(leases: &Client, busy: &str) {
     on_no_runtime("use without a runtime", use_everything(leases.clone(), busy, "on no runtime"));
 }
 
-/// Panics unless the lease was renewed, and told nothing else, for well over a TTL from now.
+/// Panics unless the lease is renewed, without any other status, for well over a TTL from now.
 fn assert_outlives_its_ttl(lease: &Lease, wire: &mut Wire) {
     let start = Instant::now();
     while start.elapsed() < TTL * 3 / 2 {
@@ -850,7 +850,7 @@ fn f48_the_runtime_that_built_it_is_not_polled() {
         (leases, lease)
     });
 
-    // From here on nothing polls it, though it is there.
+    // From here on the runtime still exists, but is not polled.
     assert_outlives_its_ttl(&lease, &mut wire);
     use_from_everywhere(&leases, "job");
     on_no_runtime("release", lease.release()).unwrap().confirmed();
@@ -879,7 +879,7 @@ fn f48_a_lease_of_an_ended_runtime_is_released_when_dropped() {
     let mut wire = server.wire();
     let runtime = one_thread();
     let (leases, lease) = runtime.block_on(async {
-        // So long that only a release can be the key's end.
+        // The TTL is so long that the key can only end by a release.
         let leases = Client::builder().url(server.url()).ttl(Duration::from_secs(3_600)).build().await.unwrap();
         let lease = leases.lock("job").acquire().await.unwrap();
         (leases, lease)

@@ -1,5 +1,5 @@
-//! A link that is slow, and one that loses replies, for many TTLs: the rows F11 and F12 of the fault table. Those of a
-//! quorum are in `quorum/network.rs`.
+//! A slow link, and a link that loses replies, for many TTLs: rows F11 and F12 of the fault table. Those of a quorum
+//! are in `quorum/network.rs`.
 
 use std::{
     sync::{
@@ -21,16 +21,16 @@ use crate::common::{Confirmed as _, assert_was_ours};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_each_way() {
     const TTL: Duration = Duration::from_secs(1);
-    /// What a renewal has left: it is due after a third of the TTL, and its way there and back takes 0.4 s.
+    /// The spare time of a renewal: it is due after a third of the TTL, and its round trip takes 0.4 s.
     const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
-    // What the row asks for, where there is the time.
+    // The row's own number, if figures are wanted.
     let ttls = if seen::is_wanted() { 100 } else { 10 };
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let leases = Client::builder().url(proxy.url()).ttl(TTL).command_timeout(TTL).build().await.unwrap();
     let started = Instant::now();
-    // From the keeper through the proxy to the server and back, each of which may be as late as the control: then the
-    // machine, not the link, was too slow.
+    // The keeper, the proxy, the server and the proxy again may each be as late as the control; then the machine was
+    // too slow, not the link.
     let is_too_slow = |lag: &Lag| 4 * lag.worst() >= SPARE && !seen::is_wanted();
     let (lease, lag, began) = loop {
         proxy.delay(Duration::ZERO);
@@ -47,7 +47,7 @@ async fn f11_a_link_that_is_slow_each_way() {
     };
     lease.check().expect("it was renewed all the time");
     seen::at_least("TTLs held", (began.elapsed().as_millis() / TTL.as_millis()) as usize, ttls as usize);
-    // All else works over the same link.
+    // All other calls work over the same link.
     let other = within(HANGS, "a free lock", leases.lock("other").acquire()).await.unwrap();
     other.release().await.expect("it was ours").confirmed();
     match lease.release().await {
@@ -57,12 +57,12 @@ async fn f11_a_link_that_is_slow_each_way() {
     assert_eq!(server.wire().keys("job"), Vec::<String>::new());
 }
 
-/// A round trip within the time that an answer may take. A handshake has several of them.
+/// A round trip is shorter than an answer may take, but a handshake needs several.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
     const ANSWER: Duration = Duration::from_millis(400);
     const EACH_WAY: Duration = Duration::from_millis(90);
-    // A release has half of an answer's time, which is that much more than the round trip.
+    // A release has half of an answer's time, which exceeds the round trip by this much.
     const SPARE: Duration = Duration::from_millis(20);
     let (server, lag) = (Server::start(), Arc::new(Lag::start()));
     let proxy = Proxy::to(&server);
@@ -72,7 +72,7 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
     let lease = within(HANGS, "a free lock", leases.lock("job").acquire()).await.expect("every answer is in time");
     for turn in 0..3 {
         proxy.cut();
-        // Some are asked for before the link is back, and so at any moment of its way back.
+        // Some are sent before the link is back, so they meet every moment of its return.
         let others = (0..8).map(|n| {
             let (lock, lag) = (leases.lock(format!("other-{turn}-{n}")), lag.clone());
             tokio::spawn(async move {
@@ -88,7 +88,7 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
             within(HANGS, "it comes back", other).await.unwrap().expect("it waits for the server");
         }
     }
-    // One for those who ask, one for the keeper, one for what is pushed; each was made anew once for each cut.
+    // One for requests, one for the keeper, one for notifications; each was made anew once for each cut.
     let connections = 1 + proxy.seen().iter().map(|seen| seen.connection).max().unwrap_or(0);
     seen::at_most("connections", usize::try_from(connections).unwrap(), 12);
     assert!(connections <= 12, "{connections} connections were made");
@@ -96,11 +96,11 @@ async fn f11_a_link_that_is_slow_from_the_first_and_breaks() {
 }
 
 const COMMAND: Duration = Duration::from_millis(100);
-/// As many of it as by default. A reply is not lost alone: its connection is silent until the library has made a new
-/// one, which is a matter of a few command time-outs.
+/// The default ratio to `COMMAND`. A reply is never lost alone: its connection stays silent until the library has
+/// replaced it, after a few command time-outs.
 const TTL: Duration = COMMAND.saturating_mul(30);
 
-/// A server that knows the scripts: each request is one command.
+/// A server with cached scripts, so each request is one command.
 fn server() -> Server {
     let server = Server::start();
     let mut wire = server.wire();
@@ -118,7 +118,7 @@ async fn program(proxy: &Proxy) -> Client {
 fn lose_renewals(proxy: &Proxy, many: u64) -> RuleHandle {
     let (last, random) = (Mutex::new([None::<Instant>; 2]), Match::one_in(many, 0));
     let spare = Match::with(move |args| {
-        let mut last = last.lock().expect("nobody panicked");
+        let mut last = last.lock().expect("it is not poisoned");
         let lost = random.matches(args) && last[0].is_none_or(|at| at.elapsed() > TTL * 2 / 3);
         if lost {
             *last = [last[1], Some(Instant::now())];
@@ -128,8 +128,8 @@ fn lose_renewals(proxy: &Proxy, many: u64) -> RuleHandle {
     proxy.on_each(Match::script(RENEW).and(spare), Action::SwallowReply)
 }
 
-/// It was held, and is not any more. Without an answer in its time, which is short here, the release is unknown, and
-/// goes on in the background; of its TTL there is more than half left.
+/// Asserts that the lease was held, and then releases it. Without an answer in its short time the release is unknown,
+/// and continues in the background; more than half of the TTL is left.
 async fn is_released(lease: Lease, server: &Server, lag: &Lag) {
     let (name, mut wire) = (lease.name().to_owned(), server.wire());
     let released = lease.release().await;
@@ -137,7 +137,7 @@ async fn is_released(lease: Lease, server: &Server, lag: &Lag) {
     eventually_but_for(lag, TTL / 2, "the key is gone", || !wire.exists(&name)).await;
 }
 
-/// Held to the end, and well once no more replies are lost.
+/// Asserts that the lease was held to the end, and is well once no more replies are lost.
 async fn was_held(lease: Lease, server: &Server, rule: &RuleHandle, lag: &Lag) {
     assert_eq!(lease.check(), Ok(()), "{} replies were lost; the machine lagged {:?}", rule.hits(), lag.worst());
     rule.disarm();
@@ -160,7 +160,7 @@ async fn f12_two_renewals_of_three_are_lost() {
             within(HANGS, "a renewal is sent", swallowed.hit()).await;
             eventually_async(HANGS, "a new connection is made", || newest() > before).await;
         }
-        // The third, by which the next one is a third of the TTL away.
+        // The third renewal, after which the next one is a third of the TTL away.
         let is_fresh = || lease.remaining() > TTL * 4 / 5 || lost.is_finished();
         eventually_async(HANGS, "a renewal is confirmed", is_fresh).await;
         assert!(!lost.is_finished(), "{:?}; the machine lagged {:?}", (&mut lost).await, lag.worst());
@@ -191,7 +191,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64, turns: usize) {
                 assert!(last.fetch_max(fence, Ordering::SeqCst) < fence, "the fence has fallen");
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 inside.fetch_sub(1, Ordering::SeqCst);
-                // Without an answer it is unknown, and goes on in the background.
+                // An unanswered release is unknown, and continues in the background.
                 let released = lease.release().await;
                 assert_was_ours(&released);
             }

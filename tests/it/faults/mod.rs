@@ -1,4 +1,4 @@
-//! The rows of the fault table on one server. Each test is named after its row.
+//! The fault table's rows for one server. Each test is named after its row.
 
 mod address;
 mod batched;

@@ -1,10 +1,10 @@
-//! Faults of the server and of the link to it: F3 to F10, F20, F22 without its ACL part, and an acquire that meets a
-//! server which is away.
+//! Faults of the server and of its link: F3 to F10, F20, F22 without its ACL part, and acquires while the server is
+//! away.
 //!
-//! The deadline is reckoned from outside. The proxy reads a request after the library has sent it, so what a lease may
-//! be believed until is at most the reading of its last confirmed request + TTL − drift. From then on `check()` must be
-//! `Err`, without tolerance; `lost()` may lag by 50 ms and by what a control timer lagged in the same run. The control
-//! is one thread that is woken, so whatever is measured against it is measured on the first thread that is woken, too.
+//! The deadline is computed from outside. The proxy reads a request after the library has sent it, so a lease may be
+//! believed at most until the reading of its last confirmed request + TTL − drift. From then on `check()` must be
+//! `Err`, without tolerance; `lost()` may lag by 50 ms and by a control timer's lag in the same run. The control is one
+//! thread that is woken, so times compared to it are measured on the first woken thread, too.
 
 use std::{
     thread,
@@ -24,11 +24,11 @@ use crate::common::{
     unconfirmed,
 };
 
-/// How exact the end of a bounded wait is, besides the control timer.
+/// How exact the end of a bounded wait is, not counting the control timer's lag.
 const EXACT: Duration = Duration::from_millis(20);
-/// The time that the last check of a bounded wait has for an answer, also when the wait is over.
+/// The time that the last check of a bounded wait has for an answer, even after the wait has ended.
 const LAST_LOOK: Duration = Duration::from_millis(15);
-/// No promise: what takes longer hangs.
+/// Not a promise: anything that takes longer hangs.
 const HANGS: Duration = Duration::from_secs(5);
 
 /// A server, a proxy in front of it, and a client that goes through the proxy.
@@ -46,7 +46,7 @@ impl Rig {
 
     async fn with(server: Server) -> Self {
         let lag = Lag::start();
-        // The server knows the scripts, so that each request is one command, and a rule's n-th is the n-th request.
+        // The scripts are cached, so each request is one command, and a rule's n-th is the n-th request.
         let mut wire = server.wire();
         for script in [ACQUIRE, RENEW, RELEASE] {
             wire.must(&["SCRIPT", "LOAD", script]);
@@ -69,17 +69,17 @@ impl Rig {
         within(HANGS, "the lock is free", acquire).await.expect("the server is well")
     }
 
-    /// Another process that waits for the lock, with a link of its own. Completes with when it got it.
+    /// Another process that waits for the lock over its own link. Completes with the lease and when it was acquired.
     async fn rival(&self) -> JoinHandle<(Lease, Instant)> {
         let leases = client(&self.server.url()).await;
         tokio::spawn(async move {
-            // What an outage leaves of its tries is in its own way for one TTL at most.
+            // After an outage, its own earlier tries delay it by one TTL at most.
             let lease = leases.lock(NAME).ttl(MEDIUM).acquire().await.expect("an outage ends no acquire");
             (lease, Instant::now())
         })
     }
 
-    /// The deadline that the lease's newest request of this script up to then gives it once it is confirmed.
+    /// The deadline given by the newest request of this script up to `until`, once confirmed.
     fn deadline(&self, script: &str, lease: &Lease, ttl: Duration, until: Instant) -> Instant {
         let (requests, seen) = (requests(script, lease), self.proxy.seen());
         let newest = seen
@@ -90,7 +90,7 @@ impl Rig {
         newest.at + ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
     }
 
-    /// Waits until each lease has been renewed just now. Answers their deadlines.
+    /// Waits until each lease has just been renewed. Returns their deadlines.
     async fn renewed<const N: usize>(&self, leases: [&Lease; N], ttl: Duration) -> [Instant; N] {
         let renewals = |lease| self.proxy.count(requests(RENEW, lease));
         let before = leases.map(renewals);
@@ -106,7 +106,7 @@ impl Rig {
         self.proxy.on(Match::script(script), 1, action)
     }
 
-    /// Waits until nobody has the lock. Its TTL must be `LONG`, so that it cannot just have expired.
+    /// Waits until the key is deleted. Its TTL must be `LONG`, so that it cannot just have expired.
     #[track_caller]
     fn is_taken_away(&self) {
         let mut wire = self.server.wire();
@@ -118,12 +118,12 @@ async fn client(url: &str) -> Client {
     Client::builder().url(url).command_timeout(COMMAND).build().await.expect("the server is there")
 }
 
-/// Whether the last renewal was confirmed just now: without one, a third of the TTL is gone when the next is due.
+/// Whether the last renewal was just confirmed: without one, a third of the TTL has passed when the next is due.
 fn is_fresh(lease: &Lease, ttl: Duration) -> bool {
     lease.remaining() > ttl * 4 / 5
 }
 
-/// A rule tells of itself after its effect, which may have been noticed sooner.
+/// Waits until a rule reports its hit, because its effect may have been noticed sooner.
 async fn has_happened(fault: &RuleHandle) {
     within(HANGS, "the fault happens", fault.hit()).await;
 }
@@ -136,10 +136,10 @@ async fn next(changes: &mut StatusChanges, what: &str) -> Option<Status> {
     within(HANGS, what, changes.next()).await
 }
 
-/// What `check()` said: when it was last asked and `Ok`, and by when it was `Err`. Fails if it is asked at the deadline
-/// or after it, and `Ok`.
+/// The last time that `check()` returned `Ok`, and the first that it returned `Err`. Fails if `check()` is `Ok` at the
+/// deadline or later.
 fn checked(lease: LeaseHandle, deadline: Instant) -> JoinHandle<(Instant, Instant)> {
-    // On a thread of its own: a runtime that is busy would only look too late to see anything.
+    // On a thread of its own, because a busy runtime would check too late.
     spawn_blocking(move || {
         let mut last_ok = Instant::now();
         loop {
@@ -154,21 +154,21 @@ fn checked(lease: LeaseHandle, deadline: Instant) -> JoinHandle<(Instant, Instan
     })
 }
 
-/// What F4 asks for: nothing is said before the deadline, all of it by then, and nobody else has the lock sooner.
-/// `begin` is called right after a renewal, and answers after when no request can have been confirmed any more; `end`
-/// is called once the holders have been told.
+/// The requirement of F4: no report before the deadline, all reports by then, and no other holder sooner. `begin` is
+/// called right after a renewal, and returns a moment after which no request can have been confirmed; `end` is called
+/// once the holders have been notified.
 async fn is_told_by_the_deadline(rig: Rig, begin: impl AsyncFnOnce(&Rig) -> Instant, end: impl FnOnce(&Rig)) {
-    // A `check()` at the deadline would complete `lost()` too, which has to come by a timer of its own. So one lease is
+    // A `check()` at the deadline would complete `lost()` too, which must complete by its own timer. So one lease is
     // only checked, and another only awaited.
     let lease = rig.acquire(SHORT).await;
     let quiet = rig.acquire_as("quiet", SHORT).await;
     let rival = rig.rival().await;
-    // Slow enough for a deadline that counts from a reply to be seen.
+    // Slow enough to expose a deadline that counts from a reply.
     rig.proxy.delay(Duration::from_millis(15));
     rig.renewed([&lease, &quiet], SHORT).await;
     let last = begin(&rig).await;
 
-    // Now that nothing more is confirmed: the latest that each may be believed, and what the library itself promises.
+    // Nothing more is confirmed: the latest that each may be believed, and what the library itself promises.
     let [latest, quiet_latest] = [&lease, &quiet].map(|lease| rig.deadline(RENEW, lease, SHORT, last));
     let [promised, quiet_promised] = [&lease, &quiet].map(|lease| Instant::now() + lease.remaining());
     let (checked, awaited) = (checked(lease.handle(), latest), stamped(quiet.lost()));
@@ -188,24 +188,24 @@ async fn is_told_by_the_deadline(rig: Rig, begin: impl AsyncFnOnce(&Rig) -> Inst
     assert!(successor.fence() > lease.fence());
     assert_says_lost(lease.release().await, LossReason::Expired);
     assert_says_lost(quiet.release().await, LossReason::Expired);
-    // Whatever the first holder had on its way has arrived by now, and was not for the successor's key.
+    // The first holder's requests in flight have arrived by now, and did not affect the successor's key.
     successor.renew().await.expect("the successor holds the lock");
     successor.release().await.expect("it did to the end").confirmed();
 }
 
-/// What F3 asks for: at risk, then held again, and never lost. `begin` is called right after a renewal, `end` once the
-/// lease is at risk.
+/// The requirement of F3: at risk, then held again, and never lost. `begin` is called right after a renewal, `end` once
+/// the lease is at risk.
 async fn stays_held(rig: Rig, begin: impl FnOnce(&Rig), end: impl FnOnce(&Rig)) {
     let lease = rig.acquire(MEDIUM).await;
     let (fence, mut changes) = (lease.fence(), lease.status_changes());
     let [deadline] = rig.renewed([&lease], MEDIUM).await;
     begin(&rig);
-    assert_eq!(next(&mut changes, "a missing renewal is told").await, Some(Status::AtRisk));
+    assert_eq!(next(&mut changes, "a missing renewal is reported").await, Some(Status::AtRisk));
     lease.check().expect("at risk is not lost");
     end(&rig);
     assert_eq!(next(&mut changes, "a renewal gets through").await, Some(Status::Held));
 
-    // The wait is for the end of what the lease would have had without that renewal.
+    // Waits until the lease would have ended without that renewal.
     sleep_until(deadline).await;
     assert_eq!(lease.status(), Status::Held);
     assert_eq!(lease.fence(), fence);
@@ -247,13 +247,13 @@ async fn f5_server_killed_and_restarted_empty() {
 
     let heard = within(HANGS, "lost() completes", awaited).await.expect("it does not panic");
     assert_eq!(heard.output.reason(), LossReason::Deleted);
-    // Those that the restarted server was asked. The first may have waited for it, and the next one behind it.
+    // The renewals sent to the restarted server. The first may have waited for it, and the next one behind it.
     let renewals = requests(RENEW, &lease);
     let mut seen = rig.proxy.seen();
     seen.retain(|seen| renewals.matches(&seen.args));
     let newest = seen.iter().map(|seen| seen.connection).max();
     seen.retain(|seen| Some(seen.connection) == newest && seen.at > killed);
-    // A server that was restarted does not know the script's hash, unless another lease has sent it the text.
+    // A restarted server does not know the script's hash, unless another lease has sent it the text.
     let by_text = Match::command("EVAL");
     let found_out = seen.iter().find(|seen| by_text.matches(&seen.args)).or(seen.first()).expect("a renewal found out");
     let (due, allowed) = (back + MEDIUM / 3, SIGNAL + rig.lag.worst());
@@ -264,10 +264,10 @@ async fn f5_server_killed_and_restarted_empty() {
     assert!(late <= allowed, "lost() came {late:?} after the renewal that found out");
     assert_says_lost(lease.release().await, LossReason::Deleted);
 
-    // Told or not, the release says it.
+    // Whether or not the loss was reported, the release reports it.
     rig.leases.lock("not told").holder().await.expect("the link is up again");
     assert_says_lost(not_told.release().await, LossReason::Deleted);
-    assert_eq!(rig.server.wire().keys("*"), Vec::<String>::new(), "nothing is made again");
+    assert_eq!(rig.server.wire().keys("*"), Vec::<String>::new(), "no key is created again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -281,7 +281,7 @@ async fn f6_server_killed_and_restarted_with_its_append_only_file() {
     assert!(Instant::now() < deadline, "the server took too long to start for this test");
 
     rig.renewed([&lease], MEDIUM).await;
-    // The wait is for the end of what the lease would have had without a renewal after the restart.
+    // Waits until the lease would have ended without a renewal after the restart.
     sleep_until(deadline).await;
     lease.check().expect("the server was back in time");
     assert_eq!(rig.server.wire().get(NAME), token);
@@ -309,7 +309,7 @@ async fn f8_link_reset_in_the_middle_of_an_acquire() {
         let cut = rig.on(ACQUIRE, action);
         let lease = rig.acquire(LONG).await;
         has_happened(&cut).await;
-        // Its new holder keeps it: the undo is for the token that was cut.
+        // The new holder keeps its key: the undo is for the token of the cut try.
         lease.renew().await.expect("it is ours");
         lease.release().await.expect("it was ours to the end").confirmed();
         rig.is_taken_away();
@@ -336,7 +336,7 @@ async fn f8_link_reset_in_the_middle_of_a_renewal() {
         eventually_async(SHORT, "the renewal is tried again", || is_fresh(&lease, SHORT)).await;
         assert!(rig.proxy.count(Match::script(RENEW)) >= 2, "{action:?}");
 
-        // The wait is for the end of what the lease would have had without the second try.
+        // Waits until the lease would have ended without the second try.
         sleep_until(deadline).await;
         lease.check().expect("a link that was reset is no loss");
         lease.release().await.expect("it was held to the end").confirmed();
@@ -349,7 +349,7 @@ async fn f8_link_reset_in_the_middle_of_a_release() {
         let rig = Rig::start().await;
         let lease = rig.acquire(LONG).await;
         let cut = rig.on(RELEASE, action);
-        lease.release().await.expect("it is sent again, and was ours").confirmed();
+        lease.release().await.expect("it was sent again, and was ours").confirmed();
         has_happened(&cut).await;
         assert!(!rig.server.wire().exists(NAME), "{action:?}: released and still there");
     }
@@ -358,14 +358,14 @@ async fn f8_link_reset_in_the_middle_of_a_release() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f7_a_re_entrant_acquire_of_a_lease_at_risk_waits_for_as_long_as_it_was_told() {
     const TTL: Duration = Duration::from_secs(3);
-    // Longer than one renewal is waited for, and shorter than what is left of a lease at risk.
+    // Longer than one renewal is awaited, and shorter than the rest of a lease at risk.
     const LIMIT: Duration = Duration::from_millis(450);
     let rig = Rig::start().await;
     let lock = rig.lock(TTL).reentrant(true).owner(Owner::unique());
     let lease = within(HANGS, "the lock is free", lock.acquire()).await.expect("it is");
     let mut changes = lease.status_changes();
     rig.proxy.black_hole(true);
-    assert_eq!(next(&mut changes, "a missing renewal is told").await, Some(Status::AtRisk));
+    assert_eq!(next(&mut changes, "a missing renewal is reported").await, Some(Status::AtRisk));
     let began = Instant::now();
     let error = lock.acquire_within(LIMIT).await.map(drop).expect_err("no renewal gets through");
     let took = began.elapsed();
@@ -407,15 +407,15 @@ async fn f11_a_release_that_comes_when_the_key_has_expired() {
     has_happened(&held_up).await;
     let mut wire = rig.server.wire();
     eventually(HANGS, "the key expires", || !wire.exists(NAME));
-    // Its length tells the end of the lease from the moment in which it is noticed.
+    // Long enough to tell the lease's end from the moment it is noticed.
     tokio::time::sleep(SHORT).await;
     held_up.release();
     match within(HANGS, "the release ends", release).await.expect("it does not panic") {
         Err(Error::Lost(lost)) => {
-            assert_eq!(lost.reason(), LossReason::Expired, "nobody has deleted it");
+            assert_eq!(lost.reason(), LossReason::Expired, "it was not deleted");
             assert!(lost.since() <= deadline + SHORT / 2, "{:?} after it", lost.since().duration_since(deadline));
         }
-        other => panic!("it had expired, and it says {other:?}"),
+        other => panic!("it had expired, and the release returned {other:?}"),
     }
 }
 
@@ -432,13 +432,13 @@ async fn f9_reply_of_an_acquire_swallowed() {
     let swallowed = rig.on(ACQUIRE, Action::SwallowReply);
     match rig.lock(LONG).try_acquire().await {
         Err(Error::Unavailable(_)) => {}
-        other => panic!("there was no answer, and it says {other:?}"),
+        other => panic!("there was no answer, and the try returned {other:?}"),
     }
     has_happened(&swallowed).await;
     rig.is_taken_away();
 }
 
-/// The undo does not wait for another connection in place of that which has ended: it takes the keeper's.
+/// The undo does not wait for a new connection in place of the lost one: it uses the keeper's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f9_link_of_an_acquire_that_ends_for_good() {
     let (server, patience) = (Server::start(), HANGS * 2);
@@ -457,12 +457,12 @@ async fn f9_link_of_an_acquire_that_ends_for_good() {
 async fn f9_acquire_that_arrives_after_its_undo() {
     let rig = Rig::start().await;
     let late = rig.on(ACQUIRE, Action::Hold);
-    // The first undo may go by the same link, behind the acquire; it is the second that overtakes it.
+    // The first undo may be sent behind the acquire on the same link, so the second is the one that overtakes it.
     rig.on(RELEASE, Action::DropRequest);
     let undone = rig.proxy.on(Match::script(RELEASE), 2, Action::HoldReply);
     match rig.lock(SHORT).try_acquire().await {
         Err(Error::Unavailable(_)) => {}
-        other => panic!("there was no answer, and it says {other:?}"),
+        other => panic!("there was no answer, and the try returned {other:?}"),
     }
     has_happened(&undone).await;
     undone.release();
@@ -470,7 +470,7 @@ async fn f9_acquire_that_arrives_after_its_undo() {
     let mut wire = rig.server.wire();
     eventually(SHORT, "the acquire is executed", || wire.exists(NAME));
     let executed = Instant::now();
-    // It is believed by nobody, and in nobody's way for longer than a dead holder's key would be (F1).
+    // The late acquire is not believed, and blocks others no longer than a dead holder's key would (F1).
     let rival = rig.rival().await;
     let (_, acquired) = within(HANGS, "the rival gets the lock", rival).await.expect("it does not panic");
     let bound = SHORT + Duration::from_millis(250);
@@ -485,7 +485,7 @@ async fn f10_reply_of_a_release_swallowed_and_the_command_replayed() {
     let lease = rig.acquire(LONG).await;
     let rival = rig.rival().await;
     let swallowed = rig.on(RELEASE, Action::SwallowReply);
-    // The replay has to find the next holder's key.
+    // The replay must meet the next holder's key.
     let replay = rig.proxy.on(Match::script(RELEASE), 2, Action::Hold);
     let release = tokio::spawn(lease.release());
     let (successor, _) = within(HANGS, "the rival gets the lock", rival).await.expect("it does not panic");
@@ -504,12 +504,12 @@ async fn f10_reply_of_a_release_swallowed_and_the_command_replayed() {
     successor.release().await.expect("it did to the end").confirmed();
 }
 
-/// A part of `MEDIUM` in which a lease comes to be at risk (half of it without an answer), and does not end.
+/// A part of `MEDIUM` that puts a lease at risk (half of it without an answer), but does not end it.
 const RISKY: Duration = Duration::from_millis(1_050);
-/// Longer than `SHORT` lasts.
+/// Longer than `SHORT`, so a lease ends.
 const DEADLY: Duration = Duration::from_millis(900);
 
-/// A script that runs until it is killed. It has written nothing, so it can be.
+/// Runs a script until it is killed. It has written nothing, so it can be killed.
 fn run_away(rig: &Rig) {
     let mut wire = rig.server.wire();
     wire.must(&["CONFIG", "SET", "lua-time-limit", "20"]);
@@ -528,7 +528,7 @@ fn pause(rig: &Rig, span: Duration) {
 }
 
 fn sleep(rig: &Rig, span: Duration) {
-    // Its answer comes when it is over.
+    // Its answer arrives when it ends.
     rig.server.wire().send(&["DEBUG", "SLEEP", &span.as_secs_f64().to_string()]).expect("the server reads it");
 }
 
@@ -586,20 +586,21 @@ async fn f20_slow_script_longer_than_the_lease() {
     .await;
 }
 
-/// What F22 asks of a server that answers and will not serve: its own word for it, and no "somebody has it".
+/// The requirement of F22 for a server that answers but does not serve: its own error is reported, never that the lock
+/// is busy.
 async fn says_why(rig: &Rig, word: &str) {
     match rig.lock(LONG).try_acquire().await {
         Err(Error::Unavailable(error)) => assert!(error.to_string().contains(word), "{word}: {error}"),
-        other => panic!("the server said {word}, and we say {other:?}"),
+        other => panic!("the server said {word}, and the call returned {other:?}"),
     }
     match rig.lock(LONG).acquire_within(COMMAND).await {
-        // Its last look may have been too short for an answer.
+        // The last check may have been too short for an answer.
         Err(Error::Unavailable(_)) => {}
-        other => panic!("the server said {word}, and we say {other:?}"),
+        other => panic!("the server said {word}, and the call returned {other:?}"),
     }
 }
 
-/// Makes the server a replica of nobody.
+/// Makes the server a replica of a primary that does not exist.
 fn demote(rig: &Rig, serves: &str) {
     let mut wire = rig.server.wire();
     wire.must(&["CONFIG", "SET", "replica-serve-stale-data", serves]);
@@ -631,7 +632,7 @@ async fn f22_readonly_masterdown_and_busy_are_named() {
 async fn f22_loading_is_named() {
     let rig = Rig::start().await;
     let mut wire = rig.server.wire();
-    // It answers while it loads at each 2 MB, which takes 50 ms each, 0.5 s in all.
+    // While loading it answers once every 2 MB, which take 50 ms each, 0.5 s in all.
     for setting in [["rdbcompression", "no"], ["key-load-delay", "5000"]] {
         wire.must(&["CONFIG", "SET", setting[0], setting[1]]);
     }
@@ -651,7 +652,7 @@ async fn f22_a_held_lease_rides_out_a_server_that_is_a_replica_for_a_while() {
     tokio::join!(masterdown, readonly);
 }
 
-/// Ways to be away.
+/// How a server is unavailable.
 #[derive(Debug, Clone, Copy)]
 enum Away {
     Killed,
@@ -662,10 +663,10 @@ enum Away {
 impl Away {
     const ALL: [Self; 3] = [Self::Killed, Self::Stopped, Self::BlackHoled];
 
-    /// A client of a server that was there and is away.
+    /// A client of a server that was available and is no longer.
     async fn begin(self) -> (Rig, Client) {
         let rig = Rig::start().await;
-        // Only without a proxy between is a connection to a killed server refused.
+        // Only without a proxy is a connection to a killed server refused.
         let leases = match self {
             Self::Killed | Self::Stopped => client(&rig.server.url()).await,
             Self::BlackHoled => client(&rig.proxy.url()).await,
@@ -687,8 +688,8 @@ impl Away {
     }
 }
 
-/// Waits for what tries left behind to be gone: a command may have been in the socket of a stopped server, behind its
-/// own undo, and then it lasts for one TTL from when the server is back.
+/// Waits until leftovers of tries are gone. A command may have been in the socket of a stopped server, behind its own
+/// undo; then its key lives for one TTL after the server is back.
 async fn is_gone_within(ttl: Duration, rig: &Rig) {
     let mut wire = rig.server.wire();
     eventually_but_for(&rig.lag, ttl + SIGNAL, "the key is gone", || !wire.exists(NAME)).await;
@@ -699,7 +700,7 @@ async fn acquire_waits_for_a_server_that_is_away() {
     for away in Away::ALL {
         let (rig, leases) = away.begin().await;
         let acquire = tokio::spawn(leases.lock(NAME).ttl(MEDIUM).acquire());
-        // The wait is the outage: two looks that end without an answer.
+        // Waits during the outage, for two checks that end without an answer.
         tokio::time::sleep(COMMAND * 2).await;
         assert!(!acquire.is_finished(), "{away:?}: {:?}", acquire.await);
         away.end(&rig);
@@ -709,7 +710,7 @@ async fn acquire_waits_for_a_server_that_is_away() {
     }
 }
 
-// One thread: a wait of the test is woken by its own timer, as the control is.
+// On one thread: a wait of the test is woken by its own timer, like the control.
 #[tokio::test]
 async fn try_acquire_of_a_server_that_is_away_ends_within_the_command_timeout() {
     for away in Away::ALL {
@@ -728,14 +729,14 @@ async fn try_acquire_of_a_server_that_is_away_ends_within_the_command_timeout() 
 #[tokio::test]
 async fn acquire_within_of_a_server_that_is_away_ends_when_its_time_is_over() {
     for away in Away::ALL {
-        // Less than one look takes, and more.
+        // Shorter than one check, and longer.
         for limit in [COMMAND / 3, COMMAND * 5 / 3] {
             let (rig, leases) = away.begin().await;
             let started = Instant::now();
             let outcome = within(HANGS, "the wait ends", leases.lock(NAME).ttl(SHORT).acquire_within(limit)).await;
             let took = started.elapsed();
             assert_is_unavailable(away, outcome.map(drop));
-            // Two timers end it, one after the other: its own, and that of its last look.
+            // Two timers end it, one after the other: its own, and that of its last check.
             let most = limit + EXACT + LAST_LOOK + 2 * rig.lag.worst();
             assert!(took >= limit && took <= most, "{away:?}: {limit:?} took {took:?}");
             away.end(&rig);
@@ -752,7 +753,7 @@ fn assert_is_unavailable(away: Away, outcome: Result<(), Error>) {
     }
 }
 
-/// Many short waits at once are no longer silence than one.
+/// Many short waits at once count as no more silence than one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_waits_share_connections() {
     const SHORT_WAIT: Duration = Duration::from_millis(50);
@@ -760,9 +761,9 @@ async fn concurrent_waits_share_connections() {
     let proxy = Proxy::to(&server);
     let leases =
         Client::builder().url(proxy.url()).command_timeout(Duration::from_secs(1)).build().await.expect("there");
-    // The scripts are known, so that each call is one command.
+    // The scripts are cached, so each call is one command.
     leases.lock("first").acquire().await.expect("free").release().await.expect("ours").confirmed();
-    // So is the third connection there, which a lease asks for after a while.
+    // The third connection is open too; a lease requests it after a while.
     told(&leases).await;
     let connections = || proxy.seen().iter().map(|seen| seen.connection).max();
     let before = connections();
@@ -777,13 +778,12 @@ async fn concurrent_waits_share_connections() {
     let lease =
         within(HANGS, "the answer", patient).await.expect("it does not panic").expect("its answer was on its way");
     assert!(lease.is_some(), "it is free");
-    // By whatever connection there is now.
+    // On the current connection, whichever it is.
     leases.lock("last").acquire().await.expect("free").release().await.expect("ours").confirmed();
     assert_eq!(connections(), before, "the connection was given up");
 }
 
-/// The link has become slow: a round trip takes longer than an answer should, which is no reason never to connect
-/// again.
+/// The link has become slow: a round trip takes longer than an answer may, but the client must still reconnect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_outlives_a_reconnection_over_a_slow_link() {
     const TTL: Duration = Duration::from_secs(6);
@@ -793,25 +793,25 @@ async fn a_lease_outlives_a_reconnection_over_a_slow_link() {
     let cut = Instant::now();
     rig.proxy.delay(COMMAND);
     rig.proxy.cut();
-    // By a renewal that was sent after the link was cut: nothing else brings so much.
+    // Only a renewal sent after the cut extends the lease by this much.
     eventually_async(TTL, "a renewal is confirmed", || lease.remaining() + cut.elapsed() > TTL + TTL / 6).await;
     assert!(lease.is_held());
 }
 
-/// The server stood still for longer than the undo of an attempt lasts, and executes the attempt when it goes on: that
-/// is undone as soon as the server answers anything.
+/// The server is stopped for longer than an attempt's undo lasts, and executes the attempt when it continues. The
+/// attempt is undone as soon as the server answers anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f9_acquire_that_a_stopped_server_executes_when_it_goes_on() {
     const TTL: Duration = Duration::from_secs(2);
     /// Long before the key would expire.
     const TAKEN_BACK: Duration = Duration::from_millis(500);
     let rig = Rig::start().await;
-    // On another connection the undo would be in the server's socket as well.
+    // On another connection the undo would also be in the server's socket.
     let leases = on_one_connection(Client::builder().url(rig.proxy.url()).command_timeout(COMMAND)).await;
     rig.server.stop();
     let outcome = within(HANGS, "the try ends", leases.lock(NAME).ttl(TTL).try_acquire()).await;
     assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
-    // Its undo lasts for a TTL.
+    // The undo is retried for one TTL.
     tokio::time::sleep(TTL + 2 * COMMAND).await;
     rig.server.cont();
     let other = within(HANGS, "the server answers", leases.lock("other").acquire()).await.expect("it is free");

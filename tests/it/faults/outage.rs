@@ -1,7 +1,7 @@
 //! A long outage of the server: F90.
 //!
-//! The client is a process of its own, so that its memory is the library's and a few tasks'. An outage lasts some
-//! seconds here, and minutes where `scripts/faults` runs this, or as long as `LEASEHOLD_OUTAGE` says, in seconds.
+//! The client is a process of its own, so that its memory is only the library's and a few tasks'. An outage lasts some
+//! seconds here and minutes in `scripts/faults`, or as many seconds as `LEASEHOLD_OUTAGE` says.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::common::Confirmed as _;
 
-/// How many wait, half of them for a lock each, the others in lines of five.
+/// The number of waiters: half wait for a lock each, the others in lines of five.
 const WAITERS: usize = 100;
 const IN_LINES: usize = 50;
 const LINE: usize = 5;
@@ -26,19 +26,19 @@ const LINE: usize = 5;
 /// The pause between two tries that fail.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
-/// What the memory may grow by between two looks at it, in KiB.
+/// How much the memory may grow between two measurements, in KiB.
 const GROWTH: usize = 4 * 1024;
 
-/// Shorter than the outage: what a server that was stopped had not read yet, it executes then.
+/// Shorter than the outage: a stopped server then executes what it had not read yet.
 const TTL: Duration = Duration::from_secs(5);
 
-/// Within this much of the server's return all waiters have had their locks.
+/// All waiters have had their locks within this time of the server's return.
 const SERVED: Duration = Duration::from_secs(2);
 
-/// A dropped lease is free within this.
+/// A dropped lease is free within this time.
 const FREE: Duration = Duration::from_millis(100);
 
-/// How long the outage lasts, and when in it the memory is looked at for the first time.
+/// The length of the outage, and when the memory is first measured in it.
 fn outage() -> (Duration, Duration) {
     let set = std::env::var("LEASEHOLD_OUTAGE").ok().and_then(|seconds| seconds.parse().ok());
     match set {
@@ -47,11 +47,11 @@ fn outage() -> (Duration, Duration) {
     }
 }
 
-/// One way for a server to be away.
+/// One way for a server to be unavailable.
 struct Outage {
     what: &'static str,
     server: Server,
-    /// In front of the server, where it is the link that fails.
+    /// A proxy in front of the server, if the link fails.
     proxy: Option<Proxy>,
     child: Child,
 }
@@ -79,7 +79,7 @@ impl Outage {
         self.child.says("memory").parse().expect("a number of KiB")
     }
 
-    /// The server is back; the rest of the test.
+    /// Runs the rest of the test, once the server is back.
     fn end(mut self, lag: &Lag) {
         match (self.what, &self.proxy) {
             (_, Some(proxy)) => proxy.black_hole(false),
@@ -126,11 +126,11 @@ fn f90_an_outage_of_minutes_under_waiters_and_failing_tries() {
     }
 }
 
-/// The client's part.
+/// The client's part of the test.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn client(part: &Part) {
     let leases = Client::builder().url(&part.url).ttl(TTL).build().await.expect("the server is there");
-    // The connection for notifications is there as well.
+    // The connection for notifications is open as well.
     leases.lock("before").acquire().await.expect("the server is there").release().await.expect("as it was").confirmed();
     part.say("connected");
 
@@ -149,7 +149,7 @@ async fn client(part: &Part) {
     let (away, failed) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let tries = tokio::spawn(try_again_and_again(leases.clone(), away.clone(), failed.clone()));
 
-    // What waits for the parent blocks, so the runtime's threads must not.
+    // Hearing from the parent blocks, so it must not occupy the runtime's threads.
     let mut back = None;
     while back.is_none() {
         let heard = tokio::task::block_in_place(|| part.hear());
@@ -158,7 +158,7 @@ async fn client(part: &Part) {
             _ => back = Some(Instant::now()),
         }
     }
-    let back = back.expect("the parent has said so");
+    let back = back.expect("the parent reported it");
     away.store(false, Ordering::Relaxed);
     let mut last = back;
     while let Some(acquired) = waiters.join_next().await {
@@ -176,8 +176,7 @@ async fn client(part: &Part) {
 
 async fn try_again_and_again(leases: Client, away: Arc<AtomicBool>, failed: Arc<AtomicUsize>) {
     let mut at = tokio::time::interval(TRY_EVERY);
-    // Where the machine is late, the tries that were missed would come all at once, and take more memory than ever
-    // before.
+    // On a late machine the missed tries would come all at once, and take more memory than ever before.
     at.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tries = tokio::task::JoinSet::new();
     while away.load(Ordering::Relaxed) {
@@ -188,7 +187,7 @@ async fn try_again_and_again(leases: Client, away: Arc<AtomicBool>, failed: Arc<
             match lock.try_acquire().await {
                 Err(Error::Unavailable(_)) => failed.fetch_add(1, Ordering::Relaxed),
                 Err(other) => panic!("{other}"),
-                // It is back, or not away yet.
+                // The server is back, or not unavailable yet.
                 Ok(_) => 0,
             };
         });

@@ -1,7 +1,7 @@
-//! What a key outlives besides its lease: the row F78 of the fault table. That of a quorum is in `quorum/outliving.rs`.
+//! Keys that outlive their lease: row F78 of the fault table. That of a quorum is in `quorum/outliving.rs`.
 //!
-//! A lower bound counts from before the acquire was asked for, an upper one from after it was there. So neither allows
-//! for the machine's lag but the upper one.
+//! A lower bound counts from before the acquire was requested, an upper one from after it was granted. So only upper
+//! bounds allow for the machine's lag.
 
 use std::{
     future::Future,
@@ -25,7 +25,7 @@ use crate::common::{COMMAND, Confirmed as _, ending};
 const TTL: Duration = Duration::from_millis(600);
 const DELAY: Duration = Duration::from_millis(900);
 const INTERVAL: Duration = Duration::from_millis(2_500);
-/// What a waiter takes to notice that a key has ended.
+/// The time a waiter takes to notice that a key has ended.
 const HAND_OFF: Duration = Duration::from_millis(50);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// A server counts in whole milliseconds.
@@ -47,14 +47,14 @@ fn left(wire: &mut Wire, key: &str) -> Duration {
     Duration::from_millis(wire.pttl(key).try_into().unwrap_or_else(|_| panic!("{key} is gone")))
 }
 
-/// When a key ends, by the server's clock: no earlier than this after one moment, and no later after the other.
+/// When a key ends, by the server's clock: a lower bound from one moment and an upper bound from another.
 fn ends(wire: &mut Wire, key: &str) -> [(Instant, Duration); 2] {
     let before = Instant::now();
     let left = left(wire, key);
     [(before, left), (Instant::now(), left + MILLI)]
 }
 
-/// Acquires both locks, and holds them until it is told to look at them.
+/// Acquires both locks, and holds them until asked to check them.
 fn holds(part: &Part) {
     one_thread().block_on(async {
         let leases = program(part.url.clone()).await;
@@ -65,13 +65,13 @@ fn holds(part: &Part) {
             assert_eq!(ending(lease.check()).reason(), LossReason::Expired, "{lease:?}");
             drop(lease);
         }
-        // It waits for all that a drop leaves to be done.
+        // Closing waits for all work that drops leave.
         leases.close().await;
         part.say("dropped");
     });
 }
 
-/// Somebody else gets the lock no earlier than this after one moment, and no later than that after the other.
+/// Asserts that another holder gets the lock no earlier than `least` after `from`, and no later than `most` after `to`.
 async fn follows(
     lock: Lock,
     lag: &Lag,
@@ -98,12 +98,12 @@ fn f78_a_holder_is_killed() {
     let held = Instant::now();
     two_workers().block_on(async {
         let (leases, lag, mut wire) = (program(server.url()).await, Lag::start(), server.wire());
-        // It has renewed by then, once at least.
+        // By then it has renewed at least once.
         tokio::time::sleep(TTL).await;
         holder.kill();
         let [(looked, left), there] = ends(&mut wire, "delayed");
         assert!(self::left(&mut wire, "hourly") + began.elapsed() + MILLI >= INTERVAL, "no renewal has shortened it");
-        // What is left of the TTL depends on the machine.
+        // How much of the TTL is left depends on the machine.
         assert!(left >= DELAY && left <= TTL + DELAY, "{left:?}");
         let [delayed, hourly] = [delayed(&leases), hourly(&leases)];
         let ((), ()) = tokio::join!(
@@ -124,12 +124,12 @@ fn f78_a_holder_wakes_late_and_deletes_nothing() {
     two_workers().block_on(async {
         let (leases, lag, mut wire) = (program(server.url()).await, Lag::start(), server.wire());
         holder.stop();
-        // Past its deadline, and its keys are there.
+        // It is past its deadline, but its keys still exist.
         eventually_async(HANGS, "its TTL is over", || left(&mut wire, "delayed") < DELAY).await;
         holder.tell("look");
         holder.cont();
         holder.says("dropped");
-        // A renewal that it had begun before the stop may be sent after it, and the key then lives for that much longer.
+        // A renewal begun before the stop may be sent after it, and the key then lives for that much longer.
         let ([from, to], [_, there]) = (ends(&mut wire, "delayed"), ends(&mut wire, "hourly"));
         let [delayed, hourly] = [delayed(&leases), hourly(&leases)];
         let ((), ()) = tokio::join!(
@@ -144,7 +144,7 @@ async fn f78_a_holder_is_cut_off_and_its_undo_comes_through_again() {
     let (server, lag) = (Server::start(), Lag::start());
     let proxy = Proxy::to(&server);
     let (leases, other, mut wire) = (program(proxy.url()).await, program(server.url()).await, server.wire());
-    // There is to be time for a deletion.
+    // Leaves time for a wrong deletion.
     let (delay, interval) = (DELAY * 4, INTERVAL * 2);
     let (delayed, hourly) = (leases.lock("delayed").lock_delay(delay), leases.lock("hourly").once_per(interval));
     let began = Instant::now();
@@ -193,7 +193,7 @@ async fn f78_a_release_frees_at_once_under_a_delay_and_after_the_interval_under_
             _ => within(HANGS, "the close", leases.close()).await,
         }
         follows(lock, &lag, "once_per: next holder after the interval", (began, INTERVAL), (acquired, INTERVAL)).await;
-        // That of the follower has to end too, before the next round.
+        // The follower's interval has to end too, before the next round.
         wire.del("hourly");
     }
 }
@@ -204,7 +204,7 @@ async fn f78_an_acquire_that_is_given_up_leaves_nothing() {
     let proxy = Proxy::to(&server);
     let (leases, mut wire) = (program(proxy.url()).await, server.wire());
     let lock = leases.lock("job").lock_delay(HOUR).once_per(HOUR);
-    // It is granted, and nobody hears of it.
+    // The next acquire is granted, but its reply is lost.
     lock.acquire().await.unwrap().release().await.unwrap().confirmed();
     wire.del("job");
     proxy.on(Match::script(ACQUIRE), 1, Action::SwallowReply);
@@ -223,7 +223,7 @@ async fn f78_a_release_goes_on_for_as_long_as_its_key_may_live() {
     proxy.black_hole(true);
     lease.check().expect("it is ours to the end");
     drop(lease);
-    // An outage that takes longer than the TTL, by far.
+    // An outage much longer than the TTL.
     tokio::time::sleep(TTL * 4).await;
     assert!(wire.exists("job"));
     proxy.black_hole(false);
@@ -244,12 +244,12 @@ async fn f78_the_servers_clock_steps() {
     clock.forward(HOUR);
     follows(hourly(&other), &lag, "once_per: next holder after the interval", (began, INTERVAL), (acquired, INTERVAL))
         .await;
-    // Nobody's clock corrects one that is put forward.
+    // No other clock corrects one that was set forward.
     clock.forward_past(HOUR, &mut server.wire(), "hourly");
     drop(hourly(&other).try_acquire().await.unwrap().expect("it has ended early"));
 }
 
-/// A waker that takes two seconds.
+/// A waker that takes two seconds to wake.
 struct Slow(ManualClock);
 
 impl Wake for Slow {
@@ -258,7 +258,7 @@ impl Wake for Slow {
     }
 }
 
-/// By a clock that stands still but for what the release wakes up.
+/// Uses a clock that only a slow waker advances.
 #[tokio::test]
 async fn f78_an_interval_is_no_longer_for_what_a_release_wakes_up() {
     for drops in [false, true] {

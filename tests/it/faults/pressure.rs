@@ -1,4 +1,4 @@
-//! A server that is out of memory, full of clients, or throws keys away: the rows F21, F23 and F24 of the fault table.
+//! A server that is out of memory, full of clients, or evicts keys: rows F21, F23 and F24 of the fault table.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use crate::fair::line::{all_can_be_called, had, nothing_is_left, place, tokens};
 use crate::quorum::scene::{HANGS, Node, Scene, Share};
 
 const TTL: Duration = Duration::from_millis(1_200);
-/// The longest pause between two looks of a waiter.
+/// The longest pause between two checks of a waiter.
 const LOOK: Duration = Duration::from_secs(1);
 
 async fn connect(url: String) -> Client {
     Client::builder().url(url).ttl(TTL).command_timeout(COMMAND).build().await.unwrap()
 }
 
-/// The error of an acquire that the server turned down for now; panics unless it has all of these words.
+/// The error of an acquire that was refused for now; panics unless it has all of these words.
 #[track_caller]
 fn unavailable<T: std::fmt::Debug>(outcome: Result<T, Error>, words: &[&str]) -> Error {
-    let Err(error @ Error::Unavailable(_)) = outcome else { panic!("nobody can be served, and it says {outcome:?}") };
+    let Err(error @ Error::Unavailable(_)) = outcome else { panic!("no call can be served, but got {outcome:?}") };
     for word in words {
         assert!(error.to_string().contains(word), "{word:?} is not in: {error}");
     }
@@ -28,10 +28,10 @@ fn unavailable<T: std::fmt::Debug>(outcome: Result<T, Error>, words: &[&str]) ->
     error
 }
 
-/// The words that name the server's reason, and what is to be done.
+/// The words that name the server's reason, and the remedy.
 const OUT_OF_MEMORY: [&str; 2] = ["OOM", "maxmemory is reached"];
 
-/// Every write that needs memory is refused from now on.
+/// From now on the server refuses every write that needs memory.
 fn fill(server: &Server) {
     server.wire().must(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     server.wire().must(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -57,14 +57,14 @@ async fn f21_memory_is_used_up() {
     for name in ["free", "held"] {
         unavailable(leases.lock(name).owner(Owner::anonymous()).try_acquire().await, &OUT_OF_MEMORY);
     }
-    // Its last look may be too short for an answer.
+    // Its last check may be too short for an answer.
     unavailable(leases.lock("free").acquire_within(COMMAND).await, &[]);
     let waiter = tokio::spawn(leases.lock("free").acquire());
 
-    // Also when the scripts have to be sent anew.
+    // This also holds when the scripts have to be sent again.
     wire.must(&["SCRIPT", "FLUSH"]);
     let before = renewals(&proxy);
-    // Longer than it lasts without renewals.
+    // Longer than a lease lasts without renewals.
     tokio::time::sleep(2 * TTL).await;
     calm.lasted(&lag);
     held.renew().await.expect("a renewal needs no memory");
@@ -100,13 +100,13 @@ async fn f21_memory_is_used_up_while_a_fair_queue_waits() {
     for name in ["free", "job"] {
         unavailable(fair(name).acquire_within(COMMAND).await, &[]);
     }
-    // To look needs no memory, and somebody does hold it.
+    // Checking needs no memory, and the lock is held.
     assert!(matches!(fair("job").try_acquire().await, Ok(None)));
-    assert_eq!(tokens(&mut wire, "job"), line, "who was refused has left nothing");
+    assert_eq!(tokens(&mut wire, "job"), line, "a refused caller leaves nothing");
     tokio::time::sleep(TTL).await;
     calm.lasted(&lag);
 
-    // From hand to hand without memory: each is granted it by the release before.
+    // A release needs no memory to grant the lock to the next waiter.
     let (mut lease, mut fence) = (lease, 0);
     for waiter in waiters {
         assert!(u64::from(lease.fence()) > fence);
@@ -143,7 +143,7 @@ async fn f21_memory_of_quorum_nodes_is_used_up() {
                 assert_eq!(votes.nodes().iter().filter(|vote| refused(vote.answer())).count(), 2, "{votes}");
             }
         }
-        // Longer than it lasts without renewals.
+        // Longer than a lease lasts without renewals.
         tokio::time::sleep(MEDIUM * 3 / 2).await;
         calm.lasted(&scene.lag);
         lease.release().await.expect("a release needs no memory").confirmed();
@@ -155,7 +155,7 @@ async fn f21_memory_of_quorum_nodes_is_used_up() {
     }
 }
 
-/// Lets nobody else in: there are as many clients as there may be.
+/// Refuses new clients: as many are connected as are allowed.
 fn close_the_door(wire: &mut Wire) {
     let clients = wire.must(&["CLIENT", "LIST"]).text().lines().count();
     wire.must(&["CONFIG", "SET", "maxclients", &clients.to_string()]);
@@ -169,7 +169,7 @@ async fn f23_no_more_clients_are_let_in() {
     let proxy = Proxy::to(&server);
     let (leases, mut wire, lag) = (connect(proxy.url()).await, server.wire(), Lag::start());
     let lease = leases.lock("held").acquire().await.unwrap();
-    // Connections that come with the first use have come.
+    // By then the connections made at the first use are open.
     eventually_async(HANGS, "the key is watched", || wire.tracked_keys() > 0).await;
     let calm = Calm::of(&lease);
     close_the_door(&mut wire);
@@ -186,7 +186,7 @@ async fn f23_no_more_clients_are_let_in() {
     seen::took("a newcomer is told", took, bound, &lag);
     assert!(took <= bound + lag.worst(), "{took:?}");
 
-    // Connected clients go on.
+    // Connected clients continue.
     let waiter = tokio::spawn(leases.lock("held").owner(Owner::anonymous()).acquire());
     let before = renewals(&proxy);
     tokio::time::sleep(2 * TTL).await;
@@ -202,7 +202,7 @@ async fn f23_no_more_clients_are_let_in() {
     assert!(took <= LOOK + SIGNAL + lag.worst(), "{took:?}");
 }
 
-/// A program works with the one connection that it has, and waits for no other.
+/// A program works with the one connection that it has, and does not wait for another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f23_programs_do_not_shut_each_other_out() {
     let server = Server::start();
@@ -232,7 +232,8 @@ async fn f23_programs_do_not_shut_each_other_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f23_a_connection_that_ends_is_not_let_in_again_for_a_while() {
-    /// Half of it goes until it is at risk and somebody was turned down, and half a second more until the next try.
+    /// Half of it passes until the lease is at risk and a connection was refused, and half a second more until the next
+    /// try.
     const LASTS: Duration = Duration::from_secs(3);
     let server = Server::start();
     let (leases, mut wire, lag) = (connect(server.url()).await, server.wire(), Lag::start());
@@ -249,18 +250,18 @@ async fn f23_a_connection_that_ends_is_not_let_in_again_for_a_while() {
     wire.must(&["CONFIG", "SET", "maxclients", "10000"]);
     let open = Instant::now();
     assert_eq!(within(HANGS, "a renewal gets through", changes.next()).await, Some(Status::Held));
-    // Connecting is tried at least twice a second.
+    // A connection is tried at least twice a second.
     let (took, limit) = (open.elapsed(), Duration::from_millis(500) + COMMAND + SIGNAL);
     seen::took("held again after the door was open", took, limit, &lag);
     assert!(took <= limit + lag.worst(), "{took:?}");
     lease.release().await.unwrap().confirmed();
 }
 
-/// Everything but `noeviction`. Locks and fences have a TTL, so the volatile ones evict them too.
+/// All policies except `noeviction`. Locks and fences have a TTL, so the volatile ones evict them too.
 const POLICIES: [&str; 7] =
     ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"];
 
-/// Has the server throw away all its keys. Answers when it began to.
+/// Makes the server evict all its keys. Returns when that began.
 fn evict(wire: &mut Wire, policy: &str) -> Instant {
     wire.must(&["CONFIG", "RESETSTAT"]);
     wire.must(&["CONFIG", "SET", "maxmemory-policy", policy]);
@@ -269,7 +270,7 @@ fn evict(wire: &mut Wire, policy: &str) -> Instant {
     began
 }
 
-/// What the row asks of a lease that was evicted, once the loss was told.
+/// The row's requirement for an evicted lease, once the loss was reported.
 async fn the_next_one_is_later(leases: &Client, wire: &mut Wire, lease: Lease) {
     let evicted = wire.info_field("stats", "evicted_keys").unwrap();
     assert_ne!(evicted, "0", "nothing was evicted");
@@ -278,7 +279,7 @@ async fn the_next_one_is_later(leases: &Client, wire: &mut Wire, lease: Lease) {
     let released = lease.release().await;
     let lost = released.expect_err("it was lost");
     assert!(matches!(&lost, leasehold::Error::Lost(lost) if lost.reason() == LossReason::Deleted), "{lost:?}");
-    // The fence's floor was evicted as well.
+    // The fence's floor was evicted too.
     let next = leases.lock("job").ttl(LONG).acquire().await.unwrap();
     assert!(next.fence() > fence);
     next.release().await.unwrap().confirmed();

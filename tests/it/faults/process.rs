@@ -1,5 +1,5 @@
-//! What happens to leases when the process, its runtime or its clock misbehaves: the rows F1, F2, F25, F27 and F30 to
-//! F34 of the fault table, and that nothing is left behind.
+//! Leases when the process, its runtime or its clock misbehaves: rows F1, F2, F25, F27 and F30 to F34 of the fault
+//! table, and that nothing is left behind.
 
 use std::{
     future::Future,
@@ -22,33 +22,33 @@ use tokio::{runtime::Runtime, sync::Notify};
 
 use crate::common::{COMMAND, Calm, Confirmed as _, block_both_workers, ending, program_with};
 
-/// So long that nothing here ends by expiring: a key that goes was released.
+/// A TTL so long that no key here expires: a key that disappears was released.
 const LONG: Duration = Duration::from_secs(60);
-/// How much later than its cause a signal or a return may come, besides what the machine is late.
+/// How late a signal or a return may be after its cause, not counting the machine's lag.
 const PROMPT: Duration = Duration::from_millis(50);
-/// What the waiters may take on top of the TTL to notice that a holder has died (F1). The table allows 250 ms.
+/// The time beyond the TTL in which waiters notice that a holder has died (F1). The table allows 250 ms.
 const HAND_OFF: Duration = PROMPT;
 
 fn fence(text: &str) -> Fence {
     text.parse().unwrap_or_else(|_| panic!("{text:?} is no fence"))
 }
 
-/// The lock keys on the server: all that may not stay.
+/// The lock keys on the server: none of them may stay.
 fn lock_keys(wire: &mut Wire) -> Vec<String> {
     let mut keys = wire.keys("*");
     keys.retain(|key| !key.ends_with(":lh:fence"));
     keys
 }
 
-/// How many clients the server has besides this one.
+/// The number of the server's clients, without this one.
 fn other_clients(wire: &mut Wire) -> usize {
     wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1
 }
 
-/// How many keepers run in this process. The kernel cuts a thread's name after 15 bytes.
+/// The number of keepers in this process. The kernel truncates a thread's name to 15 bytes.
 fn keepers() -> usize {
     let names = std::fs::read_dir("/proc/self/task").expect("this process has threads").filter_map(|thread| {
-        // A thread may end between the listing and the look.
+        // A thread may end between the listing and the read.
         std::fs::read_to_string(thread.ok()?.path().join("comm")).ok()
     });
     names.filter(|name| name.trim_end() == "leasehold-keepe").count()
@@ -57,7 +57,7 @@ fn keepers() -> usize {
 #[test]
 fn f1_holder_killed() {
     const TTL: Duration = Duration::from_millis(400);
-    // Each waiter's pauses are random: one that sleeps past the holder's expiry shows among so many.
+    // Waiters' pauses are random: among this many, one that sleeps past the holder's expiry would show.
     const LOCKS: usize = 12;
     if let Some(part) = Part::mine() {
         return one_thread().block_on(async {
@@ -83,7 +83,7 @@ fn f1_holder_killed() {
                 tokio::spawn(async move { (acquire.await, Instant::now()) })
             })
             .collect();
-        // By then the waiters' pauses are as long as they get; and the holder has renewed several times.
+        // By then the waiters' pauses are at their longest, and the holder has renewed several times.
         tokio::time::sleep(3 * TTL).await;
         holder.kill();
         let killed = Instant::now();
@@ -106,7 +106,7 @@ fn f2_holder_stopped_and_continued() {
             let leases = program_with(&*part.url, TTL).await;
             let held = leases.lock("job").acquire().await.unwrap();
             part.say(format!("held {}", held.fence()));
-            // Blocks the thread: the look below is the first thing after it.
+            // Blocks the thread, so the check below is the first thing after it.
             part.hear();
             assert_eq!(ending(held.check()).reason(), LossReason::Expired);
             let lost = within(HANGS, "the signal", held.lost()).await;
@@ -127,7 +127,7 @@ fn f2_holder_stopped_and_continued() {
         assert!(next.fence() > old);
         let mut wire = server.wire();
         fenced_write(&mut wire, "result", "from the next holder", next.fence()).unwrap();
-        // The length of the stop is the fault.
+        // The length of the stop is the fault itself.
         tokio::time::sleep((2 * TTL).saturating_sub(stopped.elapsed())).await;
         holder.tell("look");
         holder.cont();
@@ -147,7 +147,7 @@ fn f25_job_blocks_the_only_thread() {
     stays_held_while_blocked(&one_thread(), std::thread::sleep);
 }
 
-/// `block` must block every thread of `runtime` for as long as it is told.
+/// Asserts that the lease stays held while `block` blocks every thread of `runtime` for the given time.
 fn stays_held_while_blocked(runtime: &Runtime, block: impl FnOnce(Duration)) {
     const TTL: Duration = Duration::from_secs(2);
     let server = Server::start();
@@ -159,7 +159,7 @@ fn stays_held_while_blocked(runtime: &Runtime, block: impl FnOnce(Duration)) {
         block(3 * TTL);
         assert!(lease.check().is_ok(), "{:?}", lease.check());
         assert_eq!(lease.status(), Status::Held);
-        assert_eq!(wire.get("job"), token, "nobody else had it");
+        assert_eq!(wire.get("job"), token, "there was no other holder");
         lease.release().await.expect("it was ours to the end").confirmed();
     });
 }
@@ -182,14 +182,14 @@ fn f27_wall_clock_steps() {
                 let command = part.hear();
                 let Some(expected) = command.strip_prefix("stepped ") else { break };
                 let expected: f64 = expected.parse().unwrap();
-                // A shim that does not reach this process would make the test pass for nothing.
+                // Without this, a shim that does not reach this process would make the test pass.
                 let shown = match SystemTime::now().duration_since(wall) {
                     Ok(forward) => forward.as_secs_f64(),
                     Err(back) => -back.duration().as_secs_f64(),
                 };
                 let moved = shown - boot.elapsed().as_secs_f64();
                 assert!((moved - expected).abs() < SECONDS, "the wall clock moved by {moved} s, not {expected} s");
-                // Longer than a lease lasts without renewals: what the step may do, it has done by then.
+                // Longer than a lease lasts without renewals, so any effect of the step has happened by then.
                 let (lag, calm) = (Lag::start(), leases.each_ref().map(|(_, lease)| Calm::of(lease)));
                 tokio::time::sleep(2 * TTL).await;
                 for calm in calm {
@@ -197,10 +197,10 @@ fn f27_wall_clock_steps() {
                 }
                 for (store, lease) in &leases {
                     assert!(lease.check().is_ok(), "{:?}", lease.check());
-                    // Acquiring, waiting in vain and releasing work by the same clocks.
+                    // Acquires, waits that time out, and releases use the same clocks.
                     let waited = Instant::now();
                     let others = store.lock("job").owner(Owner::anonymous()).acquire_within(TTL / 10).await;
-                    // `Unavailable` where a loaded machine leaves the last look without an answer.
+                    // `Unavailable` if a loaded machine leaves the last check unanswered.
                     assert!(others.as_ref().is_err_and(Error::is_transient), "{others:?}");
                     assert!((TTL / 10..HANGS).contains(&waited.elapsed()), "{:?}", waited.elapsed());
                     store.lock("another job").acquire().await.unwrap().release().await.unwrap().confirmed();
@@ -232,7 +232,7 @@ fn f27_wall_clock_steps() {
     holder.ends();
 }
 
-/// The machine's clock, and what the machine has slept on top of it.
+/// The machine's clock plus the time that the machine has slept.
 #[derive(Debug, Clone, Default)]
 struct Sleeper(Arc<AtomicU64>);
 
@@ -249,7 +249,7 @@ impl Clock for Sleeper {
     }
 }
 
-/// When somebody was woken: on the thread that wakes, so that no other thread's delay is in it.
+/// Records when a waker was called, on the calling thread, so that no other thread's delay is included.
 #[derive(Debug, Default)]
 struct Woken(OnceLock<Instant>);
 
@@ -261,7 +261,7 @@ impl Wake for Woken {
 
 #[test]
 fn f30_machine_suspends() {
-    // Nothing but the look at least every 250 ms comes before the first renewal, far away.
+    // Before the distant first renewal there is only a check, at least every 250 ms.
     const TTL: Duration = Duration::from_secs(30);
     const LOOK: Duration = Duration::from_millis(250);
     let (server, nodes) = (Server::start(), Nodes::start(3));
@@ -280,7 +280,7 @@ fn f30_machine_suspends() {
             let waker = Waker::from(woken.clone());
             assert!(signal.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             let lag = Lag::start();
-            // The look that was planned while nothing was held yet is over by then.
+            // By then the check planned before anything was held has been made.
             tokio::time::sleep(2 * LOOK).await;
 
             clock.sleep(2 * TTL);
@@ -299,10 +299,10 @@ fn f30_machine_suspends() {
             for lease in [looked_at, awaited] {
                 match lease.release().await {
                     Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::Expired),
-                    other => panic!("the release said {other:?}"),
+                    other => panic!("the release returned {other:?}"),
                 }
             }
-            // A loss releases too.
+            // A lost lease is released too.
             let is_gone = || wires.iter_mut().all(|wire| lock_keys(wire).is_empty());
             eventually_async(HANGS, "what was lost is taken off the servers", is_gone).await;
         }
@@ -323,14 +323,14 @@ impl Call {
             Self::AcquireWithin => Box::pin(lock.acquire_within(HANGS)),
             Self::TryAcquire => {
                 let attempt = lock.try_acquire();
-                Box::pin(async move { Ok(attempt.await?.expect("nobody holds it")) })
+                Box::pin(async move { Ok(attempt.await?.expect("it is free")) })
             }
         }
     }
 }
 
 /// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. Returns
-/// the names that were used and the fewest polls that any of the acquires took to be ready.
+/// the names used and the fewest polls that any of the acquires took.
 async fn drop_after_each_poll(ours: &Client, theirs: &Client) -> (Vec<String>, usize) {
     const MOST_POLLS: usize = 200;
     let (mut names, mut fewest) = (Vec::new(), MOST_POLLS);
@@ -342,7 +342,7 @@ async fn drop_after_each_poll(ours: &Client, theirs: &Client) -> (Vec<String>, u
                 }
                 let mut ready = None;
                 for polls in 1..=MOST_POLLS {
-                    // A name of its own: what was dropped may reach the server after the next has begun.
+                    // A new name each time, because a dropped acquire may reach the server after the next has begun.
                     let name = format!("{dropped:?} {call:?} held={held} polls={polls}");
                     names.push(name.clone());
                     let seen = Arc::new(Notify::new());
@@ -352,10 +352,10 @@ async fn drop_after_each_poll(ours: &Client, theirs: &Client) -> (Vec<String>, u
                         let lease = theirs.lock(&name).acquire().await.unwrap();
                         let (see, seen) = (seen.clone(), seen.clone());
                         lock = lock.on_wait(move |_| see.notify_one());
-                        // A task of its own, so that it causes no polls of the acquire.
+                        // In a task of its own, so that it causes no polls of the acquire.
                         holder = Some(tokio::spawn(async move {
                             seen.notified().await;
-                            lease.release().await.expect("nobody took it from its holder").confirmed();
+                            lease.release().await.expect("the holder kept it").confirmed();
                         }));
                     }
                     let acquire = Polls::of(call.on(&lock), polls, dropped);
@@ -378,16 +378,16 @@ async fn drop_after_each_poll(ours: &Client, theirs: &Client) -> (Vec<String>, u
     (names, fewest)
 }
 
-/// Nothing is left of the acquires that `ours` dropped: neither a key, nor a place in line or an owner's seat, nor a
-/// task. `ours` is closed after this. It must have been built with [`UNDO`] as its command time-out.
+/// Asserts that nothing is left of the acquires that `ours` dropped: no key, place in line, owner's seat or task.
+/// Closes `ours`, which must have been built with [`UNDO`] as its command time-out.
 async fn nothing_is_left(ours: Client, look: &Client, names: &[String]) {
     seen::counted("acquires dropped at some poll", names.len());
     for name in names {
-        // The same owner asks: of what it dropped, nothing is in its way once the undo is done.
+        // The same owner asks again: once the undo is done, its dropped attempts do not block it.
         let again = ours.lock(name).acquire_within(HANGS).await;
         again.unwrap_or_else(|error| panic!("{name}: {error}")).release().await.unwrap().confirmed();
     }
-    // `close` waits for whatever is still under way, if it never ends for the whole of the time-out.
+    // `close` waits for work under way. If that never ends, it waits for the whole time-out.
     let start = Instant::now();
     ours.close().await;
     let took = start.elapsed();
@@ -397,10 +397,10 @@ async fn nothing_is_left(ours: Client, look: &Client, names: &[String]) {
     }
 }
 
-/// A command time-out that nothing needs on a healthy server.
+/// A command time-out never reached on a healthy server.
 const UNDO: Duration = Duration::from_secs(4);
 
-/// The server has answered all along: that this process did not hear it is nobody's failure.
+/// The server has answered all along: answers that this process did not read in time are not failures.
 #[test]
 fn calls_go_on_where_their_process_stood_still() {
     if let Some(part) = Part::mine() {
@@ -448,8 +448,8 @@ fn calls_go_on_where_their_process_stood_still() {
 fn f31_acquire_dropped_after_any_poll() {
     let server = Server::start();
     let mut wire = server.wire();
-    // With one thread a reply never comes during a poll, so the points at which a future waits are always the same.
-    // With more it may. On a runtime that is not the connection's own, requests take another way.
+    // With one thread a reply never arrives during a poll, so a future always waits at the same points. With more
+    // threads it may. On a runtime other than the connection's, requests take another route.
     for (built_on, used_on) in [(one_thread(), None), (two_workers(), None), (two_workers(), Some(one_thread()))] {
         let (ours, theirs) = built_on.block_on(async {
             let ours = Client::builder().url(server.url()).ttl(LONG).command_timeout(UNDO).build().await.unwrap();
@@ -463,7 +463,7 @@ fn f31_acquire_dropped_after_any_poll() {
             drop(theirs);
         });
         assert_eq!(lock_keys(&mut wire), [""; 0]);
-        // A runtime's connections can only close while it runs.
+        // A runtime's connections can only close while the runtime is polled.
         built_on.block_on(async {
             eventually_async(HANGS, "the connections are closed", || other_clients(&mut wire) == 0).await;
         });
@@ -488,12 +488,12 @@ fn f31_acquire_dropped_while_the_server_is_stopped() {
     two_workers().block_on(async {
         let leases = program_with(server.url(), LONG).await;
         let lock = leases.lock("job");
-        // So that the script is known and the acquire is one command, which the stopped server finds on its socket.
+        // The script is then cached, and the acquire is one command, which the stopped server finds on its socket.
         lock.acquire().await.unwrap().release().await.unwrap().confirmed();
         server.stop();
         let acquire = Polls::of(lock.acquire(), 1, Dropped::AtOnce);
         assert!(acquire.await.is_none(), "a stopped server granted a lock");
-        // Nobody but the undo itself holds on to the connections from here on.
+        // From here on only the undo itself keeps the connections.
         drop((lock, leases));
         server.cont();
         eventually_async(HANGS, "the undo is done and the connections are closed", || other_clients(&mut wire) == 0)
@@ -516,7 +516,7 @@ fn f32_dropped_inside_a_runtime() {
 fn f32_dropped_outside_a_runtime() {
     let runtime = two_workers();
     drop_releases_without_blocking(&runtime, |lease| duration_of(|| drop(lease)));
-    // Nobody polls this one meanwhile, but its context is entered.
+    // The runtime is not polled meanwhile, but its context is entered.
     let runtime = one_thread();
     drop_releases_without_blocking(&runtime, |lease| duration_of(|| drop(lease)));
     drop_releases_without_blocking(&runtime, |lease| {
@@ -532,7 +532,7 @@ fn f32_dropped_during_a_panic() {
         duration_of(|| {
             let caught = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 let _held = lease;
-                // As a panic, without the message on the screen.
+                // Panics without printing the message.
                 std::panic::resume_unwind(Box::new("the job panics"));
             }));
             let payload = caught.expect_err("the job panics");
@@ -549,7 +549,7 @@ fn f32_dropped_on_a_current_thread_runtime_that_ends() {
     let server = Server::start();
     let mut wire = server.wire();
     let lag = Lag::start();
-    // Kept by another runtime, as a program's would be that outlives one of its runtimes.
+    // Kept by another runtime, as in a program that outlives one of its runtimes.
     let mut kept = Vec::new();
     for dropped_inside in [true, false] {
         let runtime = one_thread();
@@ -575,7 +575,7 @@ fn f32_dropped_on_a_current_thread_runtime_that_ends() {
     }
 }
 
-/// Runs `release`, which must drop its lease and say how long that took, against a server that does not answer.
+/// Runs `drop_it`, which must drop its lease and return how long that took, against a server that does not answer.
 fn drop_releases_without_blocking(runtime: &Runtime, drop_it: impl FnOnce(Lease) -> Duration) {
     let server = Server::start();
     let mut wire = server.wire();
@@ -586,7 +586,7 @@ fn drop_releases_without_blocking(runtime: &Runtime, drop_it: impl FnOnce(Lease)
         (leases, lease)
     });
     assert!(wire.exists("job"));
-    // A drop that waited for an answer would wait for long.
+    // A drop that waited for an answer would take long.
     server.stop();
     let took = drop_it(lease);
     let limit = PROMPT + lag.worst();
@@ -650,7 +650,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
         holder.tell("end");
         let mut told = Instant::now();
         if end == "live on" {
-            // The process goes on, and so does its keeper: it must not go on renewing.
+            // The process continues, and so does its keeper, which must not continue renewing.
             holder.says("shut down");
             let down = Instant::now();
             eventually(TTL + HANGS, "all is released or expired", || lock_keys(&mut wire).is_empty());
@@ -666,7 +666,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
         ended.push((end, Instant::now(), server, wire));
     }
     for (end, at, _server, mut wire) in ended {
-        // The row's own bound. One look after it, which a slow answer cannot make out of date.
+        // The row's own bound. A single check follows, which a slow answer cannot outdate.
         std::thread::sleep((TTL + PROMPT + lag.worst()).saturating_sub(at.elapsed()));
         assert_eq!(lock_keys(&mut wire), [""; 0], "{end}: neither released nor expired");
     }
@@ -683,7 +683,7 @@ fn f34_close_with_holders_and_waiters() {
     });
 }
 
-/// Often: whoever is on their way to an attempt when it is called begins none.
+/// Run many times: an attempt about to begin when `close` is called must not begin.
 #[test]
 fn f34_close_with_holders_and_waiters_in_memory() {
     for round in 0..100 {
@@ -740,7 +740,7 @@ async fn close_ends_everything(url: &str) {
         assert_eq!(lost.reason(), LossReason::Closed);
     }
     assert!(tokens.iter().all(leasehold::CancellationToken::is_cancelled));
-    assert_eq!(theirs.check(), Ok(()), "what others hold is not ours to close");
+    assert_eq!(theirs.check(), Ok(()), "another client's lease is not closed");
 
     for lock in [leases.lock("ours"), leases.lock("new"), ours] {
         assert!(matches!(lock.acquire().await, Err(Error::Closed)));
@@ -792,7 +792,7 @@ fn f34_close_while_the_server_is_stopped() {
     });
 }
 
-/// In a process of its own, because threads are counted.
+/// In a process of its own, because its threads are counted.
 #[test]
 fn the_last_client_to_close_ends_connections_and_keeper() {
     const TTL: Duration = Duration::from_secs(2);
@@ -809,7 +809,7 @@ fn the_last_client_to_close_ends_connections_and_keeper() {
 
     let leases = runtime.block_on(program_with(&*part.url, TTL));
     let clone = leases.clone();
-    // A thread names itself once it runs.
+    // A thread sets its name once it runs.
     eventually(HANGS, "one keeper runs", || keepers() == 1);
     drop(leases);
     runtime.block_on(async { clone.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed() });
@@ -821,17 +821,17 @@ fn the_last_client_to_close_ends_connections_and_keeper() {
     drop(leases);
     all_is_gone("of a store in memory");
 
-    // A lease keeps alive all that it needs.
+    // A lease keeps alive everything it needs.
     let leases = runtime.block_on(program_with(&*part.url, TTL));
     let lease = runtime.block_on(leases.lock("job").acquire()).unwrap();
     drop(leases);
-    // Longer than it lasts without a keeper.
+    // Longer than a lease lasts without a keeper.
     std::thread::sleep(3 * TTL);
     assert!(lease.check().is_ok(), "{:?}", lease.check());
     runtime.block_on(lease.release()).unwrap().confirmed();
     all_is_gone("after the last lease");
 
-    // Dropped, its release needs them once more.
+    // A dropped lease's release still needs them.
     let leases = runtime.block_on(program_with(&*part.url, LONG));
     let lease = runtime.block_on(leases.lock("job").acquire()).unwrap();
     drop(leases);

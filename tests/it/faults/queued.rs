@@ -1,4 +1,4 @@
-//! F93: what is queued when the connection ends, and dropped meanwhile, is never sent.
+//! F93: a request that is queued when its connection ends, and dropped meanwhile, is never sent.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,11 @@ use support::{
 
 use crate::common::COMMAND;
 
-/// Of the acquire that is dropped: its undo has given up after it.
+/// The TTL of the dropped acquire, whose undo gives up after it.
 const TTL: Duration = Duration::from_secs(1);
 
-/// Pushes are on, and the connection of requests ends; an acquire is to be tracked, and finds no connection; then
-/// pushes are cut too, and the acquire is dropped. The server is back after the undo has given up.
+/// Pushes are on when the request connection ends, so an acquire that is to be tracked finds no connection. Then the
+/// push connection is cut too, and the acquire is dropped. The server is back after the undo has given up.
 #[tokio::test(flavor = "multi_thread")]
 async fn f93_an_acquire_that_was_queued_and_dropped_takes_no_lock_after_the_outage() {
     let server = Server::start();
@@ -30,26 +30,26 @@ async fn f93_an_acquire_that_was_queued_and_dropped_takes_no_lock_after_the_outa
     let waiter = tokio::spawn(async move { lock.acquire().await });
     eventually_async(HANGS, "the waiter has the key tracked", || proxy.count(tracked.clone()) > 0).await;
 
-    // The release of a dropped lease goes where the waiter's checks go, and ends that connection.
+    // The release of a dropped lease uses the connection of the waiter's checks, and ends it.
     let other = leases.lock("other").try_acquire().await.expect("it is free").expect("it is free");
     let release = proxy.on(Match::script(RELEASE), 1, Action::CutBefore);
     proxy.refuse(true);
     drop(other);
     within(HANGS, "the connection ends", release.hit()).await;
 
-    // The holder's key expires, so the waiter checks it; there is nothing to send that on.
+    // The holder's key expires, so the waiter checks it, but has no connection to send on.
     eventually_async(HANGS, "the key expires", || !wire.exists("job")).await;
     tokio::time::sleep(COMMAND / 2).await;
     proxy.cut();
     waiter.abort();
     let dropped = Instant::now();
     assert!(waiter.await.is_err_and(|error| error.is_cancelled()), "the acquire did not wait: the premise");
-    // Longer than the undo of an attempt takes.
+    // Longer than the undo of an attempt lasts.
     tokio::time::sleep(TTL + 2 * COMMAND).await;
 
     proxy.forget();
     proxy.refuse(false);
-    // Queued requests are sent before this.
+    // Queued requests would be sent before these.
     for name in ["one", "two"] {
         let lease = within(HANGS, "the server is back", leases.lock(name).acquire()).await.expect("it is free");
         drop(lease);

@@ -1,5 +1,5 @@
-//! Servers that say no, and servers that are not there: what the caller is told. Each test is named after its row of
-//! the fault table.
+//! Servers that refuse, and servers that cannot be reached: the error that the caller gets. Each test is named after
+//! its row of the fault table.
 
 use std::{
     fmt::{Debug, Display},
@@ -14,11 +14,11 @@ use futures_util::{
 use leasehold::{Builder, Client, Error, Lease, LossReason, Released, Status, StatusChanges};
 use support::{HANGS, Lag, Match, Proxy, Seen, Server, Value, Wire, eventually_async, scripts::RENEW, within};
 
-/// No error and no `Debug` may contain these.
+/// The secrets that no error and no `Debug` may contain.
 const SECRET: &str = "open-s3same";
 const WRONG: &str = "guessed-s3same";
 
-/// No test waits for it to pass.
+/// A TTL that no test waits for.
 const TTL: Duration = Duration::from_secs(60);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -34,15 +34,15 @@ async fn connect(url: impl Into<String>) -> Client {
     leases
 }
 
-/// How a build that must fail fails.
+/// The error of a build that must fail.
 async fn turned_down(builder: Builder) -> Error {
     keeps_secrets(&format!("{builder:?} {builder:#?}"));
-    let error = within(HANGS, "build", builder.build()).await.expect_err("the server should not have let us in");
+    let error = within(HANGS, "build", builder.build()).await.expect_err("the server should have refused us");
     said(&error);
     error
 }
 
-/// The text of an error, none of whose shapes gives a secret away.
+/// The text of an error; panics if any of its forms contains a secret.
 #[track_caller]
 fn said<E: Display + Debug>(error: &E) -> String {
     let text = error.to_string();
@@ -55,7 +55,7 @@ fn keeps_secrets(text: &str) {
     assert!(!text.contains(SECRET) && !text.contains(WRONG), "{text}");
 }
 
-/// Panics unless `text` has each of `words`: the server's own, and what to do.
+/// Panics unless `text` has each of `words`: the server's own words, and the remedy.
 #[track_caller]
 fn names(text: &str, words: &[&str]) {
     for word in words {
@@ -67,7 +67,7 @@ fn url_of(user: &str, password: &str, port: u16) -> String {
     format!("redis://{user}:{password}@127.0.0.1:{port}")
 }
 
-/// The error of an acquire that a server turned down for now.
+/// The error of an acquire that a server refused for now.
 #[track_caller]
 fn unavailable<T: Debug>(outcome: Result<T, Error>) -> Error {
     match outcome {
@@ -76,11 +76,11 @@ fn unavailable<T: Debug>(outcome: Result<T, Error>) -> Error {
             said(&error);
             error
         }
-        other => panic!("the server can serve nobody now, and we got {other:?}"),
+        other => panic!("the server cannot serve now, but we got {other:?}"),
     }
 }
 
-/// The error of an acquire that a server turned down for good.
+/// The error of an acquire that a server refused for good.
 #[track_caller]
 fn refused<T: Debug>(outcome: Result<T, Error>) -> Error {
     match outcome {
@@ -89,21 +89,21 @@ fn refused<T: Debug>(outcome: Result<T, Error>) -> Error {
             said(&error);
             error
         }
-        other => panic!("the server turned us down, and we got {other:?}"),
+        other => panic!("the server refused us, but we got {other:?}"),
     }
 }
 
-/// What every call says while the server serves nobody: each names the server's `words`, and none says "busy".
+/// Asserts that while the server cannot serve, every call names its `words`, and none reports "busy".
 async fn every_call_says(leases: &Client, words: &[&str]) {
     let lock = leases.lock("every-call");
     for error in [
         unavailable(within(HANGS, "try_acquire", lock.try_acquire()).await),
-        unavailable(within(HANGS, "one look", lock.acquire_within(Duration::ZERO)).await),
+        unavailable(within(HANGS, "one check", lock.acquire_within(Duration::ZERO)).await),
     ] {
         assert!(matches!(error, Error::Unavailable(_)));
         names(&said(&error), words);
     }
-    // Its last look is short, and may be too short for a slow machine's answer.
+    // Its last check is short, and may be too short for a slow machine's answer.
     unavailable(within(HANGS, "acquire_within", lock.acquire_within(Duration::from_millis(100))).await);
 }
 
@@ -115,7 +115,7 @@ async fn f22_readonly_replica() {
     let lease = leases.lock("held").acquire().await.unwrap();
     let kept = leases.lock("kept").acquire().await.unwrap();
 
-    // A replica of nobody that answers keeps its data, and writes none.
+    // A replica whose primary does not exist keeps its data, answers, and refuses writes.
     wire.must(&["REPLICAOF", "127.0.0.1", "1"]);
     every_call_says(&leases, &words).await;
     let error = leases.lock("free").force_release().await;
@@ -128,10 +128,10 @@ async fn f22_readonly_replica() {
         Err(Error::Unconfirmed(error)) => names(&said(&error), &words),
         other => panic!("a replica renewed: {other:?}"),
     }
-    lease.check().expect("no answer about the key is no loss");
+    lease.check().expect("an unanswered renewal is not a loss");
     names(&said(&unconfirmed(lease.release().await)), &words);
 
-    // `acquire` rides it out.
+    // `acquire` waits until the error ends.
     let waiting = tokio::spawn(leases.lock("later").acquire());
     tokio::task::yield_now().await;
     wire.must(&["REPLICAOF", "NO", "ONE"]);
@@ -158,7 +158,7 @@ async fn f22_masterdown() {
         Err(Error::Unconfirmed(error)) => names(&said(&error), &words),
         other => panic!("a stale replica renewed: {other:?}"),
     }
-    lease.check().expect("no answer about the key is no loss");
+    lease.check().expect("an unanswered renewal is not a loss");
 
     let waiting = tokio::spawn(leases.lock("later").acquire());
     tokio::task::yield_now().await;
@@ -170,7 +170,7 @@ async fn f22_masterdown() {
 
 #[tokio::test]
 async fn f22_loading() {
-    // It looks at its clients every few keys; loading all takes it at least 4 s.
+    // It serves its clients every few keys, and needs at least 4 s to load all.
     let server = Server::builder().arg("--loading-process-events-interval-bytes", "1024").start();
     let (leases, mut wire) = (connect(server.url()).await, server.wire());
     let lease = leases.lock("held").acquire().await.unwrap();
@@ -194,10 +194,10 @@ async fn f22_loading() {
         Err(Error::Unconfirmed(error)) => names(&said(&error), &words),
         other => panic!("a loading server renewed: {other:?}"),
     }
-    lease.check().expect("no answer about the key is no loss");
+    lease.check().expect("an unanswered renewal is not a loss");
     let waiting = tokio::spawn(leases.lock("later").acquire());
     tokio::task::yield_now().await;
-    assert!(loading(&mut wire), "it had loaded all before everything was asked");
+    assert!(loading(&mut wire), "it finished loading before every call was made");
 
     wire.must(&["CONFIG", "SET", "key-load-delay", "0"]);
     assert!(loader.reply().unwrap().is_ok());
@@ -221,11 +221,11 @@ async fn f22_noauth_and_wrongpass_are_distinct() {
         assert!(matches!(error, Error::Refused(_)));
         names(&said(&error), &["WRONGPASS", "check the user and password in the url"]);
     }
-    // Four answers, none of which is worth a second try.
+    // Four errors, none of which is retried.
     assert!(start.elapsed() < CONNECT_TIMEOUT + lag.worst() * 4, "it was tried until {:?}", start.elapsed());
 
     connect(url_of("", SECRET, port)).await.lock("job").acquire().await.unwrap().release().await.unwrap().confirmed();
-    // A password where the server wants none is an error of the configuration too.
+    // A password for a server without one is a configuration error too.
     let open = Server::start();
     let error = turned_down(builder(url_of("worker", SECRET, open.port()))).await;
     names(&said(&error), &["WRONGPASS"]);
@@ -241,12 +241,12 @@ async fn f22_password_rotated_while_connected() {
 
     wire.must(&["CONFIG", "SET", "requirepass", "another"]);
     wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-    // The first calls find the connection broken, or silent, before its successor has been turned down.
+    // The first calls find the connection broken or silent, before its successor has been refused.
     let mut last = String::new();
     let start = Instant::now();
     let lock = leases.lock("job");
     let error = loop {
-        assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
+        assert!(start.elapsed() < HANGS, "the reason was not reported: {last}");
         match within(HANGS, "try_acquire", lock.try_acquire()).await {
             Err(Error::Unavailable(error)) => last = said(&error),
             outcome => break refused(outcome),
@@ -254,16 +254,16 @@ async fn f22_password_rotated_while_connected() {
     };
     assert!(matches!(error, Error::Refused(_)));
     names(&said(&error), &["WRONGPASS", "check the user and password in the url"]);
-    // Waiting for as long as it takes ends too.
+    // An unbounded wait ends too.
     let error = refused(within(HANGS, "acquire", lock.acquire()).await);
     names(&said(&error), &["WRONGPASS"]);
     match within(HANGS, "renew", lease.renew()).await {
         Err(Error::Unconfirmed(error)) => names(&said(&error), &["WRONGPASS"]),
         other => panic!("renewed without a password: {other:?}"),
     }
-    lease.check().expect("no answer about the key is no loss");
+    lease.check().expect("an unanswered renewal is not a loss");
 
-    // Put right, it recovers by itself.
+    // Once the password is right again, the client recovers by itself.
     wire.must(&["CONFIG", "SET", "requirepass", SECRET]);
     let start = Instant::now();
     loop {
@@ -283,7 +283,7 @@ async fn f22_password_introduced_while_connected() {
     wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let (mut last, start, lock) = (String::new(), Instant::now(), leases.lock("job"));
     let error = loop {
-        assert!(start.elapsed() < HANGS, "nobody was told the reason: {last}");
+        assert!(start.elapsed() < HANGS, "the reason was not reported: {last}");
         match within(HANGS, "try_acquire", lock.try_acquire()).await {
             Err(Error::Unavailable(error)) => last = said(&error),
             outcome => break refused(outcome),
@@ -292,24 +292,24 @@ async fn f22_password_introduced_while_connected() {
     names(&said(&error), &["NOAUTH", "give the url a password"]);
 }
 
-/// All that the library needs on a server: a user of the key prefix `app:` with no right beyond this line. A companion
-/// key begins with a brace unless the name has a hash tag of its own.
+/// All rights that the library needs on a server: a user of the key prefix `app:` with no other right. A companion key
+/// begins with a brace unless the name has a hash tag of its own.
 pub(crate) const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +getrange +mget +exists +set +del +pexpire \
                          +pttl +time";
-/// To be told of changes. Without these rights waiters poll; the server's ACL log has the attempts.
+/// The rights for notifications. Without them waiters poll, and the server's ACL log lists the attempts.
 pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +subscribe +ping +publish +config|get +info \
                         &__redis__:invalidate &leasehold:*";
-/// For fair locks.
+/// The additional rights for fair locks.
 pub(crate) const FOR_FAIR: &str = "+hget +hset +zcard +zadd +zrange +zrank +zscore +zrem +hlen +hdel +hrandfield";
-/// For locks that are shared, besides these.
+/// The additional rights for shared locks, besides those for fair locks.
 pub(crate) const FOR_SHARES: &str = "+zcount +zrangebyscore +zremrangebyscore";
-/// Is the first one that does not fit still there? Without an answer it counts as there for as long as its process may be
-/// silent.
+/// The right to ask whether the first waiter that does not fit is still alive. Without an answer it counts as alive for
+/// as long as its process may be silent.
 pub(crate) const TO_PASS_OVER_THE_DEAD: &str = "+pubsub|numsub";
-/// Asked by the client library on connecting, by a release whether there is a queue, and by each connection to have a
-/// name; all go on without an answer.
+/// Rights for commands that may stay unanswered: the client library's on connecting, a release's query for a queue, and
+/// the name of each connection.
 pub(crate) const FOR_A_QUIET_LOG: &str = "+info +zcard +client|setname";
-/// The same but on Redis 7.0, which knows no such right, and needs none.
+/// One more such right, except on Redis 7.0, which does not know it and does not need it.
 pub(crate) const BUT_ON_7_0: &str = "+client|setinfo";
 
 fn for_a_quiet_log() -> String {
@@ -317,10 +317,10 @@ fn for_a_quiet_log() -> String {
     let more = if version.at_least(7, 2) || !version.at_least(7, 0) { BUT_ON_7_0 } else { "" };
     format!("{FOR_A_QUIET_LOG} {more}")
 }
-/// For a URL with a database number.
+/// The right for a URL with a database number.
 pub(crate) const FOR_A_DATABASE: &str = "+select";
 
-/// How servers say that the user lacks a right; inside a script it depends on their version.
+/// How servers report that the user lacks a right; inside a script it depends on their version.
 pub(crate) const NO_RIGHT: [&str; 3] = ["NOPERM", "The user executing the script can't", "ACL failure in script"];
 
 fn set_user(wire: &mut Wire, rules: &str) {
@@ -330,7 +330,7 @@ fn set_user(wire: &mut Wire, rules: &str) {
     wire.must(&command);
 }
 
-/// A release that is not confirmed, as an error with the reason.
+/// Turns an unconfirmed release into an error with the reason.
 fn is_confirmed(released: Released) -> Result<(), Error> {
     match released {
         Released::Unconfirmed(why) => Err(Error::Unconfirmed(why)),
@@ -338,7 +338,7 @@ fn is_confirmed(released: Released) -> Result<(), Error> {
     }
 }
 
-/// Connects and does all that there is, from an empty script cache.
+/// Connects and makes every call, starting from an empty script cache.
 async fn do_everything(server: &Server) -> Result<(), Error> {
     let mut wire = server.wire();
     wire.must(&["FLUSHALL"]);
@@ -379,7 +379,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     within(HANGS, "everything", do_everything(&server)).await.unwrap();
 
     let denied = |wire: &mut Wire| -> Vec<String> {
-        // A list of name and value; what was denied is the value of "object".
+        // A list of names and values; the denied command is the value of "object".
         let text = |value: &Value| if let Value::Bulk(_) = value { value.text() } else { String::new() };
         let log = wire.must(&["ACL", "LOG"]);
         let entry =
@@ -397,7 +397,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
         (true, true) => &["client|id", "client|setinfo", "client|setname"],
     };
     let unanswered = [of_client, &["info", "ping", "publish", "subscribe", "zcard"]].concat();
-    assert_eq!(denied(&mut wire), unanswered, "what is asked and may stay unanswered");
+    assert_eq!(denied(&mut wire), unanswered, "commands that may stay unanswered");
 
     wire.must(&["ACL", "LOG", "RESET"]);
     set_user(&mut wire, &format!("{LEAST_ACL} {FOR_PUSH} {}", for_a_quiet_log()));
@@ -405,7 +405,7 @@ async fn f22_the_least_acl_line_is_enough_and_nothing_outside_it_is_tried() {
     assert!(denied(&mut wire).is_empty(), "{:?}", denied(&mut wire));
 }
 
-/// Some leases that the server will refuse to renew, and some that it will not, all due at once.
+/// Leases that the server will refuse to renew, and others that it will not, all due at once.
 struct Mixed {
     wire: Wire,
     proxy: Proxy,
@@ -426,7 +426,7 @@ impl Mixed {
         let leases = builder.build().await.unwrap();
         let locks = |kind| (0..Self::EACH).map(move |number| format!("{kind}-{number}"));
         let acquire = |kind| try_join_all(locks(kind).map(|name| leases.lock(name).acquire()));
-        // At once: no renewal is due before the last one is there.
+        // Acquired at once, so no renewal is due before the last is granted.
         let (bad, good) = try_join(acquire("bad"), acquire("good")).await.unwrap();
         let changes = good.iter().map(Lease::status_changes).collect();
         wire.must(&["ACL", "SETUSER", "worker", "resetkeys", "~app:good-*", "~{app:good-*"]);
@@ -444,7 +444,7 @@ impl Mixed {
         self.proxy.seen().into_iter().filter(|seen| renew.matches(&seen.args)).map(locks).collect()
     }
 
-    /// How many locks each renewal of this one was for.
+    /// The number of locks in each renewal of this lease.
     fn renewals_of(&self, lease: &Lease) -> Vec<usize> {
         let lock = format!("app:{}", lease.name());
         self.renewals().iter().filter(|locks| locks.contains(&lock)).map(Vec::len).collect()
@@ -459,7 +459,7 @@ impl Mixed {
     }
 }
 
-/// Renewals due together go out as one command, which is refused as a whole.
+/// Renewals due together are sent as one command, which is refused as a whole.
 #[tokio::test]
 async fn a_key_that_is_refused_travels_alone_and_puts_no_other_lease_at_risk() {
     let mut mixed = Mixed::start(Duration::from_millis(1_500)).await;
@@ -468,7 +468,7 @@ async fn a_key_that_is_refused_travels_alone_and_puts_no_other_lease_at_risk() {
         let renewals = mixed.renewals_of(bad);
         let alone = renewals.iter().position(|locks| *locks == 1).expect("a refusal of its own");
         assert!(renewals[alone..].iter().all(|locks| *locks == 1), "{renewals:?}");
-        // Each pause is a twelfth of the TTL or longer, and two thirds of the TTL are left.
+        // Each pause is at least a twelfth of the TTL, and two thirds of the TTL are left.
         assert!(renewals.len() - alone <= 9, "{renewals:?}");
     }
     mixed.assert_good_ones_are_held();
@@ -491,7 +491,7 @@ async fn a_lease_that_is_not_refused_any_more_travels_with_the_others_again() {
     }
 }
 
-/// One waits for the other in a fair queue, and gives up; then it waits again, and has its turn.
+/// One client waits for the other in a fair queue, and gives up; then it waits again, and gets its turn.
 async fn queue_up(server: &Server) -> Result<(), Error> {
     let url = url_of("worker", SECRET, server.port());
     let (one, two) = (builder(&url).prefix("app:").build().await?, builder(&url).prefix("app:").build().await?);
@@ -525,7 +525,7 @@ async fn f22_a_fair_lock_needs_its_own_rights_and_says_so() {
     names(&said(&error), &["give the user the rights"]);
 }
 
-/// What would let a lease be lost, or stay, is found before one is acquired.
+/// A missing right that would later lose or leak a lease is found before one is acquired.
 #[tokio::test]
 async fn f22_health_tries_the_rights_of_renewals_and_releases_too() {
     let server = Server::start();
@@ -544,7 +544,7 @@ async fn f22_health_tries_the_rights_of_renewals_and_releases_too() {
     }
 }
 
-/// A share that could not be given back is not acquired, and keeps nobody out.
+/// A share that could not be released is not acquired, and keeps no other holder out.
 #[tokio::test]
 async fn f22_a_shared_lock_without_the_right_to_delete_leaves_no_key() {
     let server = Server::start();
@@ -581,7 +581,7 @@ async fn f22_noperm_is_refused_at_once_and_each_right_of_the_least_acl_line_is_n
             Err(error) => error,
         };
         let text = said(&error);
-        // The reason behind a renewal or release that is not confirmed is part of its text.
+        // The reason for an unconfirmed renewal or release is part of its text.
         assert!(matches!(error, Error::Refused(_) | Error::Unconfirmed(_)), "without {missing}: {error:?}");
         assert!(NO_RIGHT.iter().any(|words| text.contains(words)), "without {missing}: {text}");
         names(&text, &["give the user the rights"]);
@@ -595,7 +595,7 @@ async fn f22_noperm_ends_acquire_after_one_try_and_is_never_busy() {
     let mut wire = server.wire();
     set_user(&mut wire, LEAST_ACL);
     let leases = connect(url_of("worker", SECRET, proxy.port())).await;
-    // A lock outside of the prefix is held by somebody: what the user may not see is no "busy".
+    // A lock outside the prefix is held, but the user may not see it, so the error must not be "busy".
     wire.set("other", "somebody-else");
     for name in ["other", "free"] {
         proxy.forget();
@@ -636,7 +636,7 @@ async fn f22_rights_taken_away_put_a_lease_at_risk_and_are_named() {
         }
         other => panic!("renewed without the right to: {other:?}"),
     }
-    lease.check().expect("no answer about the key is no loss");
+    lease.check().expect("an unanswered renewal is not a loss");
     wire.must(&["ACL", "SETUSER", "worker", "+pexpire", "-del"]);
     lease.renew().await.unwrap();
     names(&said(&unconfirmed(lease.release().await)), &["give the user the rights"]);
@@ -669,7 +669,7 @@ async fn f22_url_typos_name_what_is_wrong_without_any_io() {
 
 #[tokio::test]
 async fn f22_closed_port_and_unknown_host_are_distinct_within_connect_timeout() {
-    // Taken, so that nobody else gets it, and never listened at.
+    // Bound, so that no other program gets the port, but never listened on.
     let taken = tokio::net::TcpSocket::new_v4().unwrap();
     taken.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let closed = taken.local_addr().unwrap();
@@ -741,7 +741,7 @@ async fn f22_database_number_is_where_the_key_is_also_after_a_reconnection() {
     lease.release().await.unwrap().confirmed();
     assert_eq!(wire.keys("*"), ["{job}:lh:fence"]);
 
-    // A server has 16 of them unless told otherwise.
+    // A server has 16 of them unless configured otherwise.
     let error = turned_down(builder(format!("{}/99", server.url()))).await;
     assert!(matches!(error, Error::Refused(_)), "{error}");
     names(&said(&error), &["DB index is out of range"]);
@@ -772,11 +772,11 @@ mod tls {
 
     use super::*;
 
-    /// Tells a test that it is the child, and which server to connect to.
+    /// Marks a test run as the child, and names the server to connect to.
     const URL: &str = "LEASEHOLD_TEST_TLS_URL";
 
-    /// Runs the test again in a process of its own, which trusts the certificates in `ca` only: the variable
-    /// that names them belongs to the whole process. Returns what it has printed.
+    /// Runs the test again in a process of its own, which trusts only the certificates in `ca`, because the variable
+    /// that names them applies to the whole process. Returns its output.
     fn again_trusting(ca: &std::path::Path, test: impl Fn(), url: &str) -> String {
         let output = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test_name(test), "--nocapture"])
@@ -860,7 +860,7 @@ mod tls {
             f22_tls_works_with_the_servers_authority_and_names_the_certificate_without,
             &with_password(&server, "127.0.0.1"),
         );
-        // OpenSSL takes an empty file for one authority fewer.
+        // OpenSSL counts an empty file as one authority fewer.
         let says: &[&str] =
             if cfg!(feature = "tls-rustls") { &["Config: ", "root certificates"] } else { &["Refused: ", "none.pem"] };
         names(&printed, &[says, &["SSL_CERT_FILE"]].concat());

@@ -1,5 +1,5 @@
-//! Faults of the key on a server that does not push: the next renewal finds out, and the deadline never has to. The
-//! rows F13 to F15 and F17; with pushes they are in `keys.rs`.
+//! Faults of the key on a server without push: the next renewal finds out, before the deadline. Rows F13 to F15 and
+//! F17; with push they are in `keys.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use support::{HANGS, Lag, SIGNAL, Server, seen, within};
 
 const TTL: Duration = Duration::from_millis(900);
 
-/// Runs the commands while a lease is held, and panics unless its loss is told by the next renewal, for this reason.
+/// Runs the commands while a lease is held, and panics unless the next renewal reports its loss, for this reason.
 async fn is_told_by_the_next_renewal(faults: &[&[&[&str]]], reason: LossReason) {
     let (server, lag) = (Server::start(), Lag::start());
     let mut wire = server.wire();
@@ -52,7 +52,7 @@ async fn f15_flushed_without_notifications() {
 
 #[tokio::test]
 async fn f17_key_of_another_type_without_notifications() {
-    // In one step, so that no renewal can find the key gone.
+    // In one step, so that no renewal finds the key missing.
     let faults: &[&[&[&str]]] = &[
         &[&["HSET", "made", "field", "value"], &["RENAME", "made", "job"]],
         &[&["RPUSH", "made", "value"], &["RENAME", "made", "job"]],

@@ -1,4 +1,4 @@
-//! The events that a program can subscribe to: their names are stable, and none tells the token.
+//! The events that a program can subscribe to: their names are stable, and no event contains the token.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -16,12 +16,12 @@ async fn expect(log: EventLog, start: &str, field: &str) {
     assert!(told.is_ok(), "no {start:?} with {field:?}, but\n{}", of_its_kind().join("\n"));
 }
 
-/// Whether a try of somebody else finds the lock busy.
+/// Whether a try by another owner finds the lock busy.
 async fn other_try(lock: &Lock) -> bool {
     lock.clone().owner(Owner::anonymous()).try_acquire().await.unwrap().is_none()
 }
 
-/// A provider that fails for each new connection, and then gives again.
+/// A provider that fails for each new connection, and later succeeds again.
 async fn credentials_are_told_once(log: EventLog) {
     static FAILS: AtomicBool = AtomicBool::new(false);
     static ASKED: AtomicUsize = AtomicUsize::new(0);
@@ -37,7 +37,7 @@ async fn credentials_are_told_once(log: EventLog) {
     wire.must(&["AUTH", "sesame"]);
     let mut end_all = || drop(wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]));
     FAILS.store(true, Ordering::SeqCst);
-    // An answer is used again for a second.
+    // The provider's answer is reused for a second.
     let mut until = async |questions: usize| {
         let until = ASKED.load(Ordering::SeqCst) + questions;
         while ASKED.load(Ordering::SeqCst) < until {
@@ -55,7 +55,7 @@ async fn credentials_are_told_once(log: EventLog) {
     assert!(!log.lines().join("\n").contains("sesame"));
 }
 
-/// A cluster has many servers: an event names the one that was asked.
+/// A cluster has many servers: an event names the server that was asked.
 async fn of_a_cluster(log: EventLog) {
     let cluster = Cluster::start(2, 0);
     let leases = Client::builder().url(cluster.url()).ttl(Duration::from_secs(4)).build().await.unwrap();
@@ -77,7 +77,7 @@ async fn of_a_cluster(log: EventLog) {
     drop(lease);
 }
 
-/// However much too few replicas have, and at whatever a server's lease is at risk: one line.
+/// One line, however many writes too few replicas have, and whichever server's lease is at risk.
 async fn too_few_replicas_are_told_once(log: EventLog) {
     let servers = Replicated::start(1);
     let [replica] = servers.replicas() else { panic!("there is one") };
@@ -97,14 +97,14 @@ async fn too_few_replicas_are_told_once(log: EventLog) {
     drop(lease);
 }
 
-/// The keeper has a thread of its own, so the subscriber must be the process's: one test tells the whole story.
+/// The keeper has a thread of its own, so the subscriber must be the process's: one test covers the whole sequence.
 #[test]
 fn events_have_stable_names_and_never_show_the_token() {
     alone(|| {
         two_workers().block_on(async {
             let log = EventLog::start();
             let server = Server::start();
-            // Long enough that no busy machine puts it at risk or ends it.
+            // Long enough that a busy machine neither puts it at risk nor ends it.
             let leases =
                 Client::builder().url(server.url()).label("one").ttl(Duration::from_secs(4)).build().await.unwrap();
             let lock = leases.lock("job");
@@ -146,11 +146,11 @@ fn events_have_stable_names_and_never_show_the_token() {
                 () = expect(log, "WARN misplaced", "the key \"app:user:18\" holds a string without a TTL") => {}
             }
             let misplaced = log.lines().into_iter().filter(|line| line.starts_with("WARN misplaced"));
-            assert_eq!(misplaced.count(), 2, "each is told once a minute");
+            assert_eq!(misplaced.count(), 2, "each is logged once a minute");
 
             server.stop();
             expect(log, "WARN at_risk", "lock=\"job\"").await;
-            // No failure is known: the server is silent.
+            // No failure is known, because the server is silent.
             let node = format!("node=\"127.0.0.1:{}\" left=", server.port());
             expect(log, "WARN at_risk", &node).await;
             server.cont();
@@ -170,7 +170,7 @@ fn events_have_stable_names_and_never_show_the_token() {
 
             let lease = lock.acquire().await.unwrap();
             server.kill();
-            // Its connection may break with a renewal under way.
+            // Its connection may break while a renewal is under way.
             expect(log, "WARN at_risk", &format!("to redis at 127.0.0.1:{}", server.port())).await;
             let cause = format!("cause=\"there is no connection to redis at 127.0.0.1:{}", server.port());
             within(HANGS, "the loss", lease.lost()).await;
@@ -185,7 +185,7 @@ fn events_have_stable_names_and_never_show_the_token() {
                 let secret = token.trim_start_matches("lh1:").split('@').next().unwrap();
                 assert!(!lines.contains(secret), "a token in the log:\n{lines}");
             }
-            assert!(!lines.contains(Level::ERROR.as_str()), "nothing of this is an error:\n{lines}");
+            assert!(!lines.contains(Level::ERROR.as_str()), "none of these is an error:\n{lines}");
         });
     });
 }

@@ -25,25 +25,25 @@ use support::{
     two_workers, within,
 };
 
-/// Where every event of the keeper is told.
+/// The source file that emits every event of the keeper.
 const EVENTS: &str = include_str!("../../../src/foreign/events.rs");
 
-/// Told in an acquire of a caller's own, and on no other thread.
+/// Emitted in a caller's own acquire, and on no other thread.
 const OF_CALLERS: [&str; 1] = ["clocks"];
 
-/// Whether the provider of the scene with credentials has none.
+/// Whether the provider of the scene with credentials fails.
 static PROVIDER_FAILS: AtomicBool = AtomicBool::new(false);
 
 async fn sprung(event: &str) {
     eventually_async(HANGS, &format!("the event {event}"), || TRAP.has_sprung(event)).await;
 }
 
-/// Has the keeper tell this event, which goes wrong, and leaves everything as it was.
+/// Makes the keeper emit this event, whose subscriber goes wrong, and restores everything else.
 #[allow(clippy::too_many_lines, reason = "a list")]
 async fn cause(event: &str, scene: &Scene) {
     let all = scene.servers.all();
     match event {
-        // The server's table is too small for what is held, in the second.
+        // For the second event, the server's tracking table is too small for the leases.
         "renew" | "crowded" => sprung(event).await,
         "lost" => {
             let victim = scene.acquire("victim").await;
@@ -104,12 +104,12 @@ async fn cause(event: &str, scene: &Scene) {
                 let has_taken_over = || replica.wire().info_field("replication", "role").as_deref() == Some("master");
                 eventually_async(HANGS, "the replica has taken over", has_taken_over).await;
             } else {
-                // That of the second is found by the keeper, which looks because of the first.
+                // The keeper finds the move of the second name, because the first makes it look.
                 for name in [&name, &cluster.name_at(0, "unasked")] {
                     cluster.move_slot(cluster.slot_of(name), 0, 1);
                 }
             }
-            // Its server says that it is elsewhere.
+            // The slot's old server redirects the request.
             let asking = async {
                 while !TRAP.has_sprung(event) {
                     drop(scene.acquire(&name).await);
@@ -140,7 +140,7 @@ async fn cause(event: &str, scene: &Scene) {
             proxy.refuse(false);
             sprung(event).await;
         }
-        // So many events while the subscriber is stuck in one that there is no room for all.
+        // More events than the queue has room for, while the subscriber is stuck in one of them.
         "events_dropped" => {
             TRAP.arm("renew", Fault::Blocks);
             let mut many = Vec::new();
@@ -268,7 +268,7 @@ fn f91_every_keeper_event_is_tested_and_documented() {
     }
 }
 
-/// The lease's own waiters, polled by a foreign executor, and what it does when its lease is lost.
+/// The lease's own futures, polled by a foreign executor, and what each does when the lease is lost.
 async fn a_waker_is_called() {
     let scene = Scene::of_one().await;
     let victim = scene.acquire("victim").await;
@@ -281,7 +281,7 @@ async fn a_waker_is_called() {
     poll_once(lost.as_mut(), &Foreign::waker("lost"));
     poll_once(changed.as_mut(), &Foreign::waker("changed"));
     poll_once(cancelled.as_mut(), &Foreign::waker("cancelled"));
-    // It waits until its first look is answered, and its second, which is watched.
+    // It waits until its first poll is answered, and its second, which is tracked.
     let wakes = Arc::new(AtomicBool::new(true));
     let waker = Waker::from(Arc::new(Flag(wakes.clone())));
     eventually_async(HANGS, "it stands in line", || {
@@ -295,7 +295,7 @@ async fn a_waker_is_called() {
     for name in all {
         TRAP.arm(name, Fault::Panics);
     }
-    // It may be woken by the answer to its second look, if that is late, and is not polled again.
+    // A late answer to its second poll may wake it, and it is not polled again.
     poll_once(waiting.as_mut(), &Foreign::waker("turn"));
     let mut wire = scene.servers.all()[0].wire();
     assert!(wire.del("victim") && wire.del("busy"));
@@ -329,7 +329,7 @@ impl Clock for Standing {
     }
 }
 
-/// Of many callers who travel together some have wakers that go wrong. The others are answered in time.
+/// Of many batched callers some have wakers that go wrong. The others are answered in time.
 async fn a_waker_of_a_batch_is_called() {
     const TOGETHER: usize = 64;
     let (server, clock) = (Server::start(), Standing::default());
@@ -340,7 +340,7 @@ async fn a_waker_of_a_batch_is_called() {
     TRAP.arm("told", Fault::Panics);
     let mut asked: Vec<_> =
         (0..TOGETHER).map(|number| Box::pin(scene.leases.lock(format!("batch:{number}")).try_acquire())).collect();
-    // Nothing is answered, and nothing has waited for too long: all but the first are one batch.
+    // The servers answer nothing, and no request is overdue: all but the first are one batch.
     scene.servers.stop();
     *clock.0.lock().unwrap() = Some(SystemClock.now());
     let began = std::time::Instant::now();
@@ -358,13 +358,13 @@ async fn a_waker_of_a_batch_is_called() {
             held.extend(outcome.expect("the server answers in time"));
         }
     }
-    // Each has a command time-out, and once more if it is to ask alone.
+    // Each caller has one command timeout, and a second one if its request has to go alone.
     let (took, limit) = (began.elapsed(), 2 * COMMAND + SIGNAL);
     assert!(took <= limit + scene.lag.worst(), "{took:?}; the machine lagged {:?}", scene.lag.worst());
     let proxy = scene.proxy.as_ref().unwrap();
     let alone = proxy.count(Match::script(ACQUIRE).and(Match::containing("batch:")));
-    assert_eq!(alone, 1, "all others travelled together: the premise");
-    assert!(proxy.count(Match::script(COMBINED)) > 0, "they travelled: the premise");
+    assert_eq!(alone, 1, "all others were batched: the premise");
+    assert!(proxy.count(Match::script(COMBINED)) > 0, "they were batched: the premise");
     let wanted = (0..TOGETHER).filter(|&number| !goes_wrong(number)).count();
     assert_eq!(held.len(), wanted, "{held:?}; the machine lagged {:?}", scene.lag.worst());
     drop(held);
@@ -376,7 +376,7 @@ fn f91_wakers_of_a_batch_panic() {
     alone(|| two_workers().block_on(a_waker_of_a_batch_is_called()));
 }
 
-/// An acquire that is won leaves late answers to the keeper, which are the first to drop the caller's waker.
+/// A won acquire leaves late answers to the keeper, which is then the first to drop the caller's waker.
 async fn a_waker_is_dropped() {
     let scene = Scene::on(Servers::Quorum(Nodes::seasoned(3))).await;
     TRAP.arm("dropped", Fault::Panics);
@@ -389,7 +389,7 @@ async fn a_waker_is_dropped() {
             if let Poll::Ready(won) = acquire.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return won;
             }
-            // It is dropped last by whoever has it still.
+            // The last owner of the waker drops it.
             drop(waker);
             thread::park_timeout(Duration::from_millis(1));
         }
@@ -405,7 +405,7 @@ fn f91_the_drop_of_a_waker_panics() {
     alone(|| two_workers().block_on(a_waker_is_dropped()));
 }
 
-/// Awaits something on a thread and a runtime that nobody else uses.
+/// Awaits something on a thread and a runtime of its own.
 fn on_a_thread<F>(future: F) -> tokio::task::JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
@@ -427,7 +427,7 @@ async fn on_wait_goes_wrong(fault: Fault) {
     assert_eq!(busy.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     let began = std::time::Instant::now();
     let got = within(HANGS, "others have their turn", next).await.unwrap().expect("it is free");
-    // Then they make a look of their own.
+    // The other waiters then poll by themselves.
     let (took, limit) = (began.elapsed(), Duration::from_secs(2) + 2 * COMMAND + SIGNAL);
     assert!(took <= limit + lag.worst(), "{took:?}; the machine lagged {:?}", lag.worst());
     assert_eq!(got.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
@@ -546,7 +546,7 @@ mod exporter {
     async fn goes_wrong(fault: Fault) {
         static ONCE: OnceLock<()> = OnceLock::new();
         ONCE.get_or_init(|| metrics::set_global_recorder(Exporter).map_err(|_| ()).expect("there is no other"));
-        // By the end of a lease, and by a renewal.
+        // At the end of a lease, and at a renewal.
         for (name, event) in [("leasehold_losses_total", "lost"), ("leasehold_renewal_seconds", "renew")] {
             let scene = scene(event).await;
             TRAP.arm(name, fault);

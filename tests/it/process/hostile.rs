@@ -1,8 +1,8 @@
 //! Hostile answers: a proxy changes, cuts, repeats and invents bytes of a real server's answers, at random.
 //!
 //! Nothing panics, every call ends in time, no lease is valid for longer than its TTL, memory stays bounded, and the
-//! same [`Client`] work again once the answers are right. Not tried is what SECURITY.md calls open: arrays that are
-//! nested thousands deep, and one long string.
+//! same [`Client`] works again once the answers are right. Not tested is what SECURITY.md lists as open: arrays nested
+//! thousands deep, and one long string.
 //!
 //! Some seconds with every run of the tests; a failure names its seed. For an hour, from another seed:
 //!
@@ -32,13 +32,13 @@ use tokio::task::JoinSet;
 const ROUND: Duration = Duration::from_secs(1);
 /// How many seeds the gate tries.
 const ROUNDS: u32 = 4;
-/// So many programs, and the tasks of each: what is spoilt for one of them holds up its own tasks only.
+/// The number of programs, each with `TASKS` tasks. A spoilt answer delays only the tasks of its own program.
 const PROGRAMS: usize = 8;
 const TASKS: usize = 4;
 const NAMES: usize = 12;
 const TTL: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_millis(300);
-/// A process that is so late with an answer asks once more: it may lie in its socket.
+/// A process this late with an answer asks once more, because the answer may be in its socket.
 const STOOD_STILL: Duration = Duration::from_millis(250);
 /// How far the process may grow between the first seed and the last one, in KiB.
 const MOST_GROWTH: u64 = 64 << 10;
@@ -125,11 +125,11 @@ impl Random {
 enum Then {
     GoOn,
     Close,
-    /// Nothing is answered there any more.
+    /// Nothing more is answered on this connection.
     FallSilent,
 }
 
-/// Changes one thing of an answer.
+/// Changes one thing about an answer.
 fn spoil(answer: &mut Vec<u8>, random: &mut Random) -> Then {
     let at = random.below(answer.len());
     let range = random.range(answer.len());
@@ -143,7 +143,7 @@ fn spoil(answer: &mut Vec<u8>, random: &mut Random) -> Then {
             answer.splice(range.start..range.start, copy);
         }
         4 => drop(answer.splice(at..at, fragment.iter().copied())),
-        // Between two lines, where a decoder looks for a type.
+        // Between two lines, where a decoder expects a type.
         5 => {
             let line =
                 answer.iter().skip(at).position(|byte| *byte == b'\n').map_or(answer.len(), |more| at + more + 1);
@@ -258,7 +258,7 @@ fn answer(mut client: &TcpStream, mut server: &TcpStream, shared: &Shared) -> io
             return Ok(());
         }
         let is_hostile = shared.is_hostile.load(Ordering::Relaxed);
-        // An answer that was invented may lie between the others for good.
+        // An invented answer may remain among the others for good.
         if was_spoilt && !is_hostile {
             return Ok(());
         }
@@ -279,7 +279,7 @@ fn answer(mut client: &TcpStream, mut server: &TcpStream, shared: &Shared) -> io
     }
 }
 
-/// The messages of all panics of this process, of whatever thread.
+/// The messages of all panics of this process, on any thread.
 fn panics() -> Arc<Mutex<Vec<String>>> {
     let panics = Arc::new(Mutex::new(Vec::new()));
     let (of_hook, usual) = (Arc::clone(&panics), panic::take_hook());
@@ -297,7 +297,7 @@ fn resident() -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Holds a lease as a job does, and checks its promises, whatever was answered.
+/// Holds a lease as a job does, and checks its promises, whatever the answers.
 async fn hold(lease: Lease, random: &mut Random, lag: &Lag) {
     assert!(lease.remaining() <= TTL, "{:?} of {TTL:?}", lease.remaining());
     let longest = if random.one_in(5) { 1_500 } else { 20 };
@@ -309,7 +309,7 @@ async fn hold(lease: Lease, random: &mut Random, lag: &Lag) {
         // It may have ended after that wait.
         Err(error) => drop(within(SIGNAL + lag.worst(), &format!("the signal of {error}"), lease.lost()).await),
     }
-    // No answer is waited for longer than the lease is certain to last.
+    // A renewal waits for its answer no longer than the lease is certain to last.
     if lost.is_err() && random.one_in(3) {
         let left = lease.remaining();
         let _renewed = within(left + SIGNAL + lag.worst(), "a renewal", lease.renew()).await;
@@ -341,8 +341,8 @@ async fn use_locks(leases: Client, mut random: Random, until: Instant, lag: Arc<
                 let begun = Instant::now();
                 let acquired = within(HANGS, "an acquire", lock.acquire_within(LIMIT)).await;
                 let (took, late) = (begun.elapsed(), lag.worst());
-                // A process that stood still asks once more, and may stand still again. Two timers end a wait, one after the
-                // other, and each may be late.
+                // A process that stood still asks once more, and may stand still again. Two timers in a row end a wait,
+                // and each may be late.
                 let limit = if late < STOOD_STILL { LIMIT } else { 2 * LIMIT + late };
                 assert!(took <= limit + SIGNAL + lag.of(2), "{took:?}, the machine lagged {late:?}: {acquired:?}");
                 if let Ok(lease) = acquired {
@@ -358,7 +358,7 @@ fn program(spoiler: &Spoiler) -> Client {
     builder.command_timeout(LIMIT).build_lazy().unwrap()
 }
 
-/// The last hostile answers may still come.
+/// Acquires a lock, although the last hostile answers may still arrive.
 async fn acquired_at_last(leases: &Client) -> Lease {
     let begun = Instant::now();
     loop {
@@ -388,7 +388,7 @@ async fn round(seed: u64, spoiler: &Spoiler, wire: &mut Wire, lag: &Arc<Lag>) {
         within(HANGS, "a release", lease.release()).await.unwrap();
         within(HANGS, "the end", leases.close()).await;
     }
-    // Nothing waits for these keys; their TTL ends them.
+    // No request waits for these keys. Their TTL ends them.
     let mut are_gone = || (0..NAMES).all(|name| !wire.exists(&format!("job:{name}")));
     eventually_async(HANGS, "no key is left", &mut are_gone).await;
 }
@@ -404,7 +404,7 @@ fn answers_at_random_neither_break_nor_outlive_a_promise() {
             let (spoiler, mut wire, begun) = (Spoiler::to(&server), server.wire(), Instant::now());
             let (mut rounds, mut at_first) = (0, 0);
             while long.map_or(rounds < ROUNDS, |long| begun.elapsed() < long) {
-                // Far from those that the connections of another seed get.
+                // Far from the seeds of another round's connections.
                 let seed = (first + u64::from(rounds)) << 20;
                 if long.is_some() || rounds == 0 {
                     println!(

@@ -1,5 +1,5 @@
-//! Where there is no keeper: its thread cannot be started, or is in the process from which this one was forked. Then every
-//! call fails, and none panics or hangs.
+//! A process without a keeper: its thread cannot be started, or did not survive a fork. Then every call fails, and none
+//! panics or hangs.
 
 use std::{
     future::Future,
@@ -17,7 +17,7 @@ use tokio::runtime::Builder;
 
 use crate::common::wait;
 
-/// Counts the panics of this process from now on, those that somebody catches too.
+/// Counts the panics of this process from now on, including those that are caught.
 fn panics() -> Arc<AtomicUsize> {
     let count = Arc::new(AtomicUsize::new(0));
     let (counted, report) = (count.clone(), std::panic::take_hook());
@@ -28,7 +28,7 @@ fn panics() -> Arc<AtomicUsize> {
     count
 }
 
-/// Where a call comes from.
+/// Where a call is made.
 #[derive(Debug, Clone, Copy)]
 enum From {
     NoRuntime,
@@ -55,13 +55,13 @@ fn resources() -> [usize; 2] {
 #[test]
 fn f94_no_thread_can_be_started() {
     alone(|| {
-        // The stack of every thread that does not say how large it should be: no machine has so much memory.
+        // The stack of every thread that does not specify a size: larger than any machine's memory.
         const LARGE: (&str, &str) = ("RUST_MIN_STACK", "70368744177664");
         if let Some(part) = Part::mine() {
             let panics = panics();
             thread::Builder::new().spawn(|| ()).expect_err("the premise");
             let start = Instant::now();
-            // The first runtime of a process opens what all of them share.
+            // The first runtime of a process opens resources that all runtimes share.
             drop(one_thread());
             let at_first = resources();
             for url in [&*part.url, "memory://"] {
@@ -87,7 +87,7 @@ fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
         let panics = panics();
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let connect_timeout = Duration::from_millis(400);
-        // Connections come about, and nobody answers.
+        // Connections are accepted, but no request is answered.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", silent.local_addr().unwrap());
         runtime.block_on(async {
@@ -102,7 +102,7 @@ fn a_start_that_is_given_up_panics_nowhere_and_leaves_no_task() {
     });
 }
 
-/// As one that becomes a daemon does. The threads of the keeper are not in the child.
+/// A fork without exec, as daemons do. The child does not have the keeper's threads.
 #[test]
 fn in_a_process_that_was_forked_every_call_says_so_at_once() {
     const TTL: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! F91 with a logger of the `log` crate, to which fred tells each connection that ends: on the thread where that lives.
+//! F91 with a logger of the `log` crate, which gets a line from fred for each connection that ends, on its thread.
 
 use std::{
     sync::{Condvar, Mutex, PoisonError},
@@ -10,9 +10,9 @@ use leasehold::{Client, LossReason};
 use support::{HANGS, Lag, SIGNAL, Server, alone, eventually_async, seen, stamped, two_workers, within};
 
 const TTL: Duration = Duration::from_secs(5);
-/// Renewals that go unanswered are noticed after some of these.
+/// An unanswered renewal is noticed after several of these timeouts.
 const COMMAND: Duration = Duration::from_millis(300);
-/// The longest that a line blocks its thread for.
+/// The longest that a line blocks its thread.
 const STUCK: Duration = Duration::from_secs(20);
 
 /// Blocks the library's threads at each line, as a full pipe does.
@@ -41,7 +41,7 @@ impl log::Log for Stuck {
     }
 
     fn log(&self, _: &log::Record<'_>) {
-        // A program's own threads are its own business.
+        // A program's own threads are not blocked.
         if !thread::current().name().is_some_and(|name| name.starts_with("leasehold")) {
             return;
         }

@@ -8,7 +8,7 @@ use support::{Cluster, HANGS, Replicated, Server, alone, eventually_async, two_w
 
 const TTL: Duration = Duration::from_secs(4);
 
-/// What there is to scrape.
+/// The metrics as they are scraped.
 struct Exporter(PrometheusHandle);
 
 impl Exporter {
@@ -18,7 +18,7 @@ impl Exporter {
         text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// What the keeper has to tell comes a little later.
+    /// The keeper's metrics arrive a little later.
     async fn tells(&self, series: &str, expected: impl Fn(f64) -> bool) {
         let is_told = || self.value(series).is_some_and(&expected);
         eventually_async(HANGS, &format!("{series} is {:?}", self.value(series)), is_told).await;
@@ -33,7 +33,7 @@ impl Exporter {
     }
 }
 
-/// One for all: a recorder is the whole process's.
+/// One test for all metrics, because a recorder belongs to the whole process.
 #[test]
 fn leases_and_their_faults_are_counted() {
     alone(|| {
@@ -48,7 +48,7 @@ fn leases_and_their_faults_are_counted() {
             nodes_are_told_by_their_addresses(&exporter).await;
             a_cluster_tells_which_primary_is_away_and_what_was_redirected(&exporter).await;
             too_few_replicas_are_counted(&exporter).await;
-            assert!(exporter.0.render().contains("# HELP leasehold_held "), "an exporter is told what it is");
+            assert!(exporter.0.render().contains("# HELP leasehold_held "), "an exporter gets its description");
         });
     });
 }
@@ -107,7 +107,7 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
     assert_eq!(within(HANGS, "it is at risk", changes.next()).await, Some(Status::AtRisk));
     eventually_async(HANGS, "it is told", || exporter.gauges() == [Some(1.0), Some(0.0), Some(1.0)]).await;
     exporter.counts("leasehold_renewals_total{outcome=\"failed\"}", 1).await;
-    // With every try the least gets less.
+    // The least decreases with every try.
     exporter.tells("leasehold_least_remaining_ratio", |least| least < 0.38).await;
     server.cont();
     assert_eq!(within(HANGS, "it is well", changes.next()).await, Some(Status::Held));
@@ -124,9 +124,9 @@ async fn a_life_of_a_lease(exporter: &Exporter) {
     assert_eq!(next.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     assert_eq!(exporter.gauges(), [Some(0.0), Some(0.0), Some(0.0)]);
     exporter.counts("leasehold_hold_seconds_count", 2).await;
-    assert_eq!(exporter.value("leasehold_wait_seconds_count"), Some(2.0), "of those that had it");
+    assert_eq!(exporter.value("leasehold_wait_seconds_count"), Some(2.0), "of the acquires that won");
 
-    // What cannot be taken back while it lives is left to expire.
+    // A key that cannot be taken back while it lives is left to expire.
     let short = leases.lock("short").ttl(Duration::from_millis(200)).acquire().await.expect("it is free");
     server.stop();
     drop(short);
@@ -165,7 +165,7 @@ async fn shares_are_told_from_locks_that_are_held_alone(exporter: &Exporter) {
     assert_eq!(of("shared"), ["2", "2", "1"]);
     drop(shares);
     assert_eq!(of("shared"), ["0", "2", "1"]);
-    // What the keeper sees end.
+    // A lease whose end the keeper notices.
     let reading = leases.rw_lock("config").read().ttl(TTL / 10).max_hold(TTL / 10);
     let short = reading.acquire().await.expect("it is free");
     assert_eq!(of("shared"), ["1", "3", "1"]);
@@ -207,7 +207,7 @@ async fn a_group_has_series_of_its_own(exporter: &Exporter) {
     let none = leases.lock("report:3").metrics_group("").acquire().await.expect("it is free");
     assert_eq!(exporter.gauges().first(), Some(&Some(1.0)));
     let now = exporter.value("leasehold_acquires_total{outcome=\"acquired\",mode=\"exclusive\"}");
-    assert_eq!(now, others.map(|others| others + 1.0), "what has a group counts there only");
+    assert_eq!(now, others.map(|others| others + 1.0), "a lock in a group counts there only");
     drop((nightly, none));
 }
 
@@ -221,7 +221,7 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     exporter.counts(&of_node("node_up"), 1).await;
     exporter.counts(&of_node("notifications_active"), 1).await;
     exporter.counts(&of_node("reconnects_total"), 0).await;
-    // A program that asks for nothing sees it by its connection.
+    // A program without requests notices the outage by its connection.
     assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     server.kill();
     exporter.counts(&of_node("node_up"), 0).await;
@@ -229,8 +229,8 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
     server.restart();
     exporter.counts(&of_node("node_up"), 1).await;
     exporter.tells(&of_node("reconnects_total"), |reconnects| reconnects >= 1.0).await;
-    assert!(!exporter.0.render().contains("swordfish"), "an address is told, and not who we are there");
-    // Nobody needs what is down and not used any more.
+    assert!(!exporter.0.render().contains("swordfish"), "the address is public, the user is not");
+    // A server that is down and unused is not reported as down.
     server.kill();
     exporter.counts(&of_node("node_up"), 0).await;
     leases.close().await;
@@ -249,7 +249,7 @@ async fn nodes_are_told_by_their_addresses(exporter: &Exporter) {
         let offset = format!("leasehold_node_clock_offset_seconds{{node=\"{node}\"}}");
         exporter.tells(&offset, |seconds| seconds.abs() < 1.0).await;
     }
-    // Series told before these say nothing of a node that has never answered.
+    // A node that has never answered is not reported as up, if it is reported at all.
     let never = exporter.value(&format!("leasehold_node_up{{node=\"{nobody}\"}}"));
     assert!(never.is_none_or(|up| up < 0.5), "{never:?}");
 }
@@ -291,7 +291,7 @@ async fn a_cluster_tells_which_primary_is_away_and_what_was_redirected(exporter:
         let lease = leases.lock(cluster.name_at(at, "job")).acquire().await.expect("it is free");
         assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
     }
-    // Its keys are on their way, and then it has arrived.
+    // First its keys are being moved (`ASK`), then the move is complete (`MOVED`).
     let name = cluster.name_at(0, "moving");
     let slot = cluster.slot_of(&name);
     cluster.begin_to_move(slot, 0, 1);
@@ -303,7 +303,7 @@ async fn a_cluster_tells_which_primary_is_away_and_what_was_redirected(exporter:
     exporter.tells(&redirections("moved"), |moved| moved >= 1.0).await;
     drop(lease);
 
-    // A lease there keeps the program asking.
+    // A lease on that server keeps the program sending requests.
     let name = cluster.name_at(2, "job");
     let lease = leases.lock(&name).ttl(TTL * 10).acquire().await.expect("it is free");
     primary(2).kill();
@@ -317,13 +317,13 @@ async fn a_cluster_tells_which_primary_is_away_and_what_was_redirected(exporter:
     exporter.counts(&of_primary(2), 1).await;
     assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 
-    // One of three is no reason to wake anybody, two are.
+    // One of three nodes down is no reason for an alert. Two are.
     let fails = async |name: &str| assert!(leases.lock(name).try_acquire().await.is_err(), "{name}");
     cluster.replica_of(2).kill();
     fails(&name).await;
     primary(1).kill();
     exporter.counts(&of_primary(1), 0).await;
-    assert_eq!(exporter.value(&up(&hosts)), Some(1.0), "what was told before has the first failure");
+    assert_eq!(exporter.value(&up(&hosts)), Some(1.0), "earlier reports include the first failure");
     fails(&cluster.name_at(1, "job")).await;
     exporter.counts(&up(&hosts), 0).await;
 }

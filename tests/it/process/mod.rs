@@ -1,5 +1,5 @@
-//! Tests of what belongs to a whole process: its subscriber, logger, recorder of metrics, panic hook, threads and memory.
-//! Each of them has a process of its own.
+//! Tests of process-wide state: its subscriber, logger, recorder of metrics, panic hook, threads and memory. Each of
+//! them has a process of its own.
 
 mod events;
 mod foreign;

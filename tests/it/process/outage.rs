@@ -1,5 +1,4 @@
-//! How much an outage writes into the log: each cause once, then at most once a minute with its count, and its end
-//! once.
+//! How many log lines an outage causes: each cause once, then at most once a minute with its count, and its end once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,29 +9,29 @@ use leasehold::{Builder, Client};
 use support::{EventLog, HANGS, Server, alone, eventually_async, two_workers};
 use tokio::task::JoinSet;
 
-/// Within this outage no cause is due a second time.
+/// A cause is not logged a second time within this outage.
 const SHORT: Duration = Duration::from_secs(15);
 
-/// Within this one each cause is due again, a minute later.
+/// Each cause is logged again within this outage, a minute later.
 const LONG: Duration = Duration::from_secs(61);
 
-/// So many wait, some of them for one name, and all others for names of their own.
+/// The number of waiters: `OF_ONE_NAME` for one name, the others each for a name of its own.
 const WAITERS: usize = 500;
 const OF_ONE_NAME: usize = 240;
 
-/// Before an attempt of unknown outcome is left to expire, which is told as well.
+/// After this, an attempt of unknown outcome is left to expire, which is logged too.
 const TTL: Duration = Duration::from_secs(20);
 
-/// One way of being away.
+/// One kind of outage.
 struct Outage {
     kind: &'static str,
-    /// One, or a quorum of which most are away.
+    /// One server, or a quorum with a majority away.
     servers: Vec<Server>,
-    /// The last ones.
+    /// How many servers are away: the last ones.
     away: usize,
     begin: fn(&Server),
     end: fn(&Server),
-    /// How many causes there may be: what the servers say and their silence, and the same for what is undone.
+    /// The most causes: the servers' errors and their silence, and both again for undos.
     causes: usize,
 }
 
@@ -54,7 +53,7 @@ impl Outage {
         self.servers.iter().rev().take(self.away)
     }
 
-    /// Has everybody wait for as long as the outage lasts, and counts the lines of each cause: one at its begin, and one a
+    /// Runs waiters for as long as the outage lasts, and counts the lines of each cause: one at its begin, and one a
     /// minute later.
     async fn lasts(self, span: Duration, log: EventLog) {
         let (kind, most) = (self.kind, if span < LONG { 1 } else { 2 });
@@ -64,12 +63,12 @@ impl Outage {
         for at in 0..WAITERS {
             let name = if at < OF_ONE_NAME { format!("{kind}-all") } else { format!("{kind}-{at}") };
             let waiter = leases.lock(name).acquire();
-            // Dropped, it is released in the background.
+            // A dropped lease is released in the background.
             waiters.spawn(async move { drop(waiter.await.unwrap()) });
         }
         tokio::time::sleep(span).await;
         tokio::task::block_in_place(|| self.away().for_each(self.end));
-        // Nobody gave up.
+        // No waiter gave up.
         while let Some(done) = waiters.join_next().await {
             done.unwrap();
         }
@@ -80,13 +79,13 @@ impl Outage {
         }
         let lines: usize = causes.values().sum();
         println!("{kind}: {lines} lines: {causes:#?}");
-        assert!(lines > 0, "{kind}: nothing is told");
+        assert!(lines > 0, "{kind}: nothing is logged");
         assert!(causes.values().all(|&lines| lines <= most), "{kind}: {causes:#?}");
         assert!(lines <= most * self.causes, "{kind}: {causes:#?}");
         let is_told = |line: &String| line.starts_with("INFO wait") && line.contains(kind) && line.contains("again");
         eventually_async(HANGS, "the end is told", || log.lines().iter().any(is_told)).await;
         let ends = log.lines().iter().filter(|line| is_told(line)).count();
-        assert!(ends <= most, "{kind}: its end is told {ends} times");
+        assert!(ends <= most, "{kind}: its end is logged {ends} times");
         leases.close().await;
     }
 
@@ -145,7 +144,7 @@ async fn outages_last(span: Duration) {
             away: 2,
             begin: Server::stop,
             end: Server::cont,
-            // A machine under load makes the others silent too, and each is told of by itself.
+            // A machine under load makes the other servers silent too, and each is logged separately.
             causes: 3 * 3,
         },
     ];
@@ -167,13 +166,13 @@ fn patient(server: &Server) -> support::Wire {
     wire
 }
 
-/// Has the server load its data again, for longer than the outage.
+/// Makes the server load its data again, for longer than the outage.
 fn loads(server: &Server) {
     let mut wire = patient(server);
     wire.must(&["DEBUG", "POPULATE", "200000", "filler", "100"]);
     wire.must(&["CONFIG", "SET", "key-load-delay", "400"]);
     wire.send(&["DEBUG", "RELOAD"]).unwrap();
-    // It goes on with that when we have gone, but may not have begun.
+    // The server continues after this connection ends, but may not have begun.
     let mut probe = patient(server);
     support::eventually(HANGS, "the server loads", || {
         probe.cmd(&["GET", "filler"]).error().is_some_and(|text| text.starts_with("LOADING"))

@@ -1,4 +1,4 @@
-//! A lease in the trace of the job that acquired it: its span, and the events that the keeper tells in it.
+//! A lease in the trace of the job that acquired it: its span, and the keeper's events in it.
 
 use std::{
     collections::HashMap,
@@ -25,13 +25,13 @@ use tracing_subscriber::{
 
 const NAME: &str = "job";
 
-/// The spans and events that were told, for a subscriber of one thread: threads of ours find it by the lease's span.
+/// The recorded spans and events of one thread's subscriber: the library's threads find it by the lease's span.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Recorded>>);
 
 #[derive(Default)]
 struct Recorded {
-    /// Each event with its spans, from the outermost: `job/acquire/lease: lost`.
+    /// Each event with its spans, outermost first: `job/acquire/lease: lost`.
     events: Vec<String>,
     /// The fields of each span by its name.
     fields: HashMap<String, String>,
@@ -89,7 +89,7 @@ impl Recorder {
     }
 }
 
-/// Runs this with a subscriber of this thread alone.
+/// Runs the test with a subscriber for this thread only.
 fn recorded(level: LevelFilter, test: impl AsyncFnOnce(Recorder)) {
     let recorder = Recorder::default();
     let subscriber = Registry::default().with(recorder.clone().with_filter(level));
@@ -154,8 +154,8 @@ fn work_runs_in_the_span_of_its_lease_and_its_outcome_is_there() {
     });
 }
 
-/// The keeper knows a hold that has ended for a while, if it has others.
-/// Its holder may be quicker than whoever tells of the loss.
+/// The keeper remembers an ended hold for a while, if it has others. The holder may drop it before its loss is
+/// reported.
 #[test]
 fn a_lease_that_is_dropped_as_soon_as_it_is_lost_ended_by_its_loss() {
     alone(|| {

@@ -1,4 +1,4 @@
-//! The holder is told the truth, whatever else in the process is slow, stopped or racing.
+//! Holders get correct answers, whatever else in the process is slow, stopped or racing.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use tracing_subscriber::{
     layer::{Context, SubscriberExt as _},
 };
 
-/// A log that takes its time over one event. The keeper writes to it from a thread of its own, so it is the process's.
+/// A log that is slow at one event. The keeper logs on a thread of its own, so the subscriber is the process's.
 struct SlowLog;
 
 type Slow = Box<dyn Fn(&str) + Send>;
@@ -78,7 +78,7 @@ fn a_slow_subscriber_delays_no_signal() {
         let (at, lost) = told.recv_timeout(HANGS).unwrap();
         assert_eq!(lost.reason(), LossReason::Expired);
         assert_eq!(lease.remaining(), Duration::ZERO);
-        // The last look that was good came before the deadline.
+        // The last successful check came before the deadline.
         let late = at.saturating_duration_since(last_ok);
         assert!(late <= Duration::from_millis(50) + lag.worst(), "{late:?}");
         server.cont();
@@ -102,12 +102,12 @@ fn a_slow_subscriber_cannot_leave_a_healthy_lease_at_risk() {
         let lease = runtime.block_on(leases.lock("job").ttl(Duration::from_secs(5)).acquire()).unwrap();
         proxy.on(Match::script(support::scripts::RENEW), 1, Action::CutBefore);
         eventually(HANGS, "the keeper to log the risk", || logging.load(Ordering::SeqCst));
-        // While it does, the holder's own renewal is confirmed.
+        // While the log is blocked, the holder's own renewal is confirmed.
         eventually(HANGS, "a renewal by hand", || runtime.block_on(lease.renew()).is_ok());
         eventually(HANGS, "the status to be right", || lease.status() == Status::Held);
         let changes = runtime.block_on(async {
             let mut changes = lease.status_changes();
-            // Longer than the log takes.
+            // Longer than the log blocks.
             tokio::time::timeout(Duration::from_millis(800), changes.next()).await.ok()
         });
         assert_eq!(changes, None, "and to stay right");
@@ -159,7 +159,7 @@ fn after_a_suspend_the_same_task_competes_anew() {
     alone(|| {
         two_workers().block_on(async {
             let clock = Suspending::default();
-            // Its store goes by the clock of another machine, which is not suspended.
+            // The store uses the clock of another machine, which is not suspended.
             let url = "memory://awake";
             let _awake = Client::connect(url).await.unwrap();
             let leases = Client::builder().url(url).clock(clock.clone()).build().await.unwrap();
@@ -167,7 +167,7 @@ fn after_a_suspend_the_same_task_competes_anew() {
                 let lock = leases.lock("job");
                 let before = lock.acquire().await.unwrap();
                 clock.0.fetch_add(3_600, Ordering::SeqCst);
-                // The store has not slept: the key is still there, but nobody's.
+                // The store was not suspended: the key is still there, but its lease has expired.
                 let answer = lock.try_acquire().await;
                 assert!(matches!(answer, Ok(None)), "{answer:?}");
                 assert_eq!(before.check().unwrap_err().lost().map(Lost::reason), Some(LossReason::Expired));
@@ -181,16 +181,16 @@ fn after_a_suspend_the_same_task_competes_anew() {
     });
 }
 
-/// As one that prints does once its pipe is closed.
+/// The panic of a log that prints to a closed pipe.
 #[test]
 fn a_log_that_panics_ends_no_watch() {
     alone(|| {
-        // The hook of panics needs a processor for a while: it looks up where the panic came from.
+        // The panic hook needs a processor for a while, to resolve the backtrace.
         const TTL: Duration = Duration::from_secs(3);
         let panics = Arc::new(AtomicU64::new(0));
         let panicked = panics.clone();
         slow_log(move |event| {
-            assert!(event != "lost" || panicked.fetch_add(1, Ordering::SeqCst) > 0, "nobody reads the log");
+            assert!(event != "lost" || panicked.fetch_add(1, Ordering::SeqCst) > 0, "the log is closed");
         });
         let server = Server::start();
         two_workers().block_on(async {
@@ -198,10 +198,10 @@ fn a_log_that_panics_ends_no_watch() {
             let short = leases.lock("short").max_hold(TTL).acquire().await.unwrap();
             let long = leases.lock("long").acquire().await.unwrap();
             assert_eq!(within(HANGS, "the signal", short.lost()).await.reason(), LossReason::MaxHold);
-            // As long as the other would not last if nobody renewed it.
+            // Longer than the other lease lasts without renewals.
             tokio::time::sleep(TTL * 5 / 4).await;
             assert_eq!((panics.load(Ordering::SeqCst), long.check()), (1, Ok(())));
-            // And its own deadline is told, with the server away for good.
+            // Its own deadline is reported too, though the server is away for good.
             server.stop();
             assert_eq!(within(HANGS, "the signal", long.lost()).await.reason(), LossReason::Expired);
             server.cont();
@@ -209,10 +209,10 @@ fn a_log_that_panics_ends_no_watch() {
     });
 }
 
-/// The server says so while the renewal is asked for that re-entry waits for.
+/// Re-entry waits for a renewal, and the server answers that renewal with the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
-    // At risk after half of it.
+    // At risk after half of this TTL.
     const TTL: Duration = Duration::from_secs(9);
     let server = Server::start();
     let proxy = Proxy::to(&server);
@@ -222,7 +222,7 @@ async fn re_entry_at_risk_finds_the_key_gone_and_acquires_anew() {
     let lease = lock.acquire().await.unwrap();
     let mut changes = lease.status_changes();
     proxy.freeze(true);
-    // It goes unanswered, and its caller does not wait for that.
+    // The renewal goes unanswered, and its caller stops waiting.
     assert!(tokio::time::timeout(Duration::from_millis(20), lease.renew()).await.is_err());
     assert!(server.wire().del("job"));
     assert_eq!(within(TTL, "it is at risk", changes.next()).await, Some(Status::AtRisk));

@@ -1,4 +1,4 @@
-//! Notifications lost, late or twice, and connections that end. A waiter still wakes up, at the latest when the
+//! Notifications lost, late or duplicated, and connections that end. A waiter still wakes up, at the latest when the
 //! holder's key expires; the next renewal reports a loss.
 
 use std::{
@@ -17,14 +17,14 @@ use support::{
 
 use crate::common::{COMMAND, Confirmed as _, program_with, told};
 
-/// Ends a test that would hang.
+/// The limit after which a hanging test ends.
 const SOON: Duration = Duration::from_secs(20);
 /// The longest pause between two checks of a waiter without notifications.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 const TTL: Duration = Duration::from_millis(1_200);
 
-/// Somebody else has it for a minute.
+/// Gives the lock to another holder for a minute.
 fn take(wire: &mut Wire, name: &str) {
     wire.must(&["SET", name, "somebody", "PX", "60000"]);
 }
@@ -47,11 +47,11 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     }
     let mut waiters: Vec<_> = NAMES.iter().map(|name| timed(waiter.lock(*name).acquire())).collect();
     let started = Instant::now();
-    // Two TTLs: without renewals between the kills nothing would be held at the end. And nine kills, however long a busy
-    // machine takes: pushes that end again and again take longer and longer to come back.
+    // Two TTLs: without renewals between the kills every lease would have expired. And nine kills, however slow the
+    // machine: pushes that end repeatedly take longer and longer to come back.
     let mut kills = 0;
     while started.elapsed() < Duration::from_millis(2_400) || kills < 9 {
-        // Both processes have connections again, with pushes or on their way to them: killed in every state.
+        // Both processes have reconnected, with pushes on or being switched on: killed in every state.
         let pushes = kills % 3;
         eventually_async(SOON, "connections", || wire.trackers().len() >= pushes.min(2)).await;
         kill_all(&mut wire);
@@ -63,7 +63,7 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     }
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
 
-    // The last two are released when all is well again, the first one at once.
+    // The first lease is released at once, the last two when all is well again.
     for (round, lease) in held.into_iter().enumerate() {
         if round > 0 {
             eventually_async(SOON, "pushes are on again", || wire.trackers().len() == 2).await;
@@ -72,7 +72,7 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
         lease.release().await.unwrap().confirmed();
         let (next, at) = within(SOON, "the waiter", waiters.remove(0)).await.unwrap();
         let took = at.duration_since(released);
-        // Connecting anew takes a few pauses.
+        // Reconnecting takes a few pauses.
         let limit = if round > 0 { SIGNAL } else { 5 * SIGNAL };
         seen::took(if round > 0 { "hand-off afterwards" } else { "hand-off at once" }, took, limit, &lag);
         assert!(took <= limit + lag.worst(), "{round}: {took:?}");
@@ -91,7 +91,7 @@ enum Ends {
 impl Ends {
     const ALL: [Self; 3] = [Self::Receiver, Self::Keeper, Self::Both];
 
-    /// Ends them, and runs one more command at once behind that. Answers when it began to.
+    /// Ends the connections, and runs one more command right behind. Returns when it began.
     fn now(self, wire: &mut Wire, and: &[&str]) -> Instant {
         let trackers = wire.trackers();
         assert_eq!(trackers.len(), 1, "{trackers:?}");
@@ -125,30 +125,30 @@ async fn a_connection_that_ends_in_any_state_costs_no_wake_up() {
             for (state, worst) in worst.iter_mut().enumerate() {
                 start_anew([&mut wire]).await;
                 if round + state > 0 {
-                    // What ended while nobody needed it any more comes back for whoever asks.
+                    // Connections that ended while unused come back for the next request.
                     told(&leases).await;
                     eventually_async(SOON, "pushes are on", || wire.trackers().len() == 1).await;
                 }
                 take(&mut wire, "job");
                 if state == 0 && round > 0 {
-                    // Nobody waits.
+                    // No waiter.
                     ends.now(&mut wire, &["PING"]);
                 }
                 let waiter = timed(leases.lock("job").acquire());
                 waiter_is_tracked([&mut wire], 1).await;
                 eventually_async(SOON, "pushes are on", || wire.trackers().len() == 1).await;
                 if state == 1 {
-                    // A waiter is registered; it is released when that is so again.
+                    // A waiter is registered. The lock is released once it is registered again.
                     ends.now(&mut wire, &["PING"]);
                     eventually_async(SOON, "pushes are on again", || wire.trackers().len() == 1).await;
                 }
                 let mut freed = Instant::now();
                 let mut limit = SIGNAL;
                 if state == 2 {
-                    // Between registration and release, with no time between the end and the release.
+                    // Between registration and release; the release follows at once.
                     freed = ends.now(&mut wire, &["DEL", "job"]);
                     if !matches!(ends, Ends::Receiver) {
-                        // Connecting anew takes a few pauses.
+                        // Reconnecting takes a few pauses.
                         limit *= 5;
                     }
                 } else {
@@ -175,7 +175,7 @@ fn steps() -> Vec<(&'static str, usize, Match)> {
         })
     };
     vec![
-        // The client library asks, too.
+        // The client library sends this command too.
         ("CLIENT ID of its own", 1, named("CLIENT", Some("ID"))),
         ("CLIENT ID", 2, named("CLIENT", Some("ID"))),
         ("SUBSCRIBE", 1, named("SUBSCRIBE", None)),
@@ -198,7 +198,7 @@ async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
     ];
     let server = Arc::new(Server::start());
     let lag = Arc::new(Lag::start());
-    // Seven programs at a time: forty-two would be busy with each other.
+    // Seven programs at a time: forty-two would compete for the machine.
     for action in ACTIONS {
         let mut cases = Vec::new();
         for (step, nth, wanted) in steps() {
@@ -208,7 +208,8 @@ async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
                 let proxy = Proxy::to(&server);
                 let leases = Client::builder().url(proxy.url()).command_timeout(COMMAND).build().await.unwrap();
                 let mut wire = server.wire();
-                // The waiter is there when the first try is interrupted, in the second round when it has recovered.
+                // In the first round the waiter is there when the first try is interrupted, in the second after the
+                // recovery.
                 let fault = proxy.on(wanted, nth, action);
                 for recovered in [false, true] {
                     take(&mut wire, &name);
@@ -224,7 +225,7 @@ async fn no_wake_up_is_missed_while_notifications_are_switched_on() {
                     wire.del(&name);
                     let (lease, at) = within(SOON, &name, waiter).await.unwrap();
                     let took = at.saturating_duration_since(freed);
-                    // At worst it polls, and its look is not answered before it is given up.
+                    // At worst it polls, and its poll times out without an answer.
                     let limit = LONGEST_PAUSE + 2 * COMMAND + SIGNAL + lag.worst();
                     assert!(took <= limit, "{name}, recovered: {recovered}: {took:?}");
                     lease.unwrap().release().await.unwrap().confirmed();
@@ -245,7 +246,7 @@ async fn waiters_poll_from_the_moment_when_notifications_cannot_come_back() {
     take(&mut wire, "job");
     let waiter = timed(leases.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
-    // The next connection may not do what this one did.
+    // The next connection lacks the rights that this one had.
     wire.must(&["ACL", "SETUSER", "default", "-client", "+client|id", "+client|kill", "+client|list"]);
     let keeper = wire.trackers().remove(0).reads;
     wire.kill_client(&keeper);
@@ -258,7 +259,7 @@ async fn waiters_poll_from_the_moment_when_notifications_cannot_come_back() {
     lease.unwrap().release().await.unwrap().confirmed();
 }
 
-/// What became of the messages, for people.
+/// Describes what happened to the messages.
 fn fate(messages: Messages) -> &'static str {
     match messages {
         Messages::Lose => "message lost",
@@ -274,7 +275,7 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
     let holder = program_with(server.url(), TTL).await;
     let (lag, mut wire) = (Lag::start(), server.wire());
     for messages in [Messages::Lose, Messages::Late(Duration::from_millis(700)), Messages::Twice] {
-        // Its own: what is late would keep back the next round's.
+        // A proxy of its own, because late messages would delay the next round's.
         let proxy = Proxy::to(&server);
         let leases = program_with(proxy.url(), TTL).await;
         start_anew([&mut wire]).await;
@@ -283,7 +284,7 @@ async fn f36_a_lost_message_delays_a_waiter_by_the_holders_remaining_ttl_at_most
         waiter_is_tracked([&mut wire], 1).await;
         let seen = proxy.messages_seen();
         proxy.messages(messages);
-        // The holder's renewal is the first message that goes wrong; the waiter looks at its time.
+        // The holder's renewal is the first message that goes wrong; the waiter polls by its own timer.
         eventually_async(SOON, "a message", || proxy.messages_seen() > seen).await;
         lease.check().unwrap();
         let remaining = Duration::from_millis(u64::try_from(wire.pttl("job")).unwrap());
@@ -339,12 +340,12 @@ async fn f36_there_are_never_two_holders() {
     let mut tasks = Vec::new();
     let (inside, last, taken) =
         (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(0)));
-    // In which a lost message has delayed somebody a few times; and longer where turns take long.
+    // Long enough that lost messages delay waiters a few times; longer on a machine where turns take long.
     let until = Instant::now() + Duration::from_secs(6);
     for fate in FATES {
         let proxy = Proxy::to(&server);
         proxy.messages(fate);
-        // Its TTL is as long as a lost message may delay one of them, and far longer than a turn.
+        // The TTL is as long as a lost message may delay a waiter, and far longer than a turn.
         let leases = program_with(proxy.url(), TTL).await;
         proxies.push(proxy);
         for _ in 0..3 {
@@ -381,7 +382,7 @@ async fn a_receiving_connection_that_was_being_made_ends_with_its_leases() {
     let ours = |wire: &mut Wire| wire.must(&["CLIENT", "LIST"]).text().lines().count() - 1;
     let leases = Client::builder().url(proxy.url()).build().await.unwrap();
     take(&mut wire, "job");
-    // The handshake begins with it.
+    // The handshake begins with this command.
     let handshake = proxy.on(Match::command("PING"), 1, Action::Hold);
     let lock = leases.lock("job");
     let waiter = tokio::spawn(async move { lock.acquire().await.map(drop) });

@@ -1,4 +1,4 @@
-//! What many waiters cost the server, and that one release gives one of them the lock.
+//! The server load of many waiters; and one release gives the lock to one of them.
 
 use std::{
     sync::{
@@ -16,10 +16,10 @@ use support::scripts::{ACQUIRE, LOOK, RENEW};
 
 use crate::common::Confirmed as _;
 
-/// Ends a test that would hang.
+/// The limit after which a hanging test ends.
 const SOON: Duration = Duration::from_secs(30);
 
-/// That many tasks wait for a lock, and each has been told so when this returns.
+/// Starts `count` tasks that wait for a lock, and returns once each has learned that it waits.
 async fn wait(leases: &Client, name: &str, count: usize, won: &mpsc::UnboundedSender<Fence>) -> JoinSet<()> {
     let (tell, mut told) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
@@ -41,8 +41,8 @@ async fn wait(leases: &Client, name: &str, count: usize, won: &mpsc::UnboundedSe
     tasks
 }
 
-/// A command that runs a script, or has the next one watched, or asks how full the server's table is of what it
-/// watches. The client library measures nothing of its own.
+/// A command that runs a script, has the next one tracked, or asks how full the server's tracking table is. The client
+/// library's own commands are not counted.
 fn ours(args: &[Vec<u8>]) -> bool {
     let is = |wanted: Match| wanted.matches(args);
     is(Match::script(ACQUIRE)) || is(Match::script(RENEW)) || is(Match::command("INFO")) || is_caching(args)
@@ -58,7 +58,7 @@ async fn a_thousand_waiters_of_one_process_cost_one_check_for_each_renewal() {
     const TTL: Duration = Duration::from_secs(3);
     let (server, same) = (Server::start(), Server::start());
     let [ours_proxy, theirs_proxy, same_proxy] = [Proxy::to(&server), Proxy::to(&server), Proxy::to(&same)];
-    // Where the addresses lead is nobody's business here.
+    // The resolution of addresses is not under test here.
     let program = async |url: String| {
         let builder = Client::builder().url(url).ttl(TTL).check_address_every(Duration::ZERO);
         builder.build().await.unwrap()
@@ -74,7 +74,7 @@ async fn a_thousand_waiters_of_one_process_cost_one_check_for_each_renewal() {
     let _waiting_here = wait(&both, "job", 1_000, &won).await;
     eventually_async(SOON, "pushes are on", || wire.trackers().len() == 2 && wire.tracked_keys() >= 2).await;
     eventually_async(SOON, "so they are where all is in one process", || same.wire().tracked_keys() >= 1).await;
-    // Begins well between two renewals, so that none is counted on one side only.
+    // Begins halfway between two renewals, so that none is counted on one side only.
     let before = theirs_proxy.count(Match::script(RENEW));
     eventually_async(SOON, "a renewal", || theirs_proxy.count(Match::script(RENEW)) > before).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -83,7 +83,7 @@ async fn a_thousand_waiters_of_one_process_cost_one_check_for_each_renewal() {
         proxy.forget();
     }
     let before = wire.scripts();
-    // The ten seconds in which everybody waits.
+    // The ten seconds in which all waiters wait.
     tokio::time::sleep(SPAN).await;
     let scripts = wire.scripts() - before;
     let looks = ours_proxy.count(Match::script(ACQUIRE));
@@ -93,14 +93,14 @@ async fn a_thousand_waiters_of_one_process_cost_one_check_for_each_renewal() {
     assert!((1..=renewals).contains(&looks), "{looks} looks, {renewals} renewals");
     let each = if Server::echoes_own_changes() { 3 } else { 2 };
     assert!(scripts <= each * renewals, "{scripts} scripts, {renewals} renewals");
-    // And nothing else, but for what has each look watched.
+    // And nothing else, except the commands that have each poll tracked.
     let seen = ours_proxy.seen();
     let cachings = seen.iter().filter(|seen| is_caching(&seen.args)).count();
     assert!((looks..=looks + 1).contains(&cachings), "{cachings} for {looks} looks");
     assert!(seen.iter().all(|seen| ours(&seen.args)), "{seen:?}");
     assert!(ours_proxy.count(Match::command("INFO")) <= 3, "one in five seconds: {seen:?}");
 
-    // Held in the same process: the holder's renewals, and nothing else.
+    // The lock is held in the same process: only the holder's renewals.
     let seen = same_proxy.seen();
     let is_check_of_our_own = |args: &[Vec<u8>]| Server::echoes_own_changes() && Match::script(LOOK).matches(args);
     let others: Vec<_> = seen.iter().filter(|seen| !ours(&seen.args) && !is_check_of_our_own(&seen.args)).collect();
@@ -129,7 +129,7 @@ async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
     for (child, _) in &processes {
         child.says("all wait");
     }
-    // Each process is told of the lock and its fence; and the holder has renewed, so that no renewal comes between.
+    // Each process tracks the lock and its fence; and the holder has renewed, so that no renewal falls in between.
     eventually_async(SOON, "all are watched", || wire.tracked_items() > 2 * PROCESSES).await;
     for (_, proxy) in &processes {
         proxy.forget();
@@ -151,22 +151,22 @@ async fn f37_a_thousand_waiters_in_ten_processes_and_one_release() {
     assert!(next > u64::from(fence));
     seen::took("next holder after the release", took, Duration::from_millis(50), &lag);
     assert!(took <= Duration::from_millis(50) + lag.worst(), "{took:?}");
-    // Everybody has looked well before the new holder's first renewal, at 250 ms, which makes the others look again.
+    // All waiters have polled well before the new holder's first renewal at 250 ms, which makes the others poll again.
     eventually_async(SOON, "all are watched again", || wire.tracked_items() >= 2 * (PROCESSES - 1)).await;
     let looks: Vec<_> = processes.iter().map(|(_, proxy)| proxy.count(Match::script(ACQUIRE))).collect();
-    // None, unless this took as long as until then.
+    // No renewal, unless this took until the first one was due.
     let renewals: usize = processes.iter().map(|(_, proxy)| proxy.count(Match::script(RENEW))).sum();
     println!("{took:?}, looks by process: {looks:?}");
-    // The winner's process may be told of its own change.
+    // The winner's process may be notified of its own change.
     let (sum, most) = (looks.iter().sum(), PROCESSES * (1 + renewals) + usize::from(Server::echoes_own_changes()));
     seen::at_most("looks of all waiters together", sum, most);
     assert!(sum <= most, "{looks:?}, {renewals} renewals");
-    // Exactly one, also later.
+    // Exactly one winner, also later.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(winner(), None, "a second holder");
 }
 
-/// A process of which a hundred tasks wait, and which says who of them has the lock, and since when.
+/// A process with a hundred waiting tasks, which reports which of them has the lock, and since when.
 async fn waits_with_a_hundred(part: &Part) {
     let leases = Client::builder().url(&part.url).ttl(Duration::from_secs(30)).build().await.unwrap();
     let (won, mut winners) = mpsc::unbounded_channel();
@@ -177,7 +177,7 @@ async fn waits_with_a_hundred(part: &Part) {
     }
 }
 
-/// The same in all processes.
+/// The time on the clock that all processes share.
 fn micros_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     since.as_micros().try_into().unwrap()

@@ -1,5 +1,5 @@
-//! Notifications: waiters wake up, and losses are reported, without polling. Nothing is broken here; `faults.rs` breaks
-//! it.
+//! Notifications: waiters wake up, and losses are reported, without polling. Nothing is broken here; `faults.rs` tests
+//! faults.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ async fn a_release_in_another_process_is_notified() {
     println!("hand-off: median and worst {:?}; the machine lagged {:?}", median(all), lag.worst());
 }
 
-/// Neither the holder's own renewals nor the waiters' looks are news that would bring the next ones.
+/// Neither the holder's own renewals nor the waiters' polls cause notifications that would cause further ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_own_commands_cause_no_more_notifications() {
     const TTL: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ async fn our_own_commands_cause_no_more_notifications() {
             within(HANGS, "it waits", hears.recv()).await.unwrap();
         }
         let counts = |wire: &mut Wire| (wire.calls("pexpire"), wire.scripts());
-        // Notifications that come on have every waiter ask once more.
+        // When notifications are switched on, every waiter polls once more.
         for program in [&one, &two] {
             let said = within(HANGS, "what it says", told(program)).await;
             assert_eq!(said.notifications, Some(Ok(())), "{said:?}");
@@ -76,16 +76,17 @@ async fn our_own_commands_cause_no_more_notifications() {
         tokio::time::sleep(WINDOW).await;
         let (after, elapsed) = (counts(&mut wire), start.elapsed());
         let (renewed, asked) = (after.0 - before.0, after.1 - before.1);
-        // A third of the TTL, at most a tenth of it early; the one that begins to watch, and one for either end.
+        // A renewal is due after a third of the TTL, at most a tenth of it early; plus the one that starts tracking,
+        // and one for either end.
         let due = elapsed.as_millis() / (TTL / 3 * 9 / 10).as_millis() + 3;
         let due = usize::try_from(due).unwrap();
         println!("fair {fair}, {waiters} waiters: {renewed} extensions, {asked} scripts in {elapsed:?}");
-        // A waiter in the queue says that it still waits, which extends two keys.
+        // A waiter in the queue reports that it still waits, which extends two keys.
         let polls = if fair && waiters > 0 { 2 * due } else { 0 };
         assert!((6..=due + polls).contains(&renewed), "fair {fair}, {waiters} waiters: {renewed} of {due}");
-        // Each renewal is told to the first waiter, and by an old server to us: each of them looks once.
+        // Each renewal notifies the first waiter and, on an old server, the renewing client too: each polls once.
         assert!(asked <= 3 * due, "fair {fair}, {waiters} waiters: {asked} scripts, {due} renewals");
-        // That they were heard does not mean that others are not.
+        // The notifications so far do not prove that later ones arrive.
         let lag = Lag::start();
         let lost = timed(lease.lost());
         let deleted = Instant::now();
@@ -99,7 +100,7 @@ async fn our_own_commands_cause_no_more_notifications() {
     }
 }
 
-/// By the time that anybody looks, the key is as its new holder left it, who is of the same process.
+/// When another request reads the key, its new holder has already written it; that holder is in the same process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_followed_by_one_of_the_same_process_is_notified() {
     let server = Server::start();
@@ -122,13 +123,13 @@ async fn a_lease_followed_by_one_of_the_same_process_is_notified() {
     assert!(next.is_held() && next.fence() > lease.fence());
 }
 
-/// The request of a notified waiter has been granted, and nobody waits for the answer any more.
+/// A notified waiter's request has been granted, but its caller no longer waits for the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_notified_waiter_that_is_dropped_leaves_no_key() {
     let server = Server::start();
     let proxy = Proxy::to(&server);
     let (theirs, ours, mut wire) = (program(server.url()).await, program(proxy.url()).await, server.wire());
-    // The holder's first renewal has been, and would have had the waiter look.
+    // The holder's first renewal, which would make the waiter poll, is over.
     told(&theirs).await;
     let lease = theirs.lock("job").acquire().await.unwrap();
     eventually_async(HANGS, "it is renewed, and tracked", || wire.tracked_keys() >= 1).await;
@@ -192,7 +193,7 @@ async fn a_forced_release_wakes_the_waiter_and_tells_the_holder() {
     let [one, two, three] = [program(server.url()).await, program(server.url()).await, program(server.url()).await];
     let (lag, mut wire) = (Lag::start(), server.wire());
     let lease = one.lock("job").acquire().await.unwrap();
-    // The holder's renewal watches the lock alone, the waiter's look the fence too.
+    // The holder's renewal has the lock tracked, the waiter's poll the fence too.
     eventually_async(HANGS, "the holder's key is watched", || wire.tracked_keys() >= 1).await;
     let waiter = timed(two.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
@@ -221,8 +222,8 @@ async fn an_overwritten_key_is_another_holder_whose_end_is_waited_for() {
     waiter_is_tracked([&mut wire], 1).await;
     let taken = Instant::now();
     wire.must(&["SET", "job", "two", "PX", "300"]);
-    // It is told of holders whose token it can read; another library's are all alike, so nothing is heard here. But the
-    // lock is ours when the second one's key runs out, and not a minute later.
+    // A waiter is notified only of holders with readable tokens. Another library's are all alike, so this change is not
+    // reported. But the lock is ours when the second key expires, and not a minute later.
     let (lease, at) = within(HANGS, "the waiter", waiter).await.unwrap();
     let took = at.duration_since(taken);
     assert!(took <= Duration::from_millis(300) + SIGNAL + lag.worst(), "{took:?}");
@@ -240,7 +241,7 @@ async fn a_deleted_key_is_notified() {
         held.push(leases.lock(format!("job:{round}")).acquire().await.unwrap());
     }
     eventually_async(HANGS, "the keys are watched", || wire.tracked_keys() >= 200).await;
-    // The renewals that watch them have been answered, or what follows would be told by them.
+    // The renewals that have the keys tracked are answered; otherwise they would report what follows.
     for lease in &held {
         lease.check().unwrap();
     }
@@ -312,7 +313,7 @@ async fn a_wait_that_ends_as_the_lock_is_released_ends_one_way() {
                 lease.release().await.unwrap().confirmed();
                 assert!(!wire.exists("job"));
             }
-            // A look that the machine left without an answer for the whole of the wait knows of no holder.
+            // A poll that the machine left unanswered for the whole wait reports no holder.
             Err(Error::TimedOut { .. } | Error::Unavailable(_)) => {
                 eventually_async(HANGS, "no key is left", || !wire.exists("job")).await;
             }
@@ -337,7 +338,7 @@ async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
         let cancelled = tokio::spawn(lock.acquire());
         waiter_is_tracked([&mut wire], 1).await;
         let other = timed(lock.acquire());
-        // Every fourth is cancelled at a certain point, the others somewhere.
+        // Every fourth is cancelled at a fixed point, the others at any point.
         let held = match round % 8 {
             0 => Some(proxy.on(Match::script(ACQUIRE), 1, Action::Hold)),
             4 => Some(proxy.on(Match::script(ACQUIRE), 1, Action::HoldReply)),
@@ -358,13 +359,13 @@ async fn a_waiter_cancelled_in_the_hand_off_passes_it_on() {
         }
         let passed_on = Instant::now();
         match cancelled.await {
-            // It was faster: then the lock is its own to release.
+            // The acquire was faster than its cancellation, so its lease must be released.
             Ok(lease) => lease.unwrap().release().await.unwrap().confirmed(),
             Err(error) => assert!(error.is_cancelled(), "{error}"),
         }
         let (lease, at) = within(HANGS, "the other", other).await.unwrap();
         let took = at.saturating_duration_since(passed_on);
-        // The undo of the cancelled one, the notification of that, and the other's acquire.
+        // The undo of the cancelled acquire, its notification, and the other's acquire.
         assert!(took <= SIGNAL + lag.of(3), "round {round}: {took:?}, the machine lagged {:?}", lag.worst());
         lease.unwrap().release().await.unwrap().confirmed();
     }
@@ -379,14 +380,14 @@ async fn the_receiving_connection_is_there_only_while_it_is_needed() {
         (program(server.url()).await, program(server.url()).await, program(server.url()).await);
     let (lag, mut wire) = (Lag::start(), server.wire());
     wire.must(&["SET", "busy", "somebody", "PX", "60000"]);
-    assert_eq!(wire.receivers(), 0, "nobody needs it yet");
+    assert_eq!(wire.receivers(), 0, "it is not needed yet");
     let held = dropped.lock("held").acquire().await.unwrap();
     let waits = [tokio::spawn(closed.lock("busy").acquire()), tokio::spawn(leases.lock("busy").acquire())];
     eventually_async(HANGS, "all hear", || wire.receivers() == 3 && wire.trackers().len() == 3).await;
 
     closed.close().await;
     eventually_async(HANGS, "closing ends it", || wire.receivers() == 2).await;
-    // What holds the lease needs the connection; the last to go ends it.
+    // A held lease needs the connection. The last one to be dropped ends it.
     drop(dropped);
     held.renew().await.unwrap();
     assert_eq!(wire.receivers(), 2);
@@ -396,7 +397,7 @@ async fn the_receiving_connection_is_there_only_while_it_is_needed() {
     for wait in waits {
         wait.abort();
     }
-    // It is looked at every five seconds, and has to be idle twice.
+    // It is checked every five seconds, and must be idle twice.
     let idle = Instant::now();
     let limit = Duration::from_secs(11);
     eventually_but_for(&lag, limit, "it is closed when nobody needs it", || wire.receivers() == 0).await;
@@ -423,7 +424,7 @@ async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
     let leases = program(server.url()).await;
     let (lag, mut wire) = (Lag::start(), server.wire());
 
-    // Forward: the holder's key has run out, which the server notices ten times a second.
+    // Forward: the holder's key has expired, which the server notices ten times a second.
     wire.must(&["SET", "job", "somebody", "PX", "60000"]);
     let waiter = timed(leases.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
@@ -434,12 +435,12 @@ async fn a_step_of_the_servers_clock_does_not_keep_a_waiter_asleep() {
     assert!(took <= Duration::from_millis(200) + SIGNAL + lag.worst(), "{took:?}");
     lease.unwrap().release().await.unwrap().confirmed();
 
-    // Back: a key lives on, and its release is heard all the same.
+    // Back: a key lives on, and its release is still notified.
     start_anew([&mut wire]).await;
     wire.must(&["SET", "job", "somebody", "PX", "3000"]);
     let waiter = timed(leases.lock("job").acquire());
     waiter_is_tracked([&mut wire], 1).await;
-    // The waiter's own timer, after which it looks at a key of an hour; or what it hears late of the flush.
+    // The waiter's own timer fires, and it finds a key of an hour; or it gets a late notification of the flush.
     let looks = wire.scripts();
     clock.back(HOUR);
     eventually_async(HANGS, "it looks again", || wire.scripts() > looks).await;

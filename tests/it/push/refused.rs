@@ -1,4 +1,4 @@
-//! Servers that do not push, or not as much as would be needed: waiters poll, locks work, and it is said once.
+//! Servers that do not push, or not everything that is needed: waiters poll, locks work, and one warning is logged.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::common::told;
 
-/// The longest pause between two looks of a waiter that is not told of changes.
+/// The longest pause between two polls of a waiter without notifications.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The warnings of this process.
@@ -25,7 +25,7 @@ impl Warnings {
         Self { log: EventLog::start() }
     }
 
-    /// Their names.
+    /// The warnings' names.
     fn all(&self) -> Vec<String> {
         let name = |line: &String| {
             let (level, rest) = line.split_once(' ')?;
@@ -44,7 +44,7 @@ fn client(word: &'static str) -> Match {
     Match::command("CLIENT").and(Match::with(is))
 }
 
-/// Waiters poll: the lock is theirs within their longest pause. They cannot be quicker than a pause of nothing.
+/// Checks that waiters poll: they have the lock within their longest pause, and may have it at once.
 async fn locks_work_by_polling(leases: &Client, wire: &mut Wire, lag: &Lag) {
     for round in 0..2 {
         let name = format!("job:{round}");
@@ -54,7 +54,7 @@ async fn locks_work_by_polling(leases: &Client, wire: &mut Wire, lag: &Lag) {
             let acquire = leases.lock(&name).acquire();
             waiters.spawn(async move { (acquire.await, Instant::now()) });
         }
-        // Some pauses, of which each is longer than the one before: the last is not longer than a second.
+        // A few pauses, each longer than the one before, but at most a second.
         tokio::time::sleep(Duration::from_millis(150)).await;
         let mut freed = Instant::now();
         wire.del(&name);
@@ -70,7 +70,7 @@ async fn locks_work_by_polling(leases: &Client, wire: &mut Wire, lag: &Lag) {
     }
 }
 
-/// With whatever makes the server refuse, and whatever ends that, on a connection that was made before.
+/// For any cause of the refusal, and any end of it, on a connection that was made before.
 async fn is_told_once_and_not_asked_again(
     how: &str,
     log: &Warnings,
@@ -86,18 +86,18 @@ async fn is_told_once_and_not_asked_again(
     // The thread for events reports it.
     eventually_async(HANGS, "the warning", || !log.all().is_empty()).await;
     assert_eq!(log.all(), ["notifications"], "{how}: exactly one warning");
-    // To what is invalidated, and to the channel of fair waiters.
+    // One for invalidations, and one for the channel of fair waiters.
     assert!(proxy.count(Match::command("SUBSCRIBE")) <= 2, "{how}: it is tried once");
     assert!(proxy.count(client("TRACKING")) <= 1, "{how}: it is tried once");
     assert_eq!(proxy.count(client("CACHING")), 0, "{how}: nothing is armed");
     assert_eq!(wire.receivers(), 0, "{how}: the connection for it is closed");
 
     relent(wire);
-    // The connection is the one that was refused: what it was told stands.
+    // The connection is the one that was refused, and the refusal still applies to it.
     locks_work_by_polling(&leases, wire, &lag).await;
     assert!(proxy.count(Match::command("SUBSCRIBE")) <= 2, "{how}: not on the same connection");
 
-    // A new one may do more.
+    // A new connection may have more rights.
     proxy.cut();
     wire.must(&["SET", "job", "somebody", "PX", "60000"]);
     let waiter = timed(leases.lock("job").acquire());
@@ -167,7 +167,7 @@ fn more_leases_than_half_the_servers_table_are_held_without_a_storm() {
             let rounds = usize::try_from(SPAN.as_millis() / round.as_millis()).unwrap() + 2;
             assert!(renewed <= LEASES * rounds, "{renewed} renewals of {LEASES} leases in {SPAN:?}");
             let all_are = || held.iter().all(|lease| lease.status() == Status::Held);
-            // A machine that stalls may put them at risk, which ends with it.
+            // A stalled machine may put leases at risk. The risk ends with the stall.
             eventually_but_for(&lag, SIGNAL, "all are held", all_are).await;
             let (mut warned, is_excused) = (log.all(), lag.worst() >= TTL / 12 && !seen::is_wanted());
             warned.retain(|name| !(is_excused && name == "at_risk"));
@@ -224,7 +224,7 @@ fn more_waiters_than_half_the_servers_table_wait_without_a_storm() {
             eventually_async(HANGS, "everybody looks", || proxy.count(Match::script(ACQUIRE)) >= 2 * NAMES).await;
             tokio::time::sleep(Duration::from_millis(500)).await;
             proxy.forget();
-            // The time over which looks are counted.
+            // The time over which polls are counted.
             tokio::time::sleep(SPAN).await;
             let looks = proxy.count(Match::script(ACQUIRE));
             println!("{looks} looks of {NAMES} waiters in {SPAN:?}");

@@ -1,4 +1,4 @@
-//! What an adversary found.
+//! Bugs found by adversarial testing.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,12 +12,12 @@ use support::{
 use super::scene::{HANGS, Scene};
 use crate::common::{COMMAND, Confirmed as _, LONG, NAME, unconfirmed};
 
-/// Long enough to tell a loop that never pauses from backoff with a pause of a second.
+/// Long enough to tell a loop that never pauses from a backoff of up to a second.
 const A_WHILE: Duration = Duration::from_secs(2);
-/// More than that backoff sends; a loop would send thousands.
+/// More requests than that backoff sends; a loop would send thousands.
 const FEW: usize = 40;
 
-/// What a token and the value of a key both begin with.
+/// The part that a token shares with the value of its key.
 fn identity(arg: &[u8]) -> Option<String> {
     let identity = arg.get(..40).filter(|arg| arg.starts_with(b"lh1:"))?;
     Some(String::from_utf8_lossy(identity).into_owned())
@@ -27,7 +27,7 @@ fn asked(scene: &Scene) -> usize {
     scene.nodes.iter().map(|node| node.proxy.count(Match::script(ACQUIRE))).sum()
 }
 
-/// Waits for the lock, and counts what that asks of the nodes once the wait has begun.
+/// Waits for the lock, and counts the requests to the nodes once the wait has begun.
 async fn looks_of_a_waiter(scene: &Scene) -> usize {
     let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).acquire());
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -42,7 +42,7 @@ async fn looks_of_a_waiter(scene: &Scene) -> usize {
 async fn waiting_for_a_holder_of_two_nodes_does_not_spin_on_the_third() {
     let scene = Scene::of(3).await;
     for node in &scene.nodes[1..] {
-        // The free one is heard first, so that it counts.
+        // The free node answers first, so its answer counts.
         node.proxy.delay(Duration::from_millis(2));
         node.server.wire().must(&["SET", NAME, "another library's", "PX", "30000"]);
     }
@@ -77,7 +77,7 @@ async fn waiting_for_server_memory_does_not_spin() {
     assert!(commands < 10 * FEW, "{commands} commands in {A_WHILE:?}");
 }
 
-/// The first script of a server that does not know it is sent twice; what was sent in between comes before it.
+/// An unknown script is sent twice, and requests sent in between arrive before the second send.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resent_vote_of_a_slow_node_does_not_outlive_the_release() {
     let scene = Scene::of(3).await;
@@ -93,12 +93,13 @@ async fn a_resent_vote_of_a_slow_node_does_not_outlive_the_release() {
     scene.is_taken_away_within(Duration::from_secs(1), NAME).await;
 }
 
-/// The holder of a majority is the holder, also if a node that says otherwise answers first.
+/// The holder of a majority is reported, even if a node with another answer replies first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first() {
     let scene = Scene::of(5).await;
     let holder = scene.other().await;
-    // A request switches notifications on. Where they come on later, every waiter checks again: it may have missed one.
+    // A request enables notifications. If they were enabled later, every waiter would check again in case it missed
+    // one.
     for leases in [&holder, &scene.leases] {
         let _told = survey(leases).await;
     }
@@ -107,7 +108,7 @@ async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first
     support::eventually_async(HANGS, "pushes are on", are_on).await;
     scene.nodes[0].server.wire().must(&["SET", NAME, "left over", "PX", "30000"]);
     let lease = holder.lock(NAME).ttl(LONG).acquire().await.expect("four are enough");
-    // Its first renewal, which touches its keys; the next one is due in ten seconds.
+    // Its first renewal, which touches its keys. The next one is due in ten seconds.
     scene.are_watched(1).await;
     for node in &scene.nodes[3..] {
         node.proxy.delay(Duration::from_millis(5));
@@ -123,12 +124,12 @@ async fn a_holder_of_four_of_five_nodes_is_reported_whichever_node_answers_first
     tokio::time::sleep(A_WHILE).await;
     let looks = asked(&scene) - before;
     assert_eq!(told.load(std::sync::atomic::Ordering::SeqCst), 1, "after {looks} requests");
-    assert_eq!(looks, 0, "everybody will tell");
+    assert_eq!(looks, 0, "every node will notify");
     waiter.abort();
     lease.release().await.expect("it was ours").confirmed();
 }
 
-/// Nobody probes for a `Client` that has gone, so what is left to undo is sent all the same.
+/// A dropped `Client` does not probe its nodes, so pending undos must be sent all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_dropped_while_a_node_is_silent_is_released_when_the_node_returns() {
     let scene = Scene::of(3).await;
@@ -158,19 +159,19 @@ async fn an_undo_that_gets_no_answer_is_not_asked_for_again_at_once() {
     let unanswered = scene.nodes[2].proxy.on_each(Match::script(RELEASE), Action::DropRequest);
     drop(lease);
     tokio::time::sleep(TTL).await;
-    // Without pauses it would be asked for every 20 ms; they double from there to a second.
+    // Without pauses it would be sent every 20 ms. The pauses double from there to a second.
     let asked = unanswered.hits();
     assert!((2..20).contains(&asked), "{asked}");
 }
 
-/// A release that a majority neither confirmed nor denied may have freed the lock all the same.
+/// A release that a majority neither confirmed nor denied may still have freed the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_of_unknown_outcome_wakes_a_waiter_of_the_same_client() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;
     let waiter = tokio::spawn(scene.leases.lock(NAME).ttl(LONG).owner(leasehold::Owner::unique()).acquire());
     tokio::time::sleep(Duration::from_millis(300)).await;
-    // One node has lost the key, and another goes away for good.
+    // One node has lost the key, and another becomes unavailable for good.
     scene.nodes[2].server.kill();
     while *scene.leases.nodes()[2].state() == leasehold::NodeState::Up {
         drop(scene.leases.lock("other").ttl(LONG).try_acquire().await);
@@ -183,7 +184,7 @@ async fn a_release_of_unknown_outcome_wakes_a_waiter_of_the_same_client() {
     drop(next.expect("it does not panic").expect("two of three are free"));
 }
 
-/// A node that is away for an hour must not leave a task for every lease of that hour.
+/// A node that is unavailable for an hour must not leave a task for every lease of that hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     let scene = Scene::of(3).await;
@@ -193,14 +194,14 @@ async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     while is_up() {
         scene.acquire_as("other", LONG).await.release().await.expect("it was ours").confirmed();
     }
-    // By then what it was asked has timed out, and it is not asked any more.
+    // By then the requests to it have timed out, and no more are sent.
     tokio::time::sleep(2 * COMMAND).await;
     for _ in 0..50 {
         scene.acquire(LONG).await.release().await.expect("it was ours").confirmed();
         drop(scene.acquire(LONG).await);
     }
     assert!(!is_up());
-    // The leases of that name for which the node was sent such a request.
+    // The leases of that name in requests of this script to the node.
     let tokens = |script| -> BTreeSet<String> {
         let (wanted, seen) = (Match::script(script), proxy.seen());
         let of_name = seen.iter().filter(|seen| wanted.matches(&seen.args) && seen.args.contains(&NAME.into()));
@@ -215,10 +216,10 @@ async fn leases_that_a_silent_node_never_had_are_not_undone_there() {
     assert!(never_had.is_empty(), "it was asked for {} of 100 leases, and to undo {never_had:?}", asked.len());
 }
 
-/// The release of a drop takes another connection than the acquire, and may come to a node before it.
+/// A drop's release uses another connection than the acquire, and may reach a node before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_after_a_drop_waits_for_a_vote_that_the_release_has_overtaken() {
-    // Enough for the two rules in turn.
+    // Long enough for both rules in turn.
     let scene = Scene::with(3, |builder| builder.command_timeout(HANGS)).await;
     let vote = scene.nodes[2].proxy.on(Match::script(ACQUIRE), 1, Action::Hold);
     let lease = scene.acquire(LONG).await;
@@ -231,7 +232,7 @@ async fn an_acquire_after_a_drop_waits_for_a_vote_that_the_release_has_overtaken
     }
     let taken_back = scene.nodes[2].proxy.on(Match::script(RELEASE), 1, Action::Hold);
     let again = tokio::spawn(scene.leases.lock(NAME).try_acquire());
-    // The third node has nothing, says so, and grants the dropped lease after that; the second still has it.
+    // The third node reports that it has nothing, and then grants the dropped lease; the second still has it.
     overtakes.release();
     vote.release();
     within(HANGS, "the grant is to be taken back", taken_back.hit()).await;

@@ -1,7 +1,7 @@
-//! Faults of a quorum's nodes and of the links to them: F38, a minority is away, and F39, a majority is.
+//! Faults of a quorum's nodes and of their links: F38, a minority is unavailable, and F39, a majority is.
 //!
-//! The deadline is reckoned from outside, as in `faults/network.rs`: on a quorum it counts from the majority-th largest
-//! request that could be confirmed. An absent node may cost its own time-out, once.
+//! The deadline is computed from outside, as in `faults/network.rs`: on a quorum it counts from the majority-th latest
+//! request that could be confirmed. An unavailable node may cost its own time-out once.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
@@ -25,13 +25,13 @@ use tokio::task::spawn_blocking;
 use crate::common::{COMMAND, Calm, Confirmed as _, MEDIUM, NAME, requests};
 
 const TTL: Duration = Duration::from_secs(1);
-/// Long enough for [`MEDIUM`], in whole seconds.
+/// A restart delay long enough for [`MEDIUM`], in whole seconds.
 const DELAY: Duration = Duration::from_secs(3);
-/// The longest call that waits for no absent node: a third of one that does.
+/// The longest call that does not wait for an unavailable node: a third of one that does.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// How long it may take to notice that a node is back: a probe that goes unanswered, the longest pause before the next,
-/// and the longest before a connection is tried again, each of them twice, for the link may come back on one connection
-/// and not on the other.
+/// The longest time until a returned node is noticed: an unanswered probe, the longest pause before the next, and the
+/// longest before a new connection is tried. Each counts twice, because the link may return on one connection and not
+/// on the other.
 const NOTICED: Duration = Duration::from_millis(2 * (300 + 250 + 500));
 
 /// Servers, a proxy in front of each, and a client that goes through the proxies.
@@ -61,7 +61,7 @@ impl Rig {
         within(HANGS, "the lock is free", acquire).await.expect("a majority is well")
     }
 
-    /// Waits until the lease has been renewed just now on every node, and answers its deadline.
+    /// Waits until the lease has just been renewed on every node. Returns its deadline.
     async fn renewed(&self, lease: &Lease, ttl: Duration) -> Instant {
         let renewals = |proxy: &Proxy| proxy.count(requests(RENEW, lease));
         let before: Vec<usize> = self.proxies.iter().map(renewals).collect();
@@ -73,8 +73,8 @@ impl Rig {
         self.deadline(lease, ttl, 0..self.nodes.len(), Instant::now())
     }
 
-    /// The latest deadline that the lease can have if these nodes have confirmed nothing since. The others may go on,
-    /// or be about to answer what these have answered already.
+    /// The latest deadline that the lease can have if these nodes have confirmed nothing since. The others may
+    /// continue, or may still answer requests that these have answered already.
     fn deadline(&self, lease: &Lease, ttl: Duration, silent: Range<usize>, since: Instant) -> Instant {
         let wanted = requests(RENEW, lease);
         let newest = |proxy: &Proxy| {
@@ -98,7 +98,7 @@ async fn client(urls: Vec<String>) -> Client {
     builder.build().await.expect("the servers are there")
 }
 
-/// Ways to be away.
+/// How a node is unavailable.
 #[derive(Debug, Clone, Copy)]
 enum Away {
     Killed,
@@ -123,8 +123,8 @@ impl Away {
         }
     }
 
-    /// How long after its return a node may give no vote, and so is not repaired: whole seconds are told, and the next
-    /// renewal brings the repair.
+    /// How long after its return a node may give no vote, and so is not repaired: its uptime is in whole seconds, and
+    /// the next renewal repairs it.
     fn recovers_in(self) -> Duration {
         match self {
             Self::Killed => DELAY + Duration::from_secs(1) + TTL / 3,
@@ -137,7 +137,7 @@ async fn next(changes: &mut StatusChanges, what: &str) -> Option<Status> {
     within(HANGS, what, changes.next()).await
 }
 
-/// Acquires and releases; answers the longer of the two times.
+/// Acquires and releases. Returns the longer of the two times.
 async fn cycle(rig: &Rig, name: &str) -> Duration {
     let started = Instant::now();
     let lease = rig.acquire(name, TTL).await;
@@ -146,23 +146,23 @@ async fn cycle(rig: &Rig, name: &str) -> Duration {
     acquired.duration_since(started).max(acquired.elapsed())
 }
 
-/// Tries to get a lock that somebody holds on one node: those that are there are too few, so the others matter.
+/// Tries a lock that is held on one node: the other available nodes are too few, so the unavailable ones matter.
 async fn contest(rig: &Rig) -> Duration {
     let started = Instant::now();
     let outcome = rig.leases.lock("contested").ttl(TTL).try_acquire().await;
-    // A machine that is busy enough has a node answer too late: that is counted as a wait.
+    // On a busy machine a node may answer too late, which counts as a wait.
     let is_denied = matches!(outcome, Ok(None) | Err(Error::Unavailable(_)));
-    assert!(is_denied, "nobody has a majority: {outcome:?}");
+    assert!(is_denied, "there is no majority: {outcome:?}");
     started.elapsed()
 }
 
-/// What F38 asks for: nothing is told, and nothing waits.
+/// The requirement of F38: no status change, and no call that waits.
 async fn a_minority_is_invisible(count: usize, away: Away) {
     let rig = Rig::start(count).await;
     let (minority, there) = (0..count - rig.majority(), count - rig.majority()..count);
     let lease = rig.acquire(NAME, TTL).await;
     rig.renewed(&lease, TTL).await;
-    // Not before: an acquisition needs a majority, which may be the others.
+    // Not before the renewal, because an acquire needs only a majority, which may be the others.
     let token = rig.nodes[there.start].wire().token(NAME);
     assert!(token.is_some(), "every node has the lease");
     let calm = Calm::of(&lease);
@@ -177,12 +177,12 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
             waited.push((took, began.elapsed(), rig.leases.nodes()));
         }
     }
-    // The first that goes unanswered finds out for all; a link that breaks says nothing of the node behind it.
-    assert!(waited.len() <= 1, "calls waited for who is {away:?}: {waited:?}");
+    // The first unanswered call informs all others. A broken link says nothing about the node behind it.
+    assert!(waited.len() <= 1, "calls waited for nodes that are {away:?}: {waited:?}");
     let most = rig.allowed(COMMAND + AT_ONCE);
     seen::took("slowest acquire or release", slowest, COMMAND + AT_ONCE, &rig.lag);
     seen::at_most("calls that waited for a dead node", waited.len(), 1);
-    assert!(waited.iter().all(|(took, ..)| *took <= most), "a call waited for who is {away:?}: {waited:?}");
+    assert!(waited.iter().all(|(took, ..)| *took <= most), "a call waited for nodes that are {away:?}: {waited:?}");
     calm.lasted(&rig.lag);
 
     let calm = Calm::of(&lease);
@@ -195,7 +195,7 @@ async fn a_minority_is_invisible(count: usize, away: Away) {
     let bound = rig.allowed(NOTICED + away.recovers_in());
     seen::took("lease repaired after their return", back.elapsed(), NOTICED + away.recovers_in(), &rig.lag);
     assert!(back.elapsed() <= bound, "it was repaired {:?} after they came back, not within {bound:?}", back.elapsed());
-    // So as many others may go.
+    // So as many of the others may now become unavailable.
     rig.renewed(&lease, TTL).await;
     there.clone().skip(1).for_each(|at| rig.nodes[at].stop());
     let until = Instant::now() + 2 * TTL;
@@ -213,8 +213,8 @@ async fn f38_a_minority_is_black_holed() {
     a_minority_is_invisible(3, Away::BlackHoled).await;
 }
 
-/// A test beside this one could else start a server there. It would be taken for the one that was killed, and be waited
-/// for when that test ends.
+/// A killed server's port stays reserved. Otherwise a parallel test's server on it would be taken for the killed one,
+/// and calls would wait for it when that test ends.
 #[test]
 fn a_killed_server_keeps_its_port() {
     let server = Server::start();
@@ -222,7 +222,7 @@ fn a_killed_server_keeps_its_port() {
     let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, server.port());
     assert!(TcpStream::connect(address).is_err(), "it is dead");
     let other = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-    assert_eq!(bind(&other, &address), Err(Errno::ADDRINUSE), "nobody else has its port");
+    assert_eq!(bind(&other, &address), Err(Errno::ADDRINUSE), "its port is reserved");
     server.restart();
 }
 
@@ -271,19 +271,19 @@ async fn f38_a_node_that_was_black_holed_while_nothing_was_held_is_used_again() 
     }
 }
 
-/// What F39 asks for when the majority comes back: at risk, then held again, and never lost.
+/// The requirement of F39 if the majority comes back: at risk, then held again, and never lost.
 async fn stays_held(away: Away) {
     let rig = Rig::start(3).await;
     let lease = rig.acquire(NAME, MEDIUM).await;
     let (fence, mut changes) = (lease.fence(), lease.status_changes());
     let deadline = rig.renewed(&lease, MEDIUM).await;
     (0..2).for_each(|at| away.begin(&rig, at));
-    assert_eq!(next(&mut changes, "a missing majority is told").await, Some(Status::AtRisk));
+    assert_eq!(next(&mut changes, "a missing majority is reported").await, Some(Status::AtRisk));
     lease.check().expect("at risk is not lost");
     (0..2).for_each(|at| away.end(&rig, at));
     assert_eq!(next(&mut changes, "a majority confirms").await, Some(Status::Held));
 
-    // The wait is for the end of what the lease would have had without that renewal.
+    // Waits until the lease would have ended without that renewal.
     let calm = Calm::of(&lease);
     tokio::time::sleep_until(deadline.into()).await;
     calm.lasted(&rig.lag);
@@ -301,7 +301,7 @@ async fn f39_a_majority_is_black_holed_and_back_before_the_deadline() {
     stays_held(Away::BlackHoled).await;
 }
 
-/// When `check()` was last asked and `Ok`. Fails if it is asked at the deadline or after it, and `Ok`.
+/// The last time that `check()` returned `Ok`. Fails if it is `Ok` at the deadline or later.
 fn last_ok(lease: &LeaseHandle, deadline: Instant) -> Instant {
     let mut last_ok = Instant::now();
     loop {
@@ -315,11 +315,11 @@ fn last_ok(lease: &LeaseHandle, deadline: Instant) -> Instant {
     }
 }
 
-/// What F39 asks for when it does not: nothing is said before the deadline, all of it by then, and nobody else has the
-/// lock sooner.
+/// The requirement of F39 if the majority stays away: no report before the deadline, all reports by then, and no other
+/// holder sooner.
 async fn is_told_by_the_deadline(away: Away) {
     let rig = Rig::start(3).await;
-    // A `check()` at the deadline would complete `lost()` too. So one lease is only checked, another only awaited.
+    // A `check()` at the deadline would complete `lost()` too, so one lease is only checked, and another only awaited.
     let lease = rig.acquire(NAME, TTL).await;
     let quiet = rig.acquire("quiet", TTL).await;
     let rival = client(rig.nodes.urls()).await;
@@ -358,7 +358,7 @@ async fn is_told_by_the_deadline(away: Away) {
     assert!(successor.fence() > lease.fence());
     match lease.release().await {
         Err(Error::Lost(lost)) => assert_eq!(lost.reason(), LossReason::NoQuorum),
-        other => panic!("the release of a lost lease says {other:?}"),
+        other => panic!("the release of a lost lease returned {other:?}"),
     }
     successor.renew().await.expect("the successor holds the lock");
     successor.release().await.expect("it did to the end").confirmed();

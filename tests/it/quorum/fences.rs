@@ -1,5 +1,4 @@
-//! Fences over a quorum: the argument of `docs/deployments.md`, step by step, and what clocks that step do to it (F28,
-//! F29).
+//! Fences over a quorum: each step of the argument in `docs/deployments.md`, and clocks that step (F28, F29).
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +14,14 @@ use crate::common::{COMMAND, Calm, Confirmed as _, FENCE, LONG, NAME};
 const TTL: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// The clocks of the counter-example: 100, 200 and 140, in units that no test takes.
+/// The clocks of the counter-example: 100, 200 and 140, in units longer than any test.
 const CLOCKS: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Duration::from_secs(4)];
 
 /// A node that issues a fence later than this after its proposal issues its own, which needs a raise.
 const AHEAD: Duration = Duration::from_millis(50);
 const TOGETHER: [Duration; 3] = [Duration::ZERO; 3];
 
-/// The first one's clock is the slowest, the second one's the fastest.
+/// The first node's clock is the slowest, the second one's the fastest.
 const SLOW: usize = 0;
 const FAST: usize = 1;
 
@@ -33,7 +32,7 @@ fn servers(clocks: &[Duration]) -> Nodes {
     nodes
 }
 
-/// Sets clocks ahead by so much each. A client that does not know of it proposes a fence that the fast ones have
+/// Sets each clock ahead by its own offset. A client that does not know of it proposes a fence that the fast ones have
 /// passed.
 fn set_apart(nodes: &Nodes, clocks: &[Duration]) {
     for (at, ahead) in clocks.iter().enumerate() {
@@ -46,7 +45,7 @@ async fn client(urls: Vec<String>, restart_delay: Duration) -> Client {
     builder.build().await.expect("a majority is there")
 }
 
-/// A client with a link of its own to each node, and the one to `without` is dead.
+/// A client with its own link to each node, except a dead one to `without`.
 async fn client_without(nodes: &Nodes, without: usize) -> (Client, Vec<Proxy>) {
     delayed_client_without(nodes, without, LONG + TTL).await
 }
@@ -73,7 +72,7 @@ fn floor(nodes: &Nodes, at: usize) -> Option<Fence> {
     nodes[at].wire().get(FENCE).map(|text| text.parse().expect("a fence"))
 }
 
-/// The fence that a server would issue by its clock alone.
+/// The fence that a server would issue from its clock alone.
 fn micros_at(nodes: &Nodes, at: usize) -> u64 {
     let time = nodes[at].wire().must(&["TIME"]);
     let part = |part: usize| time.array()[part].text().parse::<u64>().expect("a number");
@@ -103,7 +102,7 @@ async fn fences_grow_whatever_majority_each_holder_has() {
     set_apart(&nodes, &CLOCKS);
     let mut last = None;
     for turn in 0..60 {
-        // Every pair of majorities comes after each other, and so does each after itself.
+        // Each majority follows each of the three, itself included.
         let (leases, _) = &clients[(turn * turn + turn / 3) % 3];
         let fence = cycle(leases).await;
         assert!(Some(fence) > last, "turn {turn}: {fence} after {last:?}");
@@ -111,8 +110,8 @@ async fn fences_grow_whatever_majority_each_holder_has() {
     }
 }
 
-/// A client of the slow and the fast node, so that every fence has to be raised on the slow one. What becomes of the
-/// raise is up to `fault`; answers the client, once it was told that it has no lease.
+/// A client of the slow and the fast node, so every fence has to be raised on the slow one, where `fault` interferes.
+/// Returns the client and the error of its try.
 async fn a_raise_that_fails(nodes: &Nodes, action: Action, fault: impl FnOnce()) -> (Client, String) {
     let (leases, proxies) = client_without(nodes, 2).await;
     set_apart(nodes, &CLOCKS);
@@ -125,11 +124,11 @@ async fn a_raise_that_fails(nodes: &Nodes, action: Action, fault: impl FnOnce())
         Err(Error::Unavailable(error)) => {
             let votes = error.votes().expect("it says what each node said");
             assert_eq!((votes.granted(), votes.needed()), (1, 2), "{error}");
-            // The links go on living for as long as the client.
+            // The links must live as long as the client.
             proxies.into_iter().for_each(std::mem::forget);
             (leases, error.to_string())
         }
-        other => panic!("the fence is on one of three nodes only, and it says {other:?}"),
+        other => panic!("the fence is on one of three nodes only, and it returned {other:?}"),
     }
 }
 
@@ -168,7 +167,7 @@ async fn a_raise_where_the_key_is_gone_is_no_raise() {
     assert!(text.contains("lost the key"), "{text}");
     is_undone(&nodes).await;
     let drawn = floor(&nodes, FAST);
-    assert!(floor(&nodes, SLOW) < drawn, "whoever comes next there may draw less");
+    assert!(floor(&nodes, SLOW) < drawn, "the next fence there may be smaller");
     assert!(Some(cycle(&leases).await) > drawn);
 }
 
@@ -179,7 +178,7 @@ async fn a_raise_where_the_key_is_anothers_is_no_raise() {
     assert!(text.contains("somebody took the key"), "{text}");
     eventually_async(HANGS, "the other grant is undone", || nodes.with_key(NAME) == [SLOW]).await;
     assert_eq!(nodes[SLOW].wire().get(NAME).as_deref(), Some("somebody else's"));
-    assert!(floor(&nodes, SLOW) < floor(&nodes, FAST), "the fences of another's lock are not ours to raise");
+    assert!(floor(&nodes, SLOW) < floor(&nodes, FAST), "the fence of another's lock is not raised");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,8 +195,8 @@ async fn another_node_replaces_one_that_fails_to_raise() {
     lease.release().await.expect("it was ours").confirmed();
 }
 
-/// Acquires and releases, and waits each time until all nodes have done it: one that lags behind the majority would meet
-/// the next acquire first, and issue another fence. Answers how long the nodes took.
+/// Acquires and releases, and waits each time until all nodes have done it: a node behind the majority would get the
+/// next acquire first, and issue another fence. Returns how long the nodes took.
 async fn cycle_everywhere(leases: &Client, nodes: &Nodes) -> Duration {
     let began = Instant::now();
     let lease = acquire(leases).await;
@@ -208,7 +207,7 @@ async fn cycle_everywhere(leases: &Client, nodes: &Nodes) -> Duration {
     took
 }
 
-/// Each cycle is one acquire on each node, and no raise: known nodes issue the same fence.
+/// Asserts that each cycle is one acquire on each node and no raise, because known nodes issue the same fence.
 async fn cycles_take_one_round_trip_each(clocks: &[Duration], clients: usize) {
     const CYCLES: usize = 30;
     let nodes = servers(clocks);
@@ -216,7 +215,7 @@ async fn cycles_take_one_round_trip_each(clocks: &[Duration], clients: usize) {
     for _ in 0..clients {
         let proxies = nodes.proxies();
         let leases = client(urls(&proxies), LONG + TTL).await;
-        // The first answers tell it the nodes' times. The slowest node may need a raise afterwards.
+        // The first answers contain the nodes' times. The slowest node may need a raise afterwards.
         cycle_everywhere(&leases, &nodes).await;
         cycle_everywhere(&leases, &nodes).await;
         all.push((leases, proxies));
@@ -270,9 +269,9 @@ async fn holder_reports_the_fence_of_the_lease_when_a_faster_clock_came_late() {
     set_apart(&nodes, &CLOCKS);
     let lease = acquire(&leases).await;
     within(HANGS, "the fast one has granted it", late.hit()).await;
-    assert!(floor(&nodes, FAST) > Some(lease.fence()), "it drew the largest, and nobody waited for it");
+    assert!(floor(&nodes, FAST) > Some(lease.fence()), "it drew the largest, and was not waited for");
     late.release();
-    // The fast node is among the first to answer.
+    // The fast node is now among the first to answer.
     proxies[SLOW].delay(Duration::from_millis(20));
     for _ in 0..10 {
         let holder = leases.lock(NAME).holder().await.expect("all are there").expect("it is held");
@@ -310,7 +309,7 @@ async fn holder_reports_the_fence_of_the_lease_when_two_issued_alike_after_a_rai
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_grow_across_nodes_that_restarted_empty() {
     const DELAY: Duration = Duration::from_secs(3);
-    // A majority forgets its floor, and its clocks are behind the other's by less than the delay.
+    // A majority loses its floor, and its clocks are behind the other's by less than the delay.
     let nodes = servers(&[Duration::ZERO, Duration::from_secs(1), Duration::ZERO]);
     let (one, _one) = delayed_client_without(&nodes, 2, DELAY).await;
     let first = cycle(&one).await;
@@ -325,7 +324,7 @@ async fn fences_grow_across_nodes_that_restarted_empty() {
     assert!(second > first, "{second} after {first}");
 }
 
-/// Fences grow over these steps, and beyond them, for a client that has seen them and for one that has not.
+/// Asserts that fences grow past these steps, for a client that has seen them and for one that has not.
 async fn fences_grow_over(nodes: &Nodes, leases: &Client, mut last: Fence, what: &str) {
     for leases in [leases, &client(nodes.urls(), LONG + TTL).await, leases] {
         let fence = cycle(leases).await;
@@ -344,7 +343,7 @@ async fn f28_a_minority_steps_forward_past_the_ttl() {
     let token = nodes[1].wire().token(NAME);
     nodes[0].wire().must(&["CONFIG", "RESETSTAT"]);
     eventually_async(HANGS, "its key has expired", || {
-        // A renewal that is executed at that moment can save it.
+        // A renewal executed at that moment can save the key.
         nodes.clock(0).forward(HOUR);
         let mut wire = nodes[0].wire();
         let _whoever_asks_finds_out = wire.get(NAME);
@@ -367,10 +366,10 @@ async fn f28_a_majority_steps_forward_past_the_ttl() {
     let proxies = nodes.proxies();
     let leases = client(urls(&proxies), LONG + TTL).await;
     let lease = acquire(&leases).await;
-    // A vote of the time after a step would be held by it.
+    // A later vote would keep the key past the step.
     nodes.all_have(NAME).await;
-    // Else the first would get its key back before it is known that the second has lost its own; and then the second
-    // would get its key back from the first.
+    // Otherwise the first node would be repaired before the loss on the second is known, and then the second from the
+    // first.
     let repairs: Vec<_> =
         proxies.iter().map(|proxy| proxy.on_each(Match::script(REPAIR), Action::DropRequest)).collect();
     for at in 0..2 {
@@ -388,7 +387,7 @@ async fn the_holder_is_not_told_of_steps_back(stepping: usize) {
     let (lag, lease) = (Lag::start(), acquire(&leases).await);
     let (fence, calm) = (lease.fence(), Calm::of(&lease));
     (0..stepping).for_each(|at| nodes.clock(at).back(HOUR));
-    // The wait is for what the step might do to renewals.
+    // Long enough for the step to affect renewals.
     tokio::time::sleep(2 * TTL).await;
     calm.lasted(&lag);
     lease.release().await.expect("it was held to the end").confirmed();

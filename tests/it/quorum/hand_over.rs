@@ -1,4 +1,4 @@
-//! Hand-overs over a quorum: the rows F74 and F75.
+//! Hand-overs over a quorum: rows F74 and F75.
 
 use leasehold::{Client, Error, Lease, LossReason, Ticket};
 use support::{Action, Match, eventually_async, scripts::SUCCEED, within};
@@ -10,7 +10,7 @@ async fn adopt(leases: &Client, ticket: &Ticket) -> Result<Lease, Error> {
     within(HANGS, "an adoption", leases.lock(NAME).ttl(LONG).adopt(ticket.clone())).await
 }
 
-/// A lease that every node has, handed over.
+/// The ticket of a handed-over lease that every node has.
 async fn handed_over(scene: &Scene) -> Ticket {
     scene.acquire_everywhere(LONG).await.into_ticket().unwrap()
 }
@@ -45,7 +45,7 @@ async fn f74_what_a_majority_has_forgotten_is_not_adopted() {
     scene.is_taken_away(NAME).await;
 }
 
-/// All answers to the first attempt are lost. The second adopts what it has left on each node.
+/// All answers to the first attempt are lost. The second adopts what the first left on each node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_the_answers_to_an_adoption_are_lost() {
     for action in [Action::SwallowReply, Action::CutAfter] {
@@ -63,7 +63,7 @@ async fn f74_the_answers_to_an_adoption_are_lost() {
         for rule in &lost {
             within(HANGS, "the first attempt", rule.hit()).await;
         }
-        assert!(giver.lock(NAME).try_acquire().await.unwrap().is_none(), "{action:?}: it is not free meanwhile");
+        assert!(giver.lock(NAME).try_acquire().await.unwrap().is_none(), "{action:?}: it is never free");
         let lease = within(HANGS, "the second", adopting).await.unwrap().unwrap();
         assert!(lease.fence() > ticket.fence());
         scene.is_everywhere(&lease, LONG).await;
@@ -74,7 +74,7 @@ async fn f74_the_answers_to_an_adoption_are_lost() {
     }
 }
 
-/// Too few nodes answer: the adoption goes on until they do.
+/// If too few nodes answer, the adoption waits until they do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_a_majority_that_is_away_is_waited_for() {
     let scene = Scene::of(3).await;
@@ -97,7 +97,7 @@ async fn f74_a_majority_that_is_away_is_waited_for() {
     scene.is_taken_away(NAME).await;
 }
 
-/// A majority shows a larger fence than the ticket does, and than any clock: the heir's is larger than that.
+/// A majority shows a larger fence than the ticket and any clock: the heir's is larger still.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_the_heirs_fence_is_larger_than_what_a_majority_shows() {
     let scene = Scene::of(3).await;

@@ -1,4 +1,4 @@
-//! Redlock as other libraries do it, on the same keys: each excludes the other, in both orders.
+//! Redlock as implemented by other libraries, on the same keys: each side excludes the other, in both orders.
 
 use std::{
     sync::{
@@ -29,7 +29,7 @@ impl Classic {
         Self { wires: scene.wires(), token }
     }
 
-    /// One try: a majority, or nothing.
+    /// Tries once, for a majority or nothing.
     fn acquire(&mut self, ttl: Duration) -> bool {
         let (majority, ttl) = (self.wires.len() / 2 + 1, ttl.as_millis().to_string());
         let set = |wire: &mut Wire| !wire.must(&["SET", NAME, self.token, "NX", "PX", &ttl]).is_nil();
@@ -40,7 +40,7 @@ impl Classic {
         granted >= majority
     }
 
-    /// How many nodes had its key.
+    /// Releases the lock. Returns how many nodes had its key.
     fn release(&mut self) -> usize {
         let delete = |wire: &mut Wire| wire.must(&["EVAL", COMPARE_AND_DELETE, "1", NAME, self.token]).int() == 1;
         self.wires.iter_mut().filter_map(|wire| delete(wire).then_some(())).count()
@@ -59,17 +59,17 @@ async fn a_classic_holder_keeps_us_out_until_it_releases() {
         let Error::TimedOut { holder, .. } = error else { panic!("{error}") };
         assert_eq!((holder.label(), holder.fence()), (None, None));
         assert!(holder.remaining().is_some_and(|left| left <= LONG && left > LONG / 2), "{holder:?}");
-        let holder = scene.leases.lock(NAME).holder().await.expect("the nodes are well").expect("somebody holds it");
+        let holder = scene.leases.lock(NAME).holder().await.expect("the nodes are well").expect("it is held");
         assert_eq!(holder.label(), None);
 
         let waiter = tokio::spawn(scene.leases.lock(NAME).acquire());
         scene.are_watched(2).await;
         assert!(!waiter.is_finished());
         let released = Instant::now();
-        assert_eq!(classic.release(), nodes, "nobody has touched its keys");
+        assert_eq!(classic.release(), nodes, "its keys are untouched");
         let lease = within(HANGS, "the lock", waiter).await.expect("it does not panic").expect("it is free");
         let took = released.elapsed();
-        assert!(took <= SIGNAL + scene.lag.of(3), "it took {took:?} to be told");
+        assert!(took <= SIGNAL + scene.lag.of(3), "it was notified after {took:?}");
         lease.release().await.expect("it was ours to the end").confirmed();
         scene.is_taken_away(NAME).await;
     }
@@ -88,10 +88,10 @@ async fn a_classic_holder_that_dies_keeps_us_out_for_its_ttl() {
         // Servers count in whole milliseconds.
         assert!(took + Duration::from_millis(2) >= TTL, "two held it: {took:?}");
         assert!(took <= scene.allowed(TTL + SIGNAL), "{took:?}");
-        // It set them one after the other, and a majority is enough for us.
+        // The classic client set its keys one after the other, and a majority is enough for our lease.
         let run_out = || !scene.tokens(NAME).contains(&Some("classic".to_owned()));
         eventually_async(HANGS, "the last of its keys runs out", run_out).await;
-        assert_eq!(classic.release(), 0, "what ran out is not its own any more");
+        assert_eq!(classic.release(), 0, "expired keys are no longer its own");
         lease.release().await.expect("it was ours to the end").confirmed();
         scene.is_taken_away(NAME).await;
     }
@@ -113,7 +113,7 @@ async fn a_lease_keeps_classic_clients_out_and_they_do_not_disturb_it() {
         assert_eq!(scene.tokens(NAME), token);
         calm.lasted(&scene.lag);
         lease.release().await.expect("it was ours to the end").confirmed();
-        // A majority is enough for either; on the others the release may be a moment behind.
+        // Both sides need only a majority; on the other nodes the release may be a moment behind.
         assert!(classic.acquire(LONG), "the lock is free");
         assert!(classic.release() > nodes / 2);
     }
@@ -123,7 +123,7 @@ async fn a_lease_keeps_classic_clients_out_and_they_do_not_disturb_it() {
 async fn a_classic_majority_is_enough_and_our_minority_is_undone() {
     let scene = Scene::of(3).await;
     let mut classic = Classic::of(&scene, "classic");
-    // The third node did not answer it in time.
+    // The third node did not answer the classic client in time.
     let third = classic.wires.pop().expect("three");
     assert!(classic.acquire(LONG) && classic.wires.len() == 2);
     classic.wires.push(third);
@@ -147,14 +147,14 @@ async fn a_classic_clients_leftovers_on_a_minority_block_nobody() {
     const LEFT: Duration = Duration::from_millis(700);
     let scene = Scene::of(3).await;
     let mut wire = scene.nodes[2].server.wire();
-    // It died before it had a majority.
+    // The classic client died before it had a majority.
     wire.must(&["SET", NAME, "classic", "PX", &LEFT.as_millis().to_string()]);
     let left = Instant::now();
     let lease = scene.acquire(MEDIUM).await;
     assert!(left.elapsed() < LEFT, "it is not waited for");
     let calm = Calm::of(&lease);
     assert_eq!(wire.get(NAME).as_deref(), Some("classic"), "it is left alone");
-    // It runs out, and a renewal of ours takes its place.
+    // The key expires, and our renewal takes its place.
     scene.is_everywhere(&lease, LEFT + MEDIUM / 3 + SIGNAL).await;
     calm.lasted(&scene.lag);
     lease.release().await.expect("it was ours to the end").confirmed();
@@ -197,7 +197,7 @@ async fn classic_clients_and_ours_take_turns() {
             let mut pause = Duration::from_millis(1);
             for _ in 0..TURNS {
                 while !classic.acquire(LONG) {
-                    // Each its own, so that they do not split the votes for ever.
+                    // Each client has its own pause, so that they do not split the votes for ever.
                     pause = (pause * 7 / 5).min(Duration::from_millis(if token == "one" { 11 } else { 17 }));
                     thread::sleep(pause);
                 }
@@ -210,7 +210,7 @@ async fn classic_clients_and_ours_take_turns() {
     for _ in 0..TURNS {
         let lease = scene.acquire(LONG).await;
         alone(&inside);
-        lease.check().expect("nobody took it");
+        lease.check().expect("it was not taken");
         assert!(fence < Some(lease.fence()));
         fence = Some(lease.fence());
         lease.release().await.expect("it was ours to the end").confirmed();

@@ -1,5 +1,5 @@
-//! Faults of the keys of a quorum: deleted, overwritten, flushed, changed and retyped, on a minority of the nodes and
-//! on a majority; and of its scripts. The rows F13 to F18.
+//! Faults of a quorum's keys and scripts: deleted, overwritten, flushed, changed and retyped, on a minority of the
+//! nodes and on a majority. Rows F13 to F18.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use tokio::task::JoinHandle;
 use super::scene::{HANGS, Node, Scene, Share, at_once, builder, built};
 use crate::common::{Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, assert_says_lost, is_ours, unconfirmed};
 
-/// Whose keys are not ours.
+/// Sets the key to a value that is not ours.
 const SOMEBODY: &[&str] = &["SET", NAME, "somebody-else", "PX", "60000"];
 
-/// Fails unless the loss is told within the limit, and for this reason.
+/// Fails unless the loss is reported within the limit, for this reason.
 async fn is_told(
     loss: JoinHandle<(Lost, Instant)>,
     since: Instant,
@@ -22,7 +22,7 @@ async fn is_told(
     scene: &Scene,
 ) {
     let (lost, at) = within(HANGS, "the signal of a loss", loss).await.expect("it does not panic");
-    // A notification, a look, and a renewal.
+    // A notification, a check, and a renewal.
     let (took, bound, limit) = (at.saturating_duration_since(since), limit, limit + scene.lag.of(3));
     assert_eq!(lost.reason(), reason);
     let what = if bound == SIGNAL { "quorum: signal after the fault" } else { "quorum: signal without push" };
@@ -30,8 +30,8 @@ async fn is_told(
     assert!(took <= limit, "{took:?} after the fault, not within {limit:?}");
 }
 
-/// Servers that lose a key one after the other, if by a moment only, may be repaired one after the other, and nothing
-/// is lost: a renewal that is on its way is enough for that. Where a loss is looked for, none is repaired.
+/// Blocks repairs, for tests that expect a loss. Servers that lose a key one moment after the other could be repaired
+/// one by one by a renewal in flight, and nothing would be lost.
 fn are_not_healed(nodes: &[Node]) {
     for node in nodes {
         node.proxy.on_each(Match::script(REPAIR), Action::Mangle);
@@ -41,7 +41,7 @@ fn are_not_healed(nodes: &[Node]) {
 /// Fails unless every node has the key of the lease again within the limit.
 async fn is_healed(scene: &Scene, lease: &Lease, since: Instant, limit: Duration) {
     scene.is_everywhere(lease, HANGS).await;
-    // A notification, a look, a renewal, a repair, and the look of this test.
+    // A notification, a check, a renewal, a repair, and this test's own check.
     let (took, bound, limit) = (since.elapsed(), limit, limit + scene.lag.of(5));
     let what =
         if bound == SIGNAL { "quorum: repaired after the fault" } else { "quorum: repaired by the next renewal" };
@@ -53,7 +53,7 @@ async fn is_healed(scene: &Scene, lease: &Lease, since: Instant, limit: Duration
 async fn f13_deleted_on_a_minority_is_repaired() {
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
-        // So long that no renewal of its own accord can be what repairs it.
+        // The TTL is so long that no renewal on schedule can have repaired it.
         let lease = scene.acquire_everywhere(LONG).await;
         scene.are_watched(1).await;
         let calm = Calm::of(&lease);
@@ -80,19 +80,18 @@ async fn f13_deleted_on_a_majority_is_a_loss() {
         are_not_healed(scene.faulty(Share::Majority));
         let deleted = at_once(scene.faulty(Share::Majority), &["DEL", NAME]);
         is_told(loss, deleted, SIGNAL, LossReason::Deleted, &scene).await;
-        // The job has to stop first. Where those who forgot do not vote yet, the others keep everybody else out
-        // meanwhile.
+        // The job has to stop first. While nodes that lost the key do not vote yet, the others keep out other holders.
         let kept = nodes - scene.faulty(Share::Majority).len();
         tokio::time::sleep(SIGNAL).await;
-        assert_eq!(scene.tokens(NAME).iter().flatten().count(), kept, "what is left of it stays while it is held");
+        assert_eq!(scene.tokens(NAME).iter().flatten().count(), kept, "the remaining keys stay while it is held");
         assert_says_lost(lease.release().await, LossReason::Deleted);
-        // Closing waits for what runs in the background: nothing of that makes a key again.
+        // Closing waits for background work, which must not create a key again.
         scene.leases.close().await;
         assert_eq!(scene.tokens(NAME), vec![None; nodes]);
     }
 }
 
-/// What is left of it would wait for its lease to go, but then the connections are closed.
+/// The remaining keys would be kept until the lease is dropped, but then the connections are closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_deletes_the_keys_of_a_lease_that_a_majority_denied() {
     for nodes in [3, 5] {
@@ -111,7 +110,7 @@ async fn closing_deletes_the_keys_of_a_lease_that_a_majority_denied() {
     }
 }
 
-/// A client of the same nodes that none of them may push to.
+/// A client of the same nodes, none of which may push to it.
 async fn without_push(scene: &Scene) -> Client {
     built(builder(scene.nodes.iter().map(Node::url_without_push).collect())).await
 }
@@ -150,13 +149,13 @@ async fn f14_overwritten_on_a_minority_is_left_alone() {
     let lease = scene.acquire_everywhere(MEDIUM).await;
     let (calm, [faulty]) = (Calm::of(&lease), scene.faulty(Share::Minority)) else { panic!("one of three") };
     at_once(scene.faulty(Share::Minority), SOMEBODY);
-    // The time in which it might be touched, or the holder disturbed.
+    // Time for a wrong change to the key or the lease.
     tokio::time::sleep(MEDIUM).await;
     let mut wire = faulty.server.wire();
     assert_eq!(wire.get(NAME).as_deref(), Some("somebody-else"));
-    assert!(wire.pttl(NAME) > 50_000, "the other's TTL is none of our business");
+    assert!(wire.pttl(NAME) > 50_000, "the other's TTL is left alone");
 
-    // Once it has gone, the place is ours again.
+    // Once that key is deleted, ours is put back.
     let gone = Instant::now();
     wire.del(NAME);
     is_healed(&scene, &lease, gone, MEDIUM / 3 + SIGNAL).await;
@@ -228,7 +227,7 @@ async fn f15_flushed_majority_is_a_loss() {
         for loss in losses {
             is_told(loss, flushed, SIGNAL, LossReason::Deleted, &scene).await;
         }
-        // The floors went with the rest; the clocks carry the fences on.
+        // The floors were flushed too; the clocks continue the fences.
         let next = scene.acquire_as("a", LONG).await;
         assert!(next.fence() > held[0].fence());
         next.release().await.expect("it was ours to the end").confirmed();
@@ -237,7 +236,7 @@ async fn f15_flushed_majority_is_a_loss() {
         }
         scene.leases.close().await;
         for name in ["a", "b"] {
-            assert_eq!(scene.tokens(name), [None, None, None], "nothing is made again");
+            assert_eq!(scene.tokens(name), [None, None, None], "no key is created again");
         }
     }
 }
@@ -275,7 +274,7 @@ async fn f17_another_type_on_a_minority_is_left_alone_and_on_a_majority_a_loss()
         let replaced = at_once(faulty, &["RENAME", "made", NAME]);
         match share {
             Share::Minority => {
-                // The time in which it might be touched, or the holder disturbed.
+                // Time for a wrong change to the key or the lease.
                 tokio::time::sleep(MEDIUM).await;
                 calm.lasted(&scene.lag);
                 lease.release().await.expect("a majority was ours to the end").confirmed();
@@ -302,7 +301,7 @@ async fn f18_script_flush_during_use_is_invisible() {
             node.server.wire().must(&["SCRIPT", "FLUSH"]);
         }
     };
-    // Three TTLs, in which renewals meet an empty cache too.
+    // For three TTLs, so that renewals find an empty cache too.
     let until = Instant::now() + 3 * MEDIUM;
     let mut cycles = 0;
     while Instant::now() < until {
@@ -319,7 +318,7 @@ async fn f18_script_flush_during_use_is_invisible() {
     held.release().await.expect("it was ours to the end").confirmed();
 }
 
-/// Two of five have released it, one had lost it, and two say nothing.
+/// Two of five nodes have released it, one had lost it, and two do not answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unconfirmed_release_reports_each_nodes_answer() {
     let scene = Scene::of(5).await;

@@ -1,7 +1,7 @@
 //! Faults of servers and links under a quorum, on a minority of the nodes and on a majority: F5 to F12 and F19.
 //!
 //! A fault of a minority must be invisible: the lease is held, `check()` is always `Ok`, and no status but `Held` is
-//! ever told. Deadlines are reckoned from outside, as in `faults/network.rs`.
+//! ever reported. Deadlines are computed from outside, as in `faults/network.rs`.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::common::{
     COMMAND, Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, SHORT, assert_says_lost, assert_was_ours, ending, is_ours,
 };
 
-/// How a link is reset in the middle of a command.
+/// The ways in which a link is reset in the middle of a command.
 const CUTS: [Action; 2] = [Action::CutBefore, Action::CutAfter];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,12 +49,12 @@ async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
     eventually_async(HANGS, "a renewal is confirmed", is_renewed).await;
     assert_eq!((lease.check(), tokens()), (Ok(()), before));
     lease.release().await.expect("it was held to the end").confirmed();
-    // A majority has answered; the last node may still be connected to.
+    // A majority has answered, but the last node may still be connecting.
     let is_nowhere = || tokens().iter().all(Option::is_none);
     eventually_but_for(&lag, MEDIUM / 2, "no node has it", is_nowhere).await;
 }
 
-/// A renewal is waited for as long as it may help; that its node is silent is known long before.
+/// A renewal is awaited as long as it may help, but its silent node is noticed long before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_answers_no_renewal_is_silent_before_the_renewal_is_given_up() {
     const TTL: Duration = Duration::from_secs(6);
@@ -62,7 +62,7 @@ async fn a_node_that_answers_no_renewal_is_silent_before_the_renewal_is_given_up
     let lease = scene.acquire_everywhere(TTL).await;
     scene.nodes[2].proxy.black_hole(true);
     let is_silent = || *scene.leases.nodes()[2].state() != NodeState::Up;
-    // The next renewal goes out within a third of the TTL, and its node is silent after the time that one command has.
+    // The next renewal is sent within a third of the TTL, and its node counts as silent after one command time-out.
     eventually_but_for(&scene.lag, TTL / 3 + 2 * COMMAND, "its silence is known", is_silent).await;
     lease.check().expect("two of three hold it");
     lease.release().await.expect("two of three held it").confirmed();
@@ -84,7 +84,7 @@ async fn f5_minority_killed_and_restarted_empty_is_repaired() {
         let lease = scene.acquire_everywhere(MEDIUM).await;
         let calm = Calm::of(&lease);
         restart_empty(scene.faulty(Share::Minority));
-        // Back in reach it is asked again by the next probe at the latest, and what it lost is repaired at once.
+        // The returned node gets a request by the next probe at the latest, and its lost key is repaired at once.
         scene.is_everywhere(&lease, MEDIUM).await;
         scene.is_renewed(&lease, MEDIUM).await;
         calm.lasted(&scene.lag);
@@ -109,18 +109,18 @@ async fn f5_majority_killed_and_restarted_empty_is_a_loss() {
     let (took, limit) = (back.elapsed(), scene.allowed(MEDIUM / 3 + COMMAND + SIGNAL));
     seen::took("quorum: signal after the nodes were back", took, MEDIUM / 3 + COMMAND + SIGNAL, &scene.lag);
     assert_eq!(lost.reason(), LossReason::Deleted);
-    // A renewal is due within a third of the TTL, and one to a node that is back within a probe of it.
-    assert!(took <= limit, "it was told {took:?} after the nodes were back, not within {limit:?}");
+    // A renewal is due within a third of the TTL, and a returned node gets one by its next probe.
+    assert!(took <= limit, "it was reported {took:?} after the nodes were back, not within {limit:?}");
     assert_says_lost(lease.release().await, LossReason::Deleted);
     assert_says_lost(not_told.release().await, LossReason::Deleted);
     scene.leases.close().await;
     for node in faulty {
-        assert_eq!(node.server.wire().keys("*"), Vec::<String>::new(), "nothing is made again");
+        assert_eq!(node.server.wire().keys("*"), Vec::<String>::new(), "no key is created again");
     }
     assert_eq!(scene.tokens(NAME), vec![None; 3]);
 }
 
-/// Has these nodes vanish just before a renewal, for ever. Answers after when none can have confirmed one.
+/// Cuts off these nodes just before a renewal, for ever. Returns a moment after which none can have confirmed one.
 async fn vanish(nodes: &[Node]) -> Instant {
     let renewals = on_each(nodes, RENEW, Action::DropRequest);
     let last = Instant::now();
@@ -139,12 +139,12 @@ async fn f7_minority_black_holed_just_before_a_renewal_and_for_ever() {
         scene.is_renewed(&lease, MEDIUM).await;
         let calm = Calm::of(&lease);
         vanish(scene.faulty(Share::Minority)).await;
-        // The time over which nothing may be noticed.
+        // The time in which the fault must stay unnoticed.
         tokio::time::sleep(2 * MEDIUM).await;
         calm.lasted(&scene.lag);
         let started = Instant::now();
         lease.release().await.expect("a majority released it").confirmed();
-        // Nodes that are known to be silent are not waited for.
+        // Nodes known to be silent are not waited for.
         assert!(started.elapsed() <= scene.allowed(COMMAND / 2), "the release took {:?}", started.elapsed());
     }
 }
@@ -153,7 +153,7 @@ async fn f7_minority_black_holed_just_before_a_renewal_and_for_ever() {
 async fn f7_majority_black_holed_just_before_a_renewal_and_for_ever() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(SHORT).await;
-    // A `check()` at the deadline would complete `lost()` too, which has to come by a timer of its own.
+    // A `check()` at the deadline would complete `lost()` too, which must complete by its own timer.
     let quiet = scene.acquire_as("quiet", SHORT).await;
     let other = scene.other().await;
     let rival = tokio::spawn(async move {
@@ -165,7 +165,7 @@ async fn f7_majority_black_holed_just_before_a_renewal_and_for_ever() {
     let faulty = scene.faulty(Share::Majority);
     let last = vanish(faulty).await;
 
-    // The healthy node goes on confirming, so it is the latest that one of the others did which counts.
+    // The healthy node continues to confirm, so the latest renewal of the others counts.
     let latest = |lease| {
         let seen = faulty.iter().flat_map(|node| renewals(node, lease)).filter(|at| *at <= last).max();
         seen.expect("it was renewed") + SHORT.saturating_sub(SHORT / 100 + Duration::from_millis(2))
@@ -210,7 +210,7 @@ async fn f8_links_reset_in_the_middle_of_an_acquire() {
         let cuts = on_first(scene.faulty(share), ACQUIRE, action);
         let lease = scene.acquire(MEDIUM).await;
         all_hit(&cuts, "the links are reset").await;
-        // With a minority the first attempt wins, and the node without a key is given one by the first round.
+        // With a minority cut, the first attempt wins, and the first renewal round repairs the node without a key.
         let calm = Calm::of(&lease);
         if share == Share::Minority {
             assert_eq!(scene.nodes[0].proxy.count(Match::script(ACQUIRE)), 1, "{action:?}");
@@ -230,7 +230,7 @@ async fn f8_links_reset_in_the_middle_of_an_acquire() {
     }
 }
 
-/// Requests that wait for a link to a node are sent in any order when there is one.
+/// Requests waiting for a link to a node are sent in any order once it is up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn f8_acquires_and_their_releases_wait_for_the_same_link() {
     const LEASES: usize = 16;
@@ -239,7 +239,7 @@ async fn f8_acquires_and_their_releases_wait_for_the_same_link() {
     let apart = &scene.nodes[2].proxy;
     apart.refuse(true);
     apart.cut();
-    // From now on it is known that the link has ended.
+    // From now on the link is known to have ended.
     scene.acquire(MEDIUM).await.release().await.expect("it was ours to the end").confirmed();
     let names: Vec<String> = (0..LEASES).map(|number| format!("tried:{number}")).collect();
     let cycles = names.iter().map(|name| {
@@ -266,8 +266,8 @@ async fn f8_links_reset_in_the_middle_of_a_raise() {
     for (share, action) in Share::BOTH.into_iter().flat_map(|share| CUTS.map(|cut| (share, cut))) {
         let scene = Scene::of(3).await;
         floors_apart(&scene.nodes);
-        // The node with the largest number answers first, so that the others are to be raised, the last one before the
-        // one between.
+        // The node with the largest fence answers first, so the others must be raised, the last one before the one
+        // between.
         scene.nodes[1].proxy.delay(Duration::from_millis(30));
         scene.nodes[2].proxy.delay(Duration::from_millis(15));
         let cuts = on_first(scene.faulty(share), RAISE, action);
@@ -282,7 +282,7 @@ async fn f8_links_reset_in_the_middle_of_a_raise() {
         let raised = scene.nodes.iter().filter(|node| floor(node).is_some_and(|floor: u64| floor >= fence)).count();
         assert!(raised >= 2, "{share:?}, {action:?}: {raised} nodes have the floor");
         lease.release().await.expect("it was ours to the end").confirmed();
-        // Neither is anything left of an attempt that failed.
+        // A failed attempt leaves nothing either.
         scene.is_taken_away(NAME).await;
     }
 }
@@ -299,11 +299,11 @@ async fn f8_links_reset_in_the_middle_of_a_renewal() {
         all_hit(&cuts, "the links are reset").await;
         scene.is_renewed(&lease, MEDIUM).await;
         if share == Share::Minority {
-            // The wait is for the end of what the lease would have had without that renewal.
+            // Waits until the lease would have ended without that renewal.
             tokio::time::sleep_until(deadline.into()).await;
             calm.lasted(&scene.lag);
         }
-        lease.check().expect("a link that was reset is no loss");
+        lease.check().expect("a reset link is not a loss");
         lease.release().await.expect("it was ours to the end").confirmed();
     }
 }
@@ -314,7 +314,7 @@ async fn f8_links_reset_in_the_middle_of_a_release() {
         let scene = Scene::of(3).await;
         let lease = scene.acquire_everywhere(LONG).await;
         let cuts = on_first(scene.faulty(share), RELEASE, action);
-        lease.release().await.expect("it is sent again, and was ours").confirmed();
+        lease.release().await.expect("it was sent again, and was ours").confirmed();
         all_hit(&cuts, "the links are reset").await;
         scene.is_taken_away(NAME).await;
     }
@@ -328,7 +328,7 @@ async fn f8_links_reset_in_the_middle_of_every_release() {
         let cuts = on_each(scene.faulty(share), RELEASE, Action::CutBefore);
         match (share, lease.release().await) {
             (Share::Minority, Ok(Released::Confirmed)) | (Share::Majority, Ok(Released::Unconfirmed(_))) => {}
-            (share, other) => panic!("{share:?} released nothing, and it says {other:?}"),
+            (share, other) => panic!("{share:?} released nothing, and it returned {other:?}"),
         }
         let left = scene.tokens(NAME).iter().flatten().count();
         assert_eq!(left, scene.faulty(share).len(), "nothing can have released it there");
@@ -357,7 +357,7 @@ async fn f9_replies_of_an_acquire_swallowed() {
         match (share, scene.leases.lock(NAME).ttl(LONG).try_acquire().await) {
             (Share::Minority, Ok(Some(lease))) => lease.release().await.expect("a majority released it").confirmed(),
             (Share::Majority, Err(Error::Unavailable(_))) => {}
-            (share, other) => panic!("{share:?} did not answer, and it says {other:?}"),
+            (share, other) => panic!("{share:?} did not answer, and it returned {other:?}"),
         }
         all_hit(&swallowed, "the replies are swallowed").await;
         scene.is_taken_away(NAME).await;
@@ -367,14 +367,14 @@ async fn f9_replies_of_an_acquire_swallowed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f10_replies_of_a_release_swallowed_and_the_commands_replayed() {
     for share in Share::BOTH {
-        // Half of it is what the release waits for a replay.
+        // A release waits half of it for a replay.
         let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(2))).await;
         let lease = scene.acquire_everywhere(LONG).await;
         let other = scene.other().await;
         let rival = tokio::spawn(other.lock(NAME).ttl(LONG).acquire());
         let faulty = scene.faulty(share);
         let swallowed = on_first(faulty, RELEASE, Action::SwallowReply);
-        // The replays have to find the next holder's key.
+        // The replays must meet the next holder's key.
         let second = |node: &Node| node.proxy.on(Match::script(RELEASE), 2, Action::Hold);
         let replays: Vec<_> = faulty.iter().map(second).collect();
         let release = tokio::spawn(lease.release());
@@ -398,9 +398,9 @@ async fn f10_replies_of_a_release_swallowed_and_the_commands_replayed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_each_way() {
     const TTL: Duration = Duration::from_secs(1);
-    /// What a renewal has left: it is due after a third of the TTL, and its way there and back takes 0.4 s.
+    /// The spare time of a renewal: it is due after a third of the TTL, and its round trip takes 0.4 s.
     const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
-    // What the row asks for, where there is the time.
+    // The row's own number, if figures are wanted.
     let ttls = if seen::is_wanted() { 100 } else { 20 };
     let scene = Scene::with(3, |builder| builder.command_timeout(TTL)).await;
     let delay = |each_way| scene.nodes.iter().for_each(|node| node.proxy.delay(each_way));
@@ -411,8 +411,8 @@ async fn f11_a_link_that_is_slow_each_way() {
         delay(Duration::from_millis(200));
         let began = Instant::now();
         let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break (lease, began) };
-        // From the keeper through the proxy to the server and back, each of which may be as late as the control: then
-        // the machine, not the links, was too slow, and it is tried again, unless the figure is to be published.
+        // The keeper, the proxy, the server and the proxy again may each be as late as the control; then the machine
+        // was too slow, not the links. The test repeats, unless the figure is to be published.
         let is_excused = 4 * lag.worst() >= SPARE && !seen::is_wanted();
         assert!(is_excused, "{lost:?}; the machine lagged {:?}", lag.worst());
         assert!(started.elapsed() < 3 * TTL * ttls, "no lease lived on; the machine lagged {:?}", lag.worst());
@@ -437,10 +437,10 @@ async fn f11_acquired_over_a_link_that_is_slow_each_way() {
     lease.release().await.expect("it was ours to the end").confirmed();
 }
 
-/// Three processes take turns, and one of them holds another lock all the time, while replies are lost.
+/// Three processes take turns, and one of them also holds another lock all the time, while replies are lost.
 async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
     const TURNS: u64 = 15;
-    // A reply is not lost alone: its connection is silent until the library has made a new one, which takes two command
+    // A reply is never lost alone: its connection stays silent until the library has replaced it, after two command
     // time-outs. That leaves time for three more tries in a row.
     const TTL: Duration = COMMAND.saturating_mul(20);
     let scene = Scene::of(3).await;
@@ -462,7 +462,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 inside.fetch_sub(1, Ordering::SeqCst);
                 fences.push(lease.fence());
-                // Without an answer of a majority it is unknown, and goes on in the background.
+                // Without answers from a majority the release is unknown, and continues in the background.
                 let released = lease.release().await;
                 assert_was_ours(&released);
             }
@@ -471,7 +471,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
     }
     let mut fences = Vec::new();
     for turns in turns {
-        let theirs = within(HANGS * 8, "everybody has had its turns", turns).await.expect("it does not panic");
+        let theirs = within(HANGS * 8, "each has had its turns", turns).await.expect("it does not panic");
         assert!(theirs.is_sorted());
         fences.extend(theirs);
     }
@@ -485,7 +485,7 @@ async fn turns_are_taken_while_one_reply_is_lost_in(many: u64) {
     assert_eq!(lease.check(), Ok(()), "{lost} replies were lost; the machine lagged {:?}", scene.lag.worst());
     rules.iter().for_each(RuleHandle::disarm);
     eventually_async(HANGS, "it is well", || lease.status() == Status::Held).await;
-    // Connections whose reply was lost last may not have been made anew yet.
+    // Connections that lost a reply last may not have been replaced yet.
     let released = lease.release().await;
     assert_was_ours(&released);
     scene.is_taken_away("held").await;
@@ -506,7 +506,7 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(MEDIUM).await;
     let mut wires = scene.wires();
-    // Longer than it lasts without renewals.
+    // Longer than a lease lasts without renewals.
     let (until, mut kills) = (Instant::now() + 2 * MEDIUM, 0);
     while Instant::now() < until || kills <= 8 {
         for wire in &mut wires {
@@ -515,7 +515,7 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
             }
         }
         kills += 1;
-        // Connections can be made in most of these pauses, as late as the machine has been.
+        // Most of these pauses are long enough to connect, however late the machine has been.
         tokio::time::sleep(Duration::from_millis(7 * (kills % 15)) + scene.lag.worst()).await;
     }
     assert!(kills > 8, "{kills}");
@@ -526,12 +526,12 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     scene.is_taken_away_within(MEDIUM / 2, NAME).await;
 }
 
-/// What a silent node is asked. A connection that has just been made asks for sections of it.
+/// The probe of a silent node. A new connection asks for sections of `INFO` instead.
 fn probe() -> Match {
     Match::with(|args| matches!(args, [name] if name.eq_ignore_ascii_case(b"INFO")))
 }
 
-/// Only probed while it is silent, a node may come back at any moment: a release waits for it as for an answer.
+/// While it is silent a node is only probed, and it may return at any moment, so a release waits for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_waits_for_nodes_that_are_about_to_answer_again() {
     let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(1))).await;
@@ -553,25 +553,25 @@ async fn a_release_waits_for_nodes_that_are_about_to_answer_again() {
     scene.is_taken_away(NAME).await;
 }
 
-/// One connection may be dead while the node is well.
+/// One connection may be dead while the node is healthy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_answers_on_another_connection_is_not_silent() {
-    // With one node gone a renewal needs both others, each within a command time-out.
+    // With one node killed a renewal needs both others, each within a command time-out.
     let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(1))).await;
     let lease = scene.acquire_everywhere(LONG).await;
     scene.nodes[0].server.kill();
     let renewed = async || lease.renew().await.expect("two of three answer");
     renewed().await;
-    // Were it probed, no answer would come.
+    // A probe would not be answered.
     let probes = scene.nodes[2].proxy.on_each(probe(), Action::HoldReply);
     let held = scene.nodes[2].proxy.on_each(Match::script(ACQUIRE), Action::HoldReply);
     let other = tokio::spawn(scene.leases.lock("other").try_acquire());
-    // Nothing is under way for most of the time, and each answer is newer than what makes a node silent.
+    // No request is in flight most of the time, and each answer is newer than any silence that counts.
     while !other.is_finished() {
         renewed().await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    other.await.expect("it does not panic").expect_err("one of three answers that");
+    other.await.expect("it does not panic").expect_err("only one of three answers");
     assert!(held.hits() > 0);
     renewed().await;
     held.release();
@@ -579,13 +579,13 @@ async fn a_node_that_answers_on_another_connection_is_not_silent() {
     lease.release().await.expect("it was ours to the end").confirmed();
 }
 
-/// A fence that a majority has to be raised to takes a second round trip, which is part of the wait.
+/// A fence to which a majority must be raised takes a second round trip, which is part of the wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_phases_of_an_acquire_have_one_limit() {
     const LIMIT: Duration = Duration::from_millis(250);
     let scene = Scene::with(3, |builder| builder.command_timeout(Duration::from_secs(1))).await;
     floors_apart(&scene.nodes);
-    // With all three, the first one's vote makes good what the other two have issued, if it comes last.
+    // If all three answered, the first one's late vote would make up for the fences of the other two.
     scene.nodes[2].proxy.black_hole(true);
     for node in &scene.nodes {
         node.proxy.delay(Duration::from_millis(80));

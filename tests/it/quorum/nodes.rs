@@ -1,5 +1,5 @@
-//! Which servers make a quorum, and how each of them is: what `build` turns down and what it waits for, `nodes()`, and
-//! the events about nodes.
+//! The servers of a quorum and the state of each: what `build` refuses and waits for, `nodes()`, and the events about
+//! nodes.
 
 use std::{
     net::TcpListener,
@@ -17,14 +17,14 @@ const NAME: &str = "app:job";
 
 const COMMAND: Duration = Duration::from_millis(300);
 const CONNECT: Duration = Duration::from_secs(1);
-/// What `build` waits for the others once a majority is there.
+/// How long `build` waits for the other nodes once it has a majority.
 const GRACE: Duration = Duration::from_millis(500);
-/// What anything may take that waits for nothing.
+/// The longest that a call without a wait may take.
 const PROMPT: Duration = Duration::from_millis(100);
-/// The longest pause between two looks, and a second that a server's uptime may be wrong by.
+/// The longest pause between two checks, and the error of a server's uptime.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// No text may contain it.
+/// The secret that no text may contain.
 const SECRET: &str = "open-s3same";
 
 fn builder<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Builder {
@@ -60,9 +60,9 @@ fn unavailable(error: &Error) -> bool {
     matches!(error, Error::Unavailable(_))
 }
 
-/// How a build that must fail fails.
+/// The error of a build that must fail.
 async fn turned_down(builder: Builder, is_it: fn(&Error) -> bool, words: &[&str]) -> Error {
-    let error = within(HANGS, "build", builder.build()).await.expect_err("it should have been turned down");
+    let error = within(HANGS, "build", builder.build()).await.expect_err("it should have been refused");
     assert!(is_it(&error), "{error:?}");
     names(&format!("{error} {error:?}"), words);
     error
@@ -76,13 +76,13 @@ async fn eventually_is(leases: &Client, at: usize, what: &str, is: impl Fn(&Node
     eventually_async(HANGS, what, || is(leases.nodes()[at].state())).await;
 }
 
-/// How many events of this name have this address in them: ports are a test's own.
+/// The number of events of this name with this address, whose port is this test's own.
 fn count(log: EventLog, name: &str, address: &str) -> usize {
     let is_one = |line: &String| line.split(' ').nth(1) == Some(name) && line.contains(address);
     log.lines().into_iter().filter(is_one).count()
 }
 
-/// The state shows it first. The event comes on the events' thread.
+/// Waits for the event, which is emitted on its own thread after the state has changed.
 async fn told_once(log: EventLog, name: &str, address: &str) {
     eventually_async(HANGS, &format!("{name} is told"), || count(log, name, address) > 0).await;
     assert_eq!(count(log, name, address), 1, "{name} of {address}");
@@ -139,7 +139,7 @@ async fn one_server_under_two_addresses_is_turned_down() {
 #[tokio::test]
 async fn a_server_of_a_cluster_is_turned_down() {
     let nodes = Nodes::seasoned(2);
-    // Beside the port that clients use; by itself it would choose one that may not exist.
+    // Set explicitly: by default the server would use a port that may be invalid.
     let bus = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
     let cluster = Server::builder().arg("--cluster-enabled", "yes").arg("--cluster-port", &bus).start();
     let mut urls = nodes.urls();
@@ -158,13 +158,13 @@ fn a_majority_is_enough_and_the_others_join_when_they_come() {
             let started = Instant::now();
             let leases = build(nodes.urls()).await;
             let took = started.elapsed();
-            // Some round trips come before the majority is there.
+            // Some round trips are needed before there is a majority.
             assert!(took <= GRACE + PROMPT + lag.of(6), "build took {took:?}");
             assert!(matches!(state(&leases, 1), NodeState::Unreachable(_)), "{:?}", leases.nodes());
             let lease = leases.lock(NAME).acquire().await.expect("two of three are there");
             assert_eq!([state(&leases, 0), state(&leases, 2)], [NodeState::Up, NodeState::Up]);
 
-            // Longer than any one try to connect takes.
+            // Longer than any single try to connect takes.
             tokio::time::sleep(CONNECT + PROMPT).await;
             nodes[1].restart();
             nodes.clock(1).forward(AGE);
@@ -190,7 +190,7 @@ fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
             proxy.refuse(true);
             let mut urls = nodes.urls();
             urls[2] = proxy.url();
-            // The one that is stopped below costs this once; the others have all of it.
+            // Only the node that is stopped below costs this once; the others have it for their answers.
             let leases = within(HANGS, "build", builder(urls).command_timeout(SECOND).build())
                 .await
                 .expect("a majority is there");
@@ -209,11 +209,11 @@ fn a_node_that_turns_out_to_be_another_one_has_no_vote() {
                     let NodeAnswer::Refused(why) = votes.nodes()[2].answer() else { panic!("{error}") };
                     names(why, &["the same server as", &other]);
                 }
-                other => panic!("there is but one server, and it says {other:?}"),
+                other => panic!("there is only one server, and it returned {other:?}"),
             }
             nodes[1].cont();
 
-            // Set right, it is a node like the others.
+            // Once corrected, it is a node like the others.
             proxy.turn_to(nodes[2].port());
             proxy.cut();
             eventually_is(&leases, 2, "it joins", |state| *state == NodeState::Up).await;
@@ -239,7 +239,7 @@ fn a_node_that_becomes_another_one_loses_its_vote() {
                 Ok(leasehold::Released::Confirmed),
                 "it was ours"
             );
-            // What it said before is not heard after what it says then.
+            // Answers to earlier requests no longer count once it answers later ones.
             eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
             proxy.turn_to(nodes[0].port());
             proxy.cut();
@@ -258,7 +258,7 @@ fn a_node_that_becomes_another_one_loses_its_vote() {
     });
 }
 
-/// Its vote does not count, but the key is there. The address by which that server has its vote cannot be reached.
+/// The vote does not count, but it leaves a key. The address under which that server does vote cannot be reached.
 #[test]
 fn a_vote_of_a_server_that_has_one_already_is_undone() {
     alone(|| {
@@ -272,7 +272,7 @@ fn a_vote_of_a_server_that_has_one_already_is_undone() {
                 Ok(leasehold::Released::Confirmed),
                 "it was ours"
             );
-            // What it said before is not heard after what it says then.
+            // Answers to earlier requests no longer count once it answers later ones.
             eventually_async(HANGS, "its vote is heard", || leases.nodes()[2].clock_offset_micros().is_some()).await;
             eventually_async(HANGS, "the lock is free", || nodes.with_key(NAME).is_empty()).await;
             last.turn_to(nodes[0].port());
@@ -294,7 +294,7 @@ fn a_vote_of_a_server_that_has_one_already_is_undone() {
     });
 }
 
-/// The url of a user, by the wrong password on a server that has another.
+/// The url of a user whose password on the server is another.
 fn guessing(node: &Server) -> String {
     node.wire().must(&["ACL", "SETUSER", "worker", "on", ">another", "~*", "+@all"]);
     format!("redis://worker:{SECRET}@127.0.0.1:{}", node.port())
@@ -311,7 +311,7 @@ fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
             let leases = build(urls).await;
             match state(&leases, 0) {
                 NodeState::Refused(text) => names(&text, &["WRONGPASS", "check the user and password"]),
-                other => panic!("it turned us down, and is {other:?}"),
+                other => panic!("it refused us, and is {other:?}"),
             }
             assert_eq!(
                 leases.lock(NAME).acquire().await.expect("two are there").release().await,
@@ -319,7 +319,7 @@ fn f22_a_wrong_password_on_one_node_is_told_by_its_state() {
                 "it was ours"
             );
             names(&format!("{leases:?} {:?}", leases.nodes()), &[]);
-            // Once it lets us in it takes part.
+            // Once it accepts the password, it takes part.
             nodes[0].wire().must(&["ACL", "SETUSER", "worker", &format!(">{SECRET}")]);
             eventually_is(&leases, 0, "it joins", |state| *state == NodeState::Up).await;
             let lines = log.lines().join("\n");
@@ -360,7 +360,7 @@ async fn nodes_tell_how_each_is() {
     let lease = leases.lock(NAME).acquire().await.expect("all are there");
     let ahead = i64::try_from(AGE.as_micros()).unwrap();
     for (at, node) in nodes.iter().enumerate() {
-        // A majority is enough for the lease, and the third vote is heard a moment later.
+        // A majority is enough for the lease, and the third vote arrives a moment later.
         eventually_async(HANGS, "it has voted", || leases.nodes()[at].clock_offset_micros().is_some()).await;
         let status = leases.nodes()[at].clone();
         assert_eq!(*status.state(), NodeState::Up);
@@ -393,7 +393,7 @@ fn differing_clocks_are_reported_once() {
                 let lease = leases.lock(NAME).acquire().await.expect("all are there");
                 eventually_async(HANGS, "all have voted", || nodes.with_key(NAME).len() == 3).await;
                 assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
-                // They are compared once a second.
+                // The clocks are compared once a second.
                 tokio::time::sleep(SECOND + PROMPT).await;
                 assert_eq!(
                     leases.lock(NAME).acquire().await.expect("all are there").release().await,
@@ -405,7 +405,7 @@ fn differing_clocks_are_reported_once() {
             // Leases of 30 s allow for 302 ms.
             nodes.clock(1).forward(Duration::from_millis(150));
             assert_eq!(look().await, 0, "they differ by less than leases allow for");
-            // By so much that it is certain, however long an answer has to wait for this machine.
+            // Far enough to be certain, however long this machine delays an answer.
             nodes.clock(1).forward(5 * SECOND);
             assert_eq!(look().await, 1);
             assert_eq!(look().await, 1, "it is no news");
@@ -430,7 +430,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
             assert!(votes.nodes().iter().filter(|vote| is_recovering(vote.answer())).count() >= 2, "{error}");
             names(&error.to_string(), &["0 of 3 nodes", "is recovering", "restart_delay"]);
         }
-        other => panic!("all may have forgotten, and it says {other:?}"),
+        other => panic!("all may have forgotten, and it returned {other:?}"),
     }
     let lease = within(HANGS, "they vote", leases.lock(NAME).acquire()).await.expect("it waits for them");
     assert!(before.elapsed() + SECOND >= DELAY, "they voted after {:?}", before.elapsed());
@@ -438,7 +438,7 @@ async fn a_quorum_that_was_just_started_votes_after_the_restart_delay() {
     assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
 }
 
-/// The least rights on one server, as docs/operations.md has them.
+/// The least rights on one server, as listed in docs/operations.md.
 const LEAST_ACL: &str = "resetchannels ~app:* ~{app:* -@all +eval +evalsha +get +getrange +mget +exists +set +del +pexpire \
                          +pttl +time";
 
@@ -460,7 +460,7 @@ async fn f22_a_quorum_needs_the_right_to_info() {
         Err(error) => error,
         Ok(leases) => match leases.lock(NAME).try_acquire().await {
             Err(error @ Error::Refused(_)) => error,
-            other => panic!("no server may tell its uptime, and it says {other:?}"),
+            other => panic!("no server may report its uptime, and it returned {other:?}"),
         },
     };
     assert!(matches!(refused, Error::Refused(_)));
@@ -468,13 +468,13 @@ async fn f22_a_quorum_needs_the_right_to_info() {
 
     allow("+info");
     let leases = builder(proxies.iter().map(url)).build().await.expect("all are there");
-    // By so much that it proposes a fence that two have passed, and no two issue alike.
+    // Far enough that two clocks have passed the proposed fence, and no two issue the same.
     nodes.clock(1).forward(SECOND);
     nodes.clock(2).forward(2 * SECOND);
     let raises: Vec<_> = proxies.iter().map(|proxy| proxy.on(Match::script(RAISE), 1, Action::HoldReply)).collect();
     raises.iter().for_each(support::RuleHandle::release);
     let lease = leases.lock(NAME).acquire().await.expect("that is all it takes");
-    // Where the third node stands in for the one that is raised, the lease does not wait for that.
+    // If the third node replaces the one being raised, the lease does not wait for the raise.
     let raised = || raises.iter().any(|raise| raise.hits() > 0);
     eventually_async(HANGS, "the clocks differ, so something is raised", raised).await;
     nodes.all_have(NAME).await;

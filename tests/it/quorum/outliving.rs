@@ -1,4 +1,4 @@
-//! What a key outlives besides its lease, over a quorum: the row F78.
+//! Keys that outlive their lease, over a quorum: row F78.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ async fn f78_a_key_that_is_brought_back_has_its_life_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f78_a_quorum_that_is_lost_leaves_the_keys() {
-    // The other one is to have a chance to be too early, and the cut off one to delete.
+    // Long enough for the next holder to be too early, or for the cut-off one to delete.
     const OUTLIVES: Duration = Duration::from_secs(4);
     for (delay, interval) in [(OUTLIVES, None), (Duration::ZERO, Some(OUTLIVES + SHORT))] {
         let scene = Scene::of(3).await;
@@ -56,14 +56,14 @@ async fn f78_a_quorum_that_is_lost_leaves_the_keys() {
         assert!(matches!(lost.reason(), LossReason::NoQuorum | LossReason::Expired), "{lost:?}");
         drop(lease);
         scene.nodes.iter().for_each(|node| node.proxy.black_hole(false));
-        // An acquire goes through again: so would what a loss has left to be undone.
+        // An acquire gets through again, so any undo after the loss would too.
         within(HANGS, "another lock", scene.leases.lock("another").acquire()).await.unwrap().release().await.unwrap();
         scene.leases.close().await;
         assert!(scene.tokens(NAME).iter().all(Option::is_some), "{:?} after the acquire", acquired.elapsed());
         let next = scene.other().await.lock(NAME).ttl(SHORT).acquire();
         drop(within(OUTLIVES + HANGS, "the next holder", next).await.unwrap());
         let took = acquired.elapsed();
-        // The cut came some requests after the acquire, and no renewal after it.
+        // The cut came some requests after the acquire, and no renewal followed.
         assert!(took >= OUTLIVES, "{took:?} after the acquire");
     }
 }
@@ -79,7 +79,7 @@ async fn f78_no_key_outlives_what_a_restarted_server_has_forgotten() {
         let lock = leases.lock(NAME).lock_delay(delay);
         match interval.into_iter().fold(lock, leasehold::Lock::once_per).try_acquire().await {
             Err(Error::Config(text)) => Some(text.to_string()),
-            // They were all started just now, and vote when the delay is over.
+            // All servers were just started, and vote once the delay has passed.
             Err(Error::Unavailable(_)) => None,
             other => panic!("{other:?}"),
         }
@@ -92,7 +92,7 @@ async fn f78_no_key_outlives_what_a_restarted_server_has_forgotten() {
     assert_eq!(refused(&leases, secs(20), Some(secs(30))).await, None);
     let built = build().lock_delay(secs(22)).build_lazy();
     assert!(matches!(&built, Err(Error::Config(text)) if text.to_string().contains("lock_delay")), "{built:?}");
-    // One server with a restart delay forgets as well.
+    // A single server with a restart delay forgets too.
     let alone = Client::builder().url(&scene.urls()[0]).restart_delay(DELAY).ttl(secs(10)).build().await.unwrap();
     assert!(refused(&alone, secs(21) + MEDIUM, None).await.is_some());
     assert!(refused(&alone, Duration::ZERO, Some(secs(31))).await.is_some());

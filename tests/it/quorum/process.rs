@@ -1,5 +1,4 @@
-//! Leases over a quorum when the process, its runtime or its clock misbehaves: the rows F2, F25, F27,
-//! F31, F32 and F34.
+//! Leases over a quorum when the process, its runtime or its clock misbehaves: rows F2, F25, F27, F31, F32 and F34.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -20,7 +19,7 @@ use tokio::sync::Notify;
 use super::scene::{HANGS, Scene, builder, built};
 use crate::common::{COMMAND, Calm, Confirmed as _, LONG, NAME, ending};
 
-/// Far more than a child needs for what it was told.
+/// Far more than a child needs for its task.
 const TTL: Duration = Duration::from_secs(2);
 
 fn urls_of(part: &Part) -> Vec<String> {
@@ -44,7 +43,7 @@ fn f2_holder_stopped_and_continued() {
         let next = within(HANGS, "the next holder", leases.lock(NAME).acquire()).await.expect("the nodes are well");
         assert!(u64::from(next.fence()) > old);
         fenced_write(&mut resource, "result", "from the next holder", next.fence()).expect("it is the latest");
-        // The length of the stop is the fault.
+        // The length of the stop is the fault itself.
         tokio::time::sleep((2 * TTL).saturating_sub(stopped.elapsed())).await;
         holder.tell("look");
         holder.cont();
@@ -55,16 +54,16 @@ fn f2_holder_stopped_and_continued() {
 }
 
 async fn look_when_continued(part: &Part, ttl: Duration) {
-    // What holders write to, and what checks their fences: on the last node.
+    // The resource that holders write to, and that checks their fences, is on the last node.
     let mut resource = Wire::to_port(part.port());
     let leases = built(builder(urls_of(part)).ttl(ttl)).await;
     let lease = leases.lock(NAME).acquire().await.expect("it is free");
     part.say(format!("held {}", lease.fence()));
-    // Blocks the thread: the look below is the first thing after it.
+    // Blocks the thread, so the check below is the first thing after it.
     part.hear();
     let first_look = lease.check();
     let lost = ending(first_look);
-    // Which of them depends on whether a renewal was under way when it was stopped.
+    // The reason depends on whether a renewal was under way at the stop.
     assert!(matches!(lost.reason(), LossReason::Expired | LossReason::NoQuorum), "{lost:?}");
     assert_eq!(within(HANGS, "the signal", lease.lost()).await, lost);
     fenced_write(&mut resource, "result", "from the past", lease.fence()).expect_err("a later holder has written");
@@ -82,7 +81,7 @@ fn f25_job_blocks_the_only_thread() {
         let held = tokens();
         std::thread::sleep(3 * TTL);
         assert_eq!((lease.check(), lease.status()), (Ok(()), Status::Held));
-        assert_eq!(tokens(), held, "nobody else had it");
+        assert_eq!(tokens(), held, "there was no other holder");
         lease.release().await.expect("it was ours to the end").confirmed();
     });
 }
@@ -119,23 +118,23 @@ async fn hold_while_the_clock_steps(part: &Part) {
     let (boot, wall) = (Instant::now(), SystemTime::now());
     let lease = leases.lock(NAME).acquire().await.expect("it is free");
     let calm = Calm::of(&lease);
-    // A renewal has come to every node.
+    // By then a renewal has reached every node.
     tokio::time::sleep(TTL / 2).await;
     loop {
         part.say("ready");
         let command = part.hear();
         let Some(expected) = command.strip_prefix("stepped ") else { break };
         let expected: f64 = expected.parse().expect("seconds");
-        // A shim that does not reach this process would make the test pass for nothing.
+        // Without this, a shim that does not reach this process would make the test pass.
         let shown = match SystemTime::now().duration_since(wall) {
             Ok(forward) => forward.as_secs_f64(),
             Err(back) => -back.duration().as_secs_f64(),
         };
         let moved = shown - boot.elapsed().as_secs_f64();
         assert!((moved - expected).abs() < 10.0, "the wall clock moved by {moved} s, not {expected} s");
-        // Longer than a lease lasts without renewals: what the step may do, it has done by then.
+        // Longer than a lease lasts without renewals, so any effect of the step has happened by then.
         tokio::time::sleep(TTL * 3 / 2).await;
-        // Acquiring, waiting in vain and releasing work by the same clocks.
+        // Acquires, waits that time out, and releases use the same clocks.
         let others = leases.lock(NAME).owner(Owner::anonymous()).acquire_within(TTL / 10).await;
         assert!(others.as_ref().is_err_and(Error::is_transient), "{others:?}");
         let other = leases.lock("another job").acquire().await.expect("it is free");
@@ -147,13 +146,13 @@ async fn hold_while_the_clock_steps(part: &Part) {
     assert!(leases.lock(NAME).acquire().await.expect("it is free").fence() > old);
 }
 
-/// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. Answers
-/// the names that were used.
+/// Drops an acquire after its first poll, then one after its second and so on, until one is ready before that. Returns
+/// the names used.
 async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Client, held: bool) -> Vec<String> {
     const MOST_POLLS: usize = 200;
     let mut names = Vec::new();
     for polls in 1..=MOST_POLLS {
-        // A name of its own: what was dropped may reach a node after the next has begun.
+        // A new name each time, because a dropped acquire may reach a node after the next has begun.
         let name = format!("held={held} polls={polls}");
         names.push(name.clone());
         let waits = Arc::new(Notify::new());
@@ -162,10 +161,10 @@ async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Client, held: bo
             let lease = other.lock(&name).acquire().await.expect("it is free");
             let (is_seen, seen) = (waits.clone(), waits.clone());
             lock = lock.on_wait(move |_| is_seen.notify_one());
-            // A task of its own, so that it causes no polls of the acquire.
+            // In a task of its own, so that it causes no polls of the acquire.
             holder = Some(tokio::spawn(async move {
                 seen.notified().await;
-                lease.release().await.expect("nobody took it from its holder").confirmed();
+                lease.release().await.expect("the holder kept it").confirmed();
             }));
         }
         let acquire = Polls::of(lock.acquire(), polls, Dropped::AtOnce);
@@ -184,7 +183,7 @@ async fn drop_after_each_poll(scene: &Scene, other: &leasehold::Client, held: bo
 
 #[test]
 fn f31_acquire_dropped_after_any_poll() {
-    /// What nothing needs while all is well.
+    /// A command time-out never reached on a healthy server.
     const UNDO: Duration = Duration::from_secs(4);
     two_workers().block_on(async {
         for nodes in [3, 5] {
@@ -194,7 +193,7 @@ fn f31_acquire_dropped_after_any_poll() {
             names.extend(drop_after_each_poll(&scene, &other, true).await);
             seen::counted("quorum: acquires dropped at some poll", names.len());
             assert!(names.len() >= 4, "every acquire was ready at once: {names:?}");
-            // `close` waits for whatever is still under way, and if that never ends, for the whole of the time-out.
+            // `close` waits for work under way. If that never ends, it waits for the whole time-out.
             let start = Instant::now();
             scene.leases.close().await;
             assert!(start.elapsed() < UNDO / 2, "close took {:?}: it found something to wait for", start.elapsed());
@@ -216,18 +215,18 @@ fn f31_acquire_dropped_after_any_poll_while_a_node_does_not_answer() {
         let names = drop_after_each_poll(&scene, &other, false).await;
         silent.cont();
         for name in names {
-            // What was in its socket, it does now, and what undoes that came behind it or comes when it answers.
+            // The node now executes what was in its socket, and the undos that follow.
             scene.is_taken_away(&name).await;
         }
     });
 }
 
-/// Drops the lease in some way, and waits until no node has the key.
+/// Drops the lease with `drop_it`, and waits until no node has the key.
 fn is_released_everywhere(drop_it: impl FnOnce(Lease)) {
     let runtime = two_workers();
     let scene = runtime.block_on(Scene::of(3));
     let lease = runtime.block_on(scene.acquire_everywhere(LONG));
-    // A drop that waited for an answer would wait for the whole of the time-out.
+    // A drop that waited for an answer would take the whole time-out.
     scene.nodes.iter().for_each(|node| node.server.stop());
     let start = Instant::now();
     drop_it(lease);
@@ -292,7 +291,7 @@ fn f34_close_with_holders_and_waiters_while_a_node_is_black_holed() {
         let scene = Scene::with(3, |builder| builder.command_timeout(COMMAND * 3)).await;
         let other = scene.other().await;
         scene.nodes[2].proxy.black_hole(true);
-        // It waits for that node's answer to the end of the command time-out, and then has to return.
+        // It waits for that node's answer until the command time-out, and must then return.
         close_ends_everything(&scene, &other, COMMAND * 3 + SIGNAL).await;
         for name in ["ours", "alone"] {
             assert_eq!(other.lock(name).holder().await.expect("the nodes are well"), None, "{name} is free");
@@ -332,7 +331,7 @@ async fn close_ends_everything(scene: &Scene, other: &leasehold::Client, bound: 
         let lost = within(HANGS, "a lease is signalled", signal).await.expect("it does not panic");
         assert_eq!(lost.reason(), LossReason::Closed);
     }
-    theirs.check().expect("what others hold is not ours to close");
+    theirs.check().expect("another client's lease is not closed");
     assert!(matches!(leases.lock("new").try_acquire().await, Err(Error::Closed)));
     for lease in held {
         assert_eq!(ending(lease.check()).reason(), LossReason::Closed);

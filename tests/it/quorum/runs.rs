@@ -1,4 +1,4 @@
-//! A vote does not ask a server which run it is where only that run can have answered (F18, F40).
+//! A vote does not ask a server for its run if only that run can have answered (F18, F40).
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::common::{Confirmed as _, NAME};
 
 const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(2);
-/// A server counts its uptime in whole seconds, and up to one too many.
+/// A server's uptime is in whole seconds, and up to one second too long.
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn client(nodes: &Nodes, restart_delay: Duration) -> Client {
@@ -22,7 +22,7 @@ async fn cycle(leases: &Client) {
     lease.release().await.expect("it was ours").confirmed();
 }
 
-/// How often somebody but this has asked the server for INFO, in a script or alone.
+/// Counts the `INFO` calls of a server, in scripts and alone, except its own.
 struct Asked {
     wire: Wire,
     by_this: usize,
@@ -35,20 +35,20 @@ impl Asked {
 
     fn times(&mut self) -> usize {
         let times = self.wire.calls("info") - self.by_this;
-        // To ask for it is such a call.
+        // Reading the count is such a call itself.
         self.by_this += 1;
         times
     }
 }
 
-/// How often each server was asked during this cycle. One that was slower than the majority may be asked by the next.
+/// How often each server was asked during this cycle. One that was slower than the majority may be asked in the next.
 async fn asked_by_a_cycle(leases: &Client, all: &mut [Asked]) -> Vec<usize> {
     let before: Vec<usize> = all.iter_mut().map(Asked::times).collect();
     cycle(leases).await;
     all.iter_mut().zip(before).map(|(asked, before)| asked.times() - before).collect()
 }
 
-/// Cycles until no server is asked any more.
+/// Runs cycles until no server is asked any longer.
 async fn until_nobody_is_asked(leases: &Client, all: &mut [Asked]) {
     let began = Instant::now();
     while asked_by_a_cycle(leases, all).await.iter().any(|&times| times > 0) {
@@ -73,7 +73,7 @@ async fn a_server_is_asked_for_its_run_until_it_is_known_and_again_when_it_forge
     for asked in &mut all {
         asked.wire.must(&["SCRIPT", "FLUSH"]);
     }
-    // One that is slower than the majority comes later.
+    // A server slower than the majority is asked later.
     let began = Instant::now();
     while all.iter_mut().zip(&before).any(|(asked, before)| asked.times() == *before) {
         assert!(began.elapsed() < HANGS, "it may be another run that does not know the script");
@@ -82,7 +82,7 @@ async fn a_server_is_asked_for_its_run_until_it_is_known_and_again_when_it_forge
     until_nobody_is_asked(&leases, &mut all).await;
 }
 
-/// A restart ends what is known, although the program has known the run before for the restart delay.
+/// A restart ends what is known, even if the program has known the earlier run for the restart delay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f40_a_node_that_was_not_asked_any_more_is_asked_after_its_restart() {
     if Server::version().major < 7 {
@@ -93,7 +93,7 @@ async fn f40_a_node_that_was_not_asked_any_more_is_asked_after_its_restart() {
     let met = Instant::now();
     let leases = client(&nodes, DELAY).await;
     until_nobody_is_asked(&leases, &mut all).await;
-    assert!(met.elapsed() >= DELAY, "only who has known it for the delay need not ask");
+    assert!(met.elapsed() >= DELAY, "only a client that has known it for the delay need not ask");
 
     let lease = within(HANGS, "it is free", leases.lock(NAME).acquire()).await.expect("they are there");
     let killed = Instant::now();

@@ -1,4 +1,4 @@
-//! Leases over a quorum whose runtime ends: the rows F33 and F48.
+//! Leases over a quorum whose runtime ends: rows F33 and F48.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ fn f33_runtime_shut_down_with_1000_leases() {
         holder.tell("end");
         let mut told = Instant::now();
         if end == "live on" {
-            // The process goes on, and so does its keeper: it must not go on renewing.
+            // The process continues, and so does its keeper, which must not continue renewing.
             holder.says("shut down");
             let is_gone = || keys().iter().all(|keys| *keys == 0);
             two_workers().block_on(eventually_but_for(&lag, TTL + SIGNAL, "all is released or expired", is_gone));
@@ -86,7 +86,7 @@ fn f48_the_runtime_that_built_it_ended() {
         (leases, lease)
     });
     drop(first);
-    // With no runtime at all, for well over a TTL; the length is the fault.
+    // Without any runtime, for well over a TTL; the length is the fault itself.
     std::thread::sleep(TTL * 3 / 2);
     assert_eq!(lease.check(), Ok(()));
     two_workers().block_on(async {

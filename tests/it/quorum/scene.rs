@@ -11,10 +11,10 @@ use support::{
 
 use crate::common::{COMMAND, FENCE, LONG, NAME};
 
-/// No promise: what takes longer hangs.
+/// Not a promise: anything that takes longer hangs.
 pub(crate) const HANGS: Duration = Duration::from_secs(8);
 
-/// One server and the only way to it that the client under test knows.
+/// One server, and the proxy that is the client's only route to it.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) proxy: Proxy,
@@ -22,7 +22,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Its url for a user whom the server may not notify.
+    /// The node's url for a user whom the server may not notify.
     pub(crate) fn url_without_push(&self) -> String {
         self.server.url_without_push(self.proxy.port())
     }
@@ -36,7 +36,7 @@ pub(crate) struct Scene {
     pub(crate) lag: Lag,
 }
 
-/// How many of the nodes have the fault. It is always the last ones that have it.
+/// How many of the nodes have the fault: always the last ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Share {
     Minority,
@@ -47,7 +47,7 @@ impl Share {
     pub(crate) const BOTH: [Self; 2] = [Self::Minority, Self::Majority];
 }
 
-/// Servers of a test are all newborn and remember everything that there is to remember.
+/// A builder for a test's servers, which are all new and have forgotten nothing.
 pub(crate) fn builder(urls: Vec<String>) -> Builder {
     Client::builder().quorum(urls).restart_delay(Duration::ZERO).command_timeout(COMMAND)
 }
@@ -67,7 +67,7 @@ impl Scene {
         let node = |_| {
             let server = Server::start();
             let mut wire = server.wire();
-            // It knows the scripts, so that each request is one command, and a rule's n-th is the n-th request.
+            // The scripts are cached, so each request is one command, and a rule's n-th is the n-th request.
             for script in [ACQUIRE, RAISE, RENEW, REPAIR, RELEASE] {
                 wire.must(&["SCRIPT", "LOAD", script]);
             }
@@ -79,12 +79,12 @@ impl Scene {
         Self { leases, nodes, lag }
     }
 
-    /// Where the servers are, past the proxies.
+    /// The urls of the servers themselves, without the proxies.
     pub(crate) fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(|node| node.server.url()).collect()
     }
 
-    /// Another process, with links of its own.
+    /// Another process's client, with links of its own.
     pub(crate) async fn other(&self) -> Client {
         built(builder(self.urls()).label("other")).await
     }
@@ -107,7 +107,7 @@ impl Scene {
         within(HANGS, "the lock is acquired", acquire).await.expect("the nodes are well, or come to be")
     }
 
-    /// A lease that every node holds.
+    /// Acquires a lease that every node has.
     pub(crate) async fn acquire_everywhere(&self, ttl: Duration) -> Lease {
         let lease = self.acquire(ttl).await;
         self.is_everywhere(&lease, LONG).await;
@@ -118,17 +118,17 @@ impl Scene {
         self.nodes.iter().map(|node| node.server.wire()).collect()
     }
 
-    /// What is allowed for something that takes this long: it may be as late as the control timer.
+    /// The limit with the machine's lag: it may be exceeded by as much as the control timer was late.
     pub(crate) fn allowed(&self, limit: Duration) -> Duration {
         limit + self.lag.worst()
     }
 
-    /// What each node has under this name.
+    /// The token that each node has under this name.
     pub(crate) fn tokens(&self, name: &str) -> Vec<Option<String>> {
         self.nodes.iter().map(|node| node.server.wire().token(name)).collect()
     }
 
-    /// Waits until every node has one and the same token under the lease's name. Answers it.
+    /// Waits until every node has the same token under the lease's name, and returns it.
     pub(crate) async fn is_everywhere(&self, lease: &Lease, limit: Duration) -> String {
         let mut wires = self.wires();
         let mut found = None;
@@ -146,14 +146,14 @@ impl Scene {
         self.is_taken_away_within(HANGS, name).await;
     }
 
-    /// As [`is_taken_away`](Self::is_taken_away), for keys that live for longer than the limit.
+    /// Like [`is_taken_away`](Self::is_taken_away), for keys that live longer than the limit.
     pub(crate) async fn is_taken_away_within(&self, limit: Duration, name: &str) {
         let mut wires = self.wires();
         let is_taken_away = || !wires.iter_mut().any(|wire| wire.exists(name));
         eventually_but_for(&self.lag, limit, "the key is taken away", is_taken_away).await;
     }
 
-    /// Waits until each node will tell of a change of so many keys. It must have tracked none before.
+    /// Waits until each node will notify of changes to this many keys. It must have tracked none before.
     pub(crate) async fn are_watched(&self, keys: usize) {
         let mut wires = self.wires();
         eventually_async(HANGS, "the keys are watched", || wires.iter_mut().all(|wire| wire.tracked_keys() >= keys))
@@ -180,12 +180,12 @@ pub(crate) fn renewals(node: &Node, lease: &Lease) -> Vec<Instant> {
     seen.iter().filter(|seen| wanted.matches(&seen.args) && seen.args.contains(&name)).map(|seen| seen.at).collect()
 }
 
-/// Interferes with the first such request to each of the nodes.
+/// Interferes with the first run of this script on each of the nodes.
 pub(crate) fn on_first(nodes: &[Node], script: &str, action: Action) -> Vec<RuleHandle> {
     nodes.iter().map(|node| node.proxy.on(Match::script(script), 1, action)).collect()
 }
 
-/// Interferes with all such requests to each of the nodes.
+/// Interferes with every run of this script on each of the nodes.
 pub(crate) fn on_each(nodes: &[Node], script: &str, action: Action) -> Vec<RuleHandle> {
     nodes.iter().map(|node| node.proxy.on_each(Match::script(script), action)).collect()
 }
@@ -197,11 +197,11 @@ pub(crate) async fn all_hit(rules: &[RuleHandle], what: &str) {
     }
 }
 
-/// Runs a command on all of the nodes with nothing in between: they are stopped until each has it in its socket.
-/// Answers when they went on.
+/// Runs a command on all of the nodes at once: they are stopped until each has it in its socket. Returns when they
+/// continued.
 pub(crate) fn at_once(nodes: &[Node], command: &[&str]) -> Instant {
     let mut wires: Vec<Wire> = nodes.iter().map(|node| node.server.wire()).collect();
-    // Or it would be accepted when the server goes on, and read after what came later on other connections.
+    // Otherwise it would be accepted when the server continues, and read after later requests on other connections.
     for wire in &mut wires {
         wire.must(&["PING"]);
     }

@@ -1,4 +1,4 @@
-//! Votes and releases that travel together, on servers of which some are slow, silent, or empty after a restart.
+//! Batched votes and releases, on servers of which some are slow, silent, or empty after a restart.
 
 use std::{
     collections::HashMap,
@@ -21,8 +21,8 @@ use crate::{
 
 const TASKS: usize = 48;
 
-/// Each task its own lock, or all of them a few. Every holder of a lock had a larger fence than the one before it, and
-/// was alone.
+/// Cycles of many tasks, each with its own lock, or all sharing a few. Asserts that each holder was alone, and had a
+/// larger fence than the one before.
 #[derive(Default)]
 struct Work {
     locks: Mutex<HashMap<String, Held>>,
@@ -30,7 +30,7 @@ struct Work {
     is_over: AtomicBool,
 }
 
-/// Which task has a lock, and the last fence of it.
+/// The task that has a lock, and the lock's last fence.
 #[derive(Default)]
 struct Held {
     by: Option<usize>,
@@ -38,7 +38,7 @@ struct Held {
 }
 
 impl Work {
-    /// A task of cycles, until it is over or has had so many. How many it has had.
+    /// Runs cycles until the work is over, but at most `most`. Returns their number.
     async fn cycles(self: Arc<Self>, leases: Client, task: usize, locks: usize, most: usize) -> usize {
         let name = format!("job:{}", task % locks);
         let mut done = 0;
@@ -63,7 +63,7 @@ impl Work {
         let mut locks = self.locks.lock().unwrap();
         let held = locks.entry(name.to_owned()).or_default();
         assert_eq!(held.by, None, "{name} has two holders");
-        assert!(held.last < Some(fence), "{name} has fences that fall: {:?}, {fence}", held.last);
+        assert!(held.last < Some(fence), "{name} has falling fences: {:?}, {fence}", held.last);
         *held = Held { by: Some(task), last: Some(fence) };
     }
 
@@ -87,7 +87,7 @@ impl Tasks {
         Self { work, running }
     }
 
-    /// Waits for so many more cycles.
+    /// Waits for `cycles` more cycles.
     async fn go_on(&self, cycles: usize, what: &str) {
         let done = || self.work.done.load(Ordering::Relaxed);
         let until = done() + cycles;
@@ -108,7 +108,7 @@ impl Tasks {
     }
 }
 
-/// Late votes are taken back: nothing here expires within the test.
+/// Asserts that late votes are undone: no key expires within the test.
 async fn nothing_is_left<'a>(servers: impl IntoIterator<Item = &'a Server>) {
     let mut wires: Vec<Wire> = servers.into_iter().map(Server::wire).collect();
     let is_empty = || wires.iter_mut().all(|wire| wire.keys("*").iter().all(|key| key.ends_with(":fence")));
@@ -130,7 +130,7 @@ async fn requests_to_each_node_of_a_quorum_travel_together() {
     scene.leases.close().await;
 }
 
-/// A majority decides without the slow ones. Their votes come when their locks are released, or after that.
+/// A majority decides without the slow nodes, whose votes arrive when their locks are released, or later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn votes_that_come_after_the_release_leave_nothing() {
     for locks in [TASKS, 4] {
@@ -147,7 +147,7 @@ async fn votes_that_come_after_the_release_leave_nothing() {
     }
 }
 
-/// More threads than cores: one is interrupted between the making of a batch and its sending, and another releases.
+/// More threads than cores: one is interrupted after it made a batch and before it sent it, while another releases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn no_release_comes_before_its_acquire() {
     let nodes = Nodes::start(3);
@@ -161,7 +161,7 @@ async fn no_release_comes_before_its_acquire() {
     leases.close().await;
 }
 
-/// Requests that wait for a silent node are sent late or never, and the grants that it makes late are taken back.
+/// Requests that wait for a silent node are sent late or never, and its late grants are undone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_node_holds_up_nobody_and_keeps_nothing() {
     for locks in [TASKS, 4] {
@@ -180,7 +180,7 @@ async fn a_silent_node_holds_up_nobody_and_keeps_nothing() {
     }
 }
 
-/// A server that has forgotten everything gives no vote in a batch either, however it is asked.
+/// A server that has forgotten everything gives no vote, neither in a batch nor alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_was_restarted_empty_gives_no_votes_in_batches() {
     const DELAY: Duration = Duration::from_secs(60);
@@ -194,7 +194,7 @@ async fn a_node_that_was_restarted_empty_gives_no_votes_in_batches() {
     eventually_async(HANGS, "it votes", has_voted).await;
     node.kill();
     node.restart();
-    // It is asked by then: batches, and requests that go alone.
+    // By then it has had batches and lone requests.
     let was_asked = || wire().try_info_field("commandstats", "cmdstat_info").unwrap().is_some();
     eventually_async(HANGS, "it is asked", was_asked).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -207,8 +207,8 @@ async fn a_node_that_was_restarted_empty_gives_no_votes_in_batches() {
     leases.close().await;
 }
 
-/// Three nodes, of which the last ones have been stopped. By the client's clock no time passes: nothing is sent for having
-/// waited.
+/// Three nodes, of which the last ones are stopped. The client's clock stands still, so no request is sent because of
+/// its age.
 async fn with_silent_nodes(silent: usize) -> Scene {
     let clock = Standing::default();
     let scene = Scene::with(3, |builder| builder.clock(clock.clone()).command_timeout(HANGS)).await;
@@ -220,7 +220,7 @@ async fn with_silent_nodes(silent: usize) -> Scene {
     scene
 }
 
-/// Whether anything about this lock was sent to a node.
+/// Whether any request for this lock was sent to a node.
 fn was_asked(node: &Node, lock: &str) -> bool {
     node.proxy.seen().iter().flat_map(|seen| &seen.args).any(|arg| arg == lock.as_bytes())
 }
@@ -240,7 +240,7 @@ async fn an_answer_that_no_majority_needs_holds_up_nobody() {
     nothing_is_left(scene.nodes.iter().map(|node| &node.server)).await;
 }
 
-/// The other nodes have granted it, and it is released before its turn comes at the last one.
+/// The other nodes have granted the lock, and it is released before its turn at the last one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_vote_that_waits_for_its_turn_is_not_asked_for_after_its_release() {
     let scene = with_silent_nodes(1).await;
@@ -263,7 +263,7 @@ async fn a_vote_that_waits_for_its_turn_is_not_asked_for_after_its_release() {
     assert!(!wire.exists("three") && !wire.exists("{three}:lh:fence"), "no vote was asked for");
 }
 
-/// It is dropped when one node has granted it, and its turn has not come at the others.
+/// The acquire is dropped when one node has granted it, before its turn at the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_is_dropped_while_votes_wait_is_undone_where_it_was_granted() {
     let scene = with_silent_nodes(2).await;
@@ -274,7 +274,7 @@ async fn an_acquire_that_is_dropped_while_votes_wait_is_undone_where_it_was_gran
         acquiring.spawn(async move { lock_of_it.acquire().await });
         eventually_async(HANGS, lock, || first.server.wire().exists(lock)).await;
     }
-    // A proxy may read what was sent to a silent node later than the first node has executed it.
+    // A proxy may read a request to a silent node later than the first node executes its own.
     eventually_async(HANGS, "the first is asked for", || silent.iter().all(|node| was_asked(node, "one"))).await;
     assert!(silent.iter().all(|node| !was_asked(node, "three")), "it waits for the first");
     acquiring.shutdown().await;

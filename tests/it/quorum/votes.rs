@@ -1,5 +1,5 @@
-//! Which nodes may vote, and what becomes of votes: a node that forgot (F40), grants that come too late (F41), and
-//! votes that are split (F42).
+//! Which nodes may vote, and what happens to votes: a node that forgot (F40), grants that arrive too late (F41), and
+//! split votes (F42).
 
 use std::{
     sync::Arc,
@@ -20,14 +20,14 @@ use tokio::{
 
 use crate::common::{COMMAND, Calm, Confirmed as _, FENCE, LONG, NAME};
 
-/// For leases that run out during their test.
+/// A TTL for leases that expire during their test.
 const TTL: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_secs(3);
-/// How long it may take to notice that a node is back, as in `quorum/faults.rs`.
+/// The longest time until a returned node is noticed, as in `quorum/faults.rs`.
 const NOTICED: Duration = Duration::from_millis(2 * (300 + 250 + 500));
-/// The longest pause between two looks.
+/// The longest pause between two checks.
 const LOOK: Duration = Duration::from_secs(1);
-/// A server counts its uptime in whole seconds, and up to one too many.
+/// A server's uptime is in whole seconds, and up to one second too long.
 const SECOND: Duration = Duration::from_secs(1);
 
 fn builder(urls: Vec<String>) -> Builder {
@@ -45,7 +45,7 @@ fn servers(count: usize) -> Nodes {
     nodes
 }
 
-/// Kills a server, and starts it again without its data. Answers when it was not up yet.
+/// Kills a server, and starts it again without its data. Returns a moment before it was up.
 fn forget(nodes: &Nodes, at: usize) -> Instant {
     nodes[at].kill();
     let killed = Instant::now();
@@ -70,7 +70,7 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
     let down = forget(&nodes, 0);
     let up = Instant::now();
     let mut wire = nodes[0].wire();
-    // What is late and arrives now, whoever sent it.
+    // A late repair that arrives now, from any sender.
     let late = wire.must(&["EVAL", REPAIR, "2", NAME, FENCE, &token, "1000", &fence, "0", "3"]);
     assert_eq!(late.array()[0].int(), 2, "{late:?}");
     assert!((2..=3).contains(&late.array()[1].int()), "{late:?}");
@@ -78,13 +78,13 @@ async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_dela
     loop {
         match rival.lock(NAME).try_acquire().await {
             Ok(None) => denied += 1,
-            // A machine that is busy enough has a node answer too late.
+            // On a busy machine a node may answer too late.
             Err(Error::Unavailable(_)) => {}
             asked => panic!("one of three forgot, and the lock is free: {asked:?}"),
         }
         let held = wire.get(NAME);
         if uptime(&mut wire) >= DELAY {
-            // From now on it votes, and what it grants is undone.
+            // From now on the node votes, and its grants are undone.
             break;
         }
         assert_eq!(held, None, "it has a vote, or is repaired");
@@ -118,8 +118,8 @@ async fn f40_a_node_restarted_empty_is_not_asked_to_bring_a_key_back_before_it_v
     eventually_async(HANGS, "it denies renewals", || asked(RENEW) >= before + 10).await;
     let repairs = asked(REPAIR);
     assert!(uptime(&mut nodes[0].wire()) < LATER, "it may vote by now");
-    // The first is told for how long. The server does not know the script, so that is two commands; one that is
-    // answered too late, on a machine that stands still, is followed by another.
+    // The first answer names the time left. The server does not know the script, so that is two commands. One answered
+    // too late, on a stalled machine, is followed by another.
     assert!((1..=4).contains(&repairs), "{repairs}");
     lease.release().await.expect("two of three held it").confirmed();
 }
@@ -129,7 +129,7 @@ async fn f40_a_node_restarted_empty_makes_no_second_majority() {
     let nodes = servers(5);
     let proxies = nodes.proxies();
     let leases = client(urls(&proxies)).await;
-    // The holder has three of five, and the others are there for everybody else.
+    // The holder has three of five, and all nodes are available to other clients.
     proxies[3..].iter().for_each(|proxy| proxy.black_hole(true));
     let lease = within(HANGS, "three are enough", leases.lock(NAME).acquire()).await.expect("they are there");
     let rival = client(nodes.urls()).await;
@@ -145,7 +145,7 @@ async fn f40_a_node_restarted_empty_makes_no_second_majority() {
         last_ok
     });
     forget(&nodes, 2);
-    // By count three of five would grant it now: the one that forgot, and two that never had it.
+    // By number, three of five would grant it now: the one that forgot, and two that never had it.
     let acquired = tokio::spawn(async move { (rival.lock(NAME).acquire().await, Instant::now()) });
     let last_ok = within(HANGS, "the lease ends", believed).await.expect("it does not panic");
     let (successor, acquired) = within(HANGS, "it is free", acquired).await.expect("it does not panic");
@@ -174,13 +174,13 @@ async fn f40_an_acquire_that_fails_for_nodes_that_forgot_says_so() {
             Err(Error::Unavailable(error)) => {
                 let recovering = |answer: &NodeAnswer| matches!(answer, NodeAnswer::Recovering { .. });
                 let votes = error.votes().expect("it says what each node said");
-                // The connections may still be on their way.
+                // The connections may still be opening.
                 if votes.nodes()[..2].iter().all(|vote| recovering(vote.answer())) {
                     break error;
                 }
                 assert!(up.elapsed() < NOTICED + lag.worst(), "{error}");
             }
-            other => panic!("two of three forgot, and it says {other:?}"),
+            other => panic!("two of three forgot, and it returned {other:?}"),
         }
     };
     let votes = error.votes().expect("it says what each node said");
@@ -230,12 +230,12 @@ impl Late {
         self.proxies[1..].iter().map(|proxy| proxy.on(Match::script(ACQUIRE), 1, action)).collect()
     }
 
-    /// Waits until each of these has granted the lock to somebody: the floor stays.
+    /// Waits until each of these nodes has granted the lock once: the floor stays.
     async fn granted(&self, nodes: &[usize]) {
         eventually_async(HANGS, "the late grants", || self.nodes.with_key(FENCE) == nodes).await;
     }
 
-    /// They would live for [`LONG`].
+    /// Waits until all grants are undone. They would live for [`LONG`].
     async fn is_undone(&self) {
         eventually_async(HANGS, "all grants are undone", || self.nodes.with_key(NAME).is_empty()).await;
     }
@@ -300,15 +300,15 @@ async fn f41_a_grant_that_arrives_after_a_majority_was_busy_is_undone() {
     eventually_async(HANGS, "the grant is undone", || late.nodes.with_key(NAME) == [0, 1]).await;
 }
 
-/// How many contests a set-up is judged by, and how many of them may take longer than [`ROUNDS`].
+/// The number of contests for each set-up, and how many of them may take longer than [`ROUNDS`].
 const CONTESTS: usize = 100;
 const LONGER: usize = 1;
 const ROUNDS: usize = 5;
 
-/// Lets several clients go for the same lock at the same moment, again and again, and tells how many rounds it took
-/// each time until one had it: the most attempts that any of them began.
+/// Lets several clients compete for one lock at the same moment, many times. Returns how many rounds each contest took:
+/// the most attempts that any client began before one had the lock.
 ///
-/// Each asks the nodes in an order of its own, so that each is the first somewhere.
+/// Each client asks the nodes in another order, so that each is the first somewhere.
 async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {
     let nodes = servers(nodes);
     let mut all = Vec::new();
@@ -323,10 +323,10 @@ async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {
     for client in &all {
         let first = client.lock("first").acquire().await.expect("a majority is there");
         first.release().await.expect("it was ours").confirmed();
-        // The first round may wait for the nodes that are away, and none after it.
+        // The first round may wait for the unavailable nodes, but none after it.
         let gone = |status: &NodeStatus| matches!(status.state(), NodeState::Unreachable(_));
         let all_known = || client.nodes().iter().filter(|status| gone(status)).count() == away;
-        eventually_async(HANGS, "who is away is known", all_known).await;
+        eventually_async(HANGS, "unavailable nodes are known", all_known).await;
     }
     let mut wire = nodes[0].wire();
     wire.must(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
@@ -362,13 +362,13 @@ async fn contests(clients: usize, nodes: usize, away: usize) -> Vec<usize> {
     rounds
 }
 
-/// The most attempts of one client that a node had seen when it saw the one that won.
+/// The most attempts by one client that a node had seen before the winning one, itself included.
 fn attempts(log: &Value, won: &str) -> Option<usize> {
-    // By its text the first time, of which the log has the beginning and the length.
+    // The first time it is sent as text, of which the log has the beginning and the length.
     let is = |script: &str, text: &str| {
         script == sha1_hex(text) || script.ends_with(&format!("({} more bytes)", text.len() - 128))
     };
-    // Alone, or in a batch. What is released has its fence behind its identity.
+    // Alone, or in a batch. A released token has its fence behind its identity.
     let tokens = |entry: &Value| {
         let args: Vec<String> = entry.array()[3].array().iter().map(Value::text).collect();
         let asks = args.get(1).is_some_and(|script| is(script, ACQUIRE) || is(script, COMBINED));
@@ -376,14 +376,14 @@ fn attempts(log: &Value, won: &str) -> Option<usize> {
         args.into_iter().filter(is_token).collect::<Vec<_>>()
     };
     let label = |token: String| token.rsplit_once('@').map(|(_, label)| label.to_owned());
-    // The newest comes first, and whoever has lost goes on asking.
+    // The log begins with the newest, and the losers continue asking.
     let until = log.array().iter().flat_map(tokens).skip_while(|token| !token.starts_with(won));
     let clients: Vec<String> = until.filter_map(label).collect();
     let of = |client: &String| clients.iter().filter(|other| *other == client).count();
     clients.iter().map(of).max()
 }
 
-/// What F42 asks for. Answers how many contests took more than one round.
+/// Asserts the requirement of F42. Returns how many contests took more than one round.
 async fn one_has_it_soon(clients: usize, nodes: usize, away: usize) -> usize {
     let rounds = contests(clients, nodes, away).await;
     let longer = rounds.iter().filter(|rounds| **rounds > ROUNDS).count();

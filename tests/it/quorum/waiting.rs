@@ -1,5 +1,4 @@
-//! Waiting for a lock over a quorum: which event wakes which waiter, what it costs the nodes, and which waiter
-//! acquires.
+//! Waiting for a lock over a quorum: which event wakes which waiter, the cost to the nodes, and which waiter acquires.
 
 use std::{
     sync::{
@@ -20,7 +19,7 @@ use tokio::{sync::Semaphore, task::JoinHandle};
 use super::scene::{HANGS, Scene, builder, built, renewals};
 use crate::common::{COMMAND, Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, in_vain};
 
-/// Has the waiter wait for the lock, which is then released. How long the hand-off took, and the new lease.
+/// Lets the waiter wait for the lock, and releases it. Returns how long the hand-off took, and the new lease.
 async fn handed_over(scene: &Scene, holder: &Client, waiter: &Client, watching: usize) -> (Duration, Lease) {
     let mut wires = scene.wires();
     start_anew(&mut wires).await;
@@ -69,14 +68,14 @@ async fn a_minority_without_notifications_delays_nothing() {
     third.proxy.black_hole(true);
     for round in 0..10 {
         let (took, next) = handed_over(&scene, &holder, &scene.leases, 2).await;
-        // It may be in the middle of a look that waits for the silent node.
+        // It may be in the middle of a check that waits for the silent node.
         let limit = scene.allowed(SIGNAL + if round == 0 { COMMAND } else { Duration::ZERO });
         assert!(took <= limit, "round {round}: {took:?}, not within {limit:?}");
         next.release().await.expect("it was ours to the end").confirmed();
     }
 }
 
-/// A try that finds the votes split would have each of them say that somebody else has the lock.
+/// If tries gave up on split votes, each would report that another holder has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_several_simultaneous_tries_acquires() {
     let scene = Scene::of(3).await;
@@ -98,7 +97,7 @@ async fn one_of_several_simultaneous_tries_acquires() {
     }
 }
 
-/// Attempts that split the votes take back what they were granted: what stays is somebody's lease.
+/// Attempts that split the votes undo their grants, so a key that stays belongs to a lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_does_not_wait_for_votes_that_stay_split() {
     let scene = Scene::with(3, |builder| builder.command_timeout(HANGS)).await;
@@ -126,12 +125,12 @@ async fn a_pause_after_split_votes_is_shorter_than_the_wait_for_a_silent_node() 
         first.server.wire().must(&["SET", NAME, "somebody", "PX", "60000"]);
         third.proxy.black_hole(true);
         let waiter = timed(scene.leases.lock(NAME).ttl(LONG).acquire());
-        // One vote for each: the third decides, and says nothing.
+        // Each side has one vote: the third node would decide, but does not answer.
         eventually_async(HANGS, "the waiter has the second", || second.server.wire().get(NAME).is_some()).await;
         let freed = Instant::now();
         first.server.wire().del(NAME);
         let (lease, at) = within(HANGS, "it has the lock", waiter).await.expect("it does not panic");
-        // The wait for the third, and a pause: as long as that wait again, and it would be over 600 ms.
+        // The wait for the third, and a pause. A pause as long as that wait would exceed 600 ms.
         let (took, limit) = (at.saturating_duration_since(freed), scene.allowed(COMMAND * 3 / 2));
         assert!(took <= limit, "{took:?}, not within {limit:?}");
         lease.expect("it is free").release().await.expect("it was ours to the end").confirmed();
@@ -152,7 +151,7 @@ async fn a_waiter_polls_where_a_majority_sends_no_notifications() {
     }
 }
 
-/// How many scripts each node has run.
+/// The number of scripts that each node has run.
 fn scripts_run(wires: &mut [Wire]) -> Vec<usize> {
     wires.iter_mut().map(Wire::scripts).collect()
 }
@@ -168,7 +167,7 @@ async fn renewals_do_not_make_a_waiter_thrash() {
         let waiter = tokio::spawn(other.lock(NAME).acquire());
         waiter_is_tracked(&mut wires, nodes).await;
         scene.is_renewed(&lease, MEDIUM).await;
-        // There are more of them where the machine has one answered late.
+        // The machine may add renewals by answering one late.
         let renewed = || scene.nodes.iter().map(|node| renewals(node, &lease).len());
         let (first, before) = (renewed().collect::<Vec<_>>(), scripts_run(&mut wires));
         for _ in 0..RENEWALS {
@@ -178,11 +177,11 @@ async fn renewals_do_not_make_a_waiter_thrash() {
             scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
         for ((ran, last), first) in ran.into_iter().zip(renewed()).zip(first) {
             let ours = last - first + 1;
-            // A renewal touches the key on every node. When enough nodes have told, the waiter looks, and again if the
-            // others tell during that look.
+            // A renewal touches the key on every node. Once enough nodes have notified, the waiter checks, and again if
+            // the others notify during that check.
             let theirs = ran.saturating_sub(ours);
             let each = if Server::echoes_own_changes() { 3 } else { 2 };
-            assert!(theirs <= each * ours, "{theirs} looks at {ours} renewals");
+            assert!(theirs <= each * ours, "{theirs} checks at {ours} renewals");
         }
         assert!(!waiter.is_finished());
         calm.lasted(&scene.lag);
@@ -193,11 +192,11 @@ async fn renewals_do_not_make_a_waiter_thrash() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_release_gives_one_of_ten_waiters_the_lock() {
-    // In a round each waiter asks once, and what it was granted is raised or undone. They spread further with each
-    // round, and one has the lock within five (F42).
+    // In a round each waiter asks once, and its grant is raised or undone. They spread further with each round, and one
+    // has the lock within five (F42).
     let most = WAITERS * 3 * 5;
-    // Then the winner renews, so that its keys are tracked, and has its key on the node that it lacks. That may wake
-    // each waiter twice: it asks, and undoes what that node granted.
+    // Then the winner's renewal has its keys tracked, and puts its key on the node that it lacks. That may wake each
+    // waiter twice: it asks, and undoes that node's grant.
     let most_later = WAITERS * 2 * 2 + WAITERS;
     let (lag, mut ran, mut ran_later) = (Lag::start(), Vec::new(), Vec::new());
     for _ in 0..5 {
@@ -211,8 +210,8 @@ async fn one_release_gives_one_of_ten_waiters_the_lock() {
     assert!(is_quiet, "{ran_later:?}, not {most_later}; the machine lagged {:?}", lag.worst());
 }
 
-/// A renewal wakes all waiters. If one was ordered whenever a waiter was granted the node that the holder lacks, and
-/// gave it back, then that would wake them again.
+/// A renewal wakes all waiters. If each waiter's short-lived grant on the node that the holder lacks caused a renewal,
+/// that would wake them again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_on_a_node_that_the_holder_lacks_are_a_repair_there_and_renew_nowhere() {
     const CHANGES: usize = 10;
@@ -220,13 +219,13 @@ async fn changes_on_a_node_that_the_holder_lacks_are_a_repair_there_and_renew_no
     let [first, _, lacked] = &scene.nodes[..] else { panic!("three") };
     let mut wire = lacked.server.wire();
     wire.must(&["SET", NAME, "somebody", "PX", "60000"]);
-    // This switches notifications on. Where they come on later, all leases are renewed: they may have missed one.
+    // This enables notifications. If they were enabled later, all leases would be renewed in case they missed one.
     let _told = survey(&scene.leases).await;
     let mut wires = scene.wires();
     let are_on = || wires.iter_mut().all(|wire| wire.trackers().len() == 1);
     eventually_async(HANGS, "notifications are on", are_on).await;
     let lease = scene.acquire(LONG).await;
-    // Its first renewal, which has the key tracked on every node; the next one is due in ten seconds.
+    // Its first renewal, which has the key tracked on every node. The next one is due in ten seconds.
     scene.are_watched(1).await;
     let asked = || lacked.proxy.count(Match::script(RENEW)) + lacked.proxy.count(Match::script(REPAIR));
     let before = renewals(first, &lease).len();
@@ -244,15 +243,15 @@ async fn changes_on_a_node_that_the_holder_lacks_are_a_repair_there_and_renew_no
 
 const WAITERS: usize = 10;
 
-/// How many scripts the busiest node runs when ten wait and one lets go, until another one has the lock; and from then
-/// on until nobody asks any more.
+/// How many scripts the busiest node runs after a release with ten waiters, until one of them has the lock; and from
+/// then on until the others stop asking.
 async fn scripts_of_one_release() -> (usize, usize) {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(LONG).await;
     let (inside, may_go) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(0)));
     let mut waiters = Vec::new();
     for _ in 0..WAITERS {
-        // No node is silent here: a slow answer is no lost vote.
+        // No node counts as silent here, so a slow answer does not lose a vote.
         let leases = built(builder(scene.urls()).command_timeout(LONG)).await;
         let (inside, may_go) = (inside.clone(), may_go.clone());
         waiters.push(tokio::spawn(async move {
@@ -260,20 +259,20 @@ async fn scripts_of_one_release() -> (usize, usize) {
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
             may_go.acquire().await.expect("it stays open").forget();
             inside.fetch_sub(1, Ordering::SeqCst);
-            lease.check().expect("nobody took it");
+            lease.check().expect("it was not taken");
             lease.release().await.expect("it was ours to the end").confirmed();
         }));
     }
     let mut wires = scene.wires();
-    // The lock and its fence, of each on each node; but where the holder has renewed since a waiter looked, its lock is
-    // not watched on that node any more, and one node is too few to look again.
+    // Each waiter tracks the lock and its fence on each node. But if the holder has renewed since a waiter's check,
+    // that node no longer tracks the lock, and one node is too few to check again.
     let items = |wires: &mut [Wire]| wires.iter_mut().map(Wire::tracked_items).sum::<usize>();
     eventually_async(HANGS, "all waiters are tracked", || items(&mut wires) >= (2 * 3 - 1) * WAITERS).await;
     let before = scripts_run(&mut wires);
     lease.release().await.expect("it was ours to the end").confirmed();
-    eventually_async(HANGS, "somebody has it", || inside.load(Ordering::SeqCst) == 1).await;
+    eventually_async(HANGS, "one waiter has it", || inside.load(Ordering::SeqCst) == 1).await;
     let after = scripts_run(&mut wires);
-    // The winner may lack a node, for which the others ask. It ends when that node is the winner's too.
+    // The winner may lack a node, which the others then ask for. They stop once it has that node too.
     let (mut last, mut since) = (after.clone(), Instant::now());
     eventually_async(HANGS, "the others are at rest", || {
         let now = scripts_run(&mut wires);
@@ -298,7 +297,7 @@ async fn scripts_of_one_release() -> (usize, usize) {
 async fn a_free_minority_is_not_acquired_and_undone_without_end() {
     const OTHERS: usize = 3;
     let scene = Scene::of(3).await;
-    // Another library's holder, who brings nothing back.
+    // The holder uses another library, which repairs nothing.
     let mut wires = scene.wires();
     for wire in &mut wires[..2] {
         wire.must(&["SET", NAME, "somebody", "PX", "60000"]);
@@ -313,10 +312,10 @@ async fn a_free_minority_is_not_acquired_and_undone_without_end() {
     let items = |wire: &mut Wire| wire.tracked_items() >= 2 * OTHERS;
     eventually_async(HANGS, "all waiters are tracked", || wires[..2].iter_mut().all(items)).await;
     let before = scripts_run(&mut wires);
-    // The time over which looks are counted.
+    // The time over which checks are counted.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let ran: Vec<usize> = scripts_run(&mut wires).iter().zip(before).map(|(after, before)| after - before).collect();
-    // A look and its undo of each, which may have been under way.
+    // One check and its undo for each waiter may have been under way.
     println!("scripts run on each node: {ran:?}");
     assert!(ran.iter().all(|&ran| ran <= 4 * 3), "{ran:?} scripts in a second in which nothing happened");
     for wire in &mut wires[..2] {
@@ -329,7 +328,7 @@ async fn a_free_minority_is_not_acquired_and_undone_without_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_repaired() {
-    // A lease that a machine may stall under: its repair takes a good part of it.
+    // Long enough to survive a stall, because its repair takes a good part of it.
     const TTL: Duration = MEDIUM.saturating_mul(2);
     let scene = Scene::of(3).await;
     let (lease, other) = (scene.acquire_everywhere(TTL).await, scene.other().await);
@@ -341,7 +340,7 @@ async fn a_key_deleted_on_one_node_lets_nobody_in_and_is_repaired() {
     for round in 0..9 {
         let deleted = Instant::now();
         wires[round % 3].del(NAME);
-        // The waiter may have been granted it there for a moment, in which case it is a renewal that finds it gone.
+        // The waiter may have been granted it there for a moment; then a renewal finds it missing.
         assert_eq!(scene.is_everywhere(&lease, HANGS).await, token, "it is the holder's");
         let (took, limit) = (deleted.elapsed(), scene.allowed(TTL * 2 / 3 + SIGNAL));
         assert!(took <= limit, "round {round}: repaired after {took:?}, not within {limit:?}");
@@ -372,7 +371,7 @@ fn f1_holder_killed() {
         let fence: u64 = holder.says("").parse().expect("a fence");
         let waiter = timed(scene.leases.lock(NAME).ttl(TTL).acquire());
         waiter_is_tracked(&mut scene.wires(), 3).await;
-        // It has renewed a few times.
+        // By then it has renewed a few times.
         tokio::time::sleep(TTL).await;
         holder.kill();
         let killed = Instant::now();
@@ -392,7 +391,7 @@ async fn fences_grow_over_two_hundred_hand_offs_among_four() {
     const TURNS: usize = 50;
     for nodes in [3, 5] {
         let scene = Scene::of(nodes).await;
-        // One after the other: what is in here is only ever touched by whoever holds the lock.
+        // One after the other: these are only touched by the holder of the lock.
         let (inside, fences) = (Arc::new(AtomicU64::new(0)), Arc::new(std::sync::Mutex::new(Vec::new())));
         let mut contenders = Vec::new();
         for _ in 0..CONTENDERS {
@@ -403,7 +402,7 @@ async fn fences_grow_over_two_hundred_hand_offs_among_four() {
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
                     fences.try_lock().expect("one at a time").push(lease.fence());
                     tokio::task::yield_now().await;
-                    lease.check().expect("nobody took it");
+                    lease.check().expect("it was not taken");
                     inside.fetch_sub(1, Ordering::SeqCst);
                     lease.release().await.expect("it was ours to the end").confirmed();
                 }
@@ -412,7 +411,7 @@ async fn fences_grow_over_two_hundred_hand_offs_among_four() {
         for contender in contenders {
             within(HANGS * 4, "its turns", contender).await.expect("one at a time");
         }
-        let fences = fences.lock().expect("nobody panicked");
+        let fences = fences.lock().expect("it is not poisoned");
         assert_eq!(fences.len(), CONTENDERS * TURNS);
         assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
     }

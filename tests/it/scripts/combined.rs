@@ -1,4 +1,4 @@
-//! The script of a batch, at the wire: what each lock of it is told, and what is left alone (safety, rule 5).
+//! The script of a batch, at the wire: its answer for each lock, and the keys that it leaves alone (safety, rule 5).
 
 use support::{
     Server, Value, Wire,
@@ -15,7 +15,7 @@ fn queue_key(name: &str) -> String {
     format!("{{{name}}}:lh:queue")
 }
 
-/// Releases of these names and values, and acquires of these names by these labels.
+/// The command of a batch: releases of these names and values, and acquires of these names by these labels.
 fn asked(releases: &[(&str, &str)], acquires: &[(&str, &str)], memory: &str) -> Vec<String> {
     let keys = 2 * (releases.len() + acquires.len());
     let mut all = vec!["EVAL".to_owned(), COMBINED.to_owned(), keys.to_string()];
@@ -38,7 +38,7 @@ fn run(wire: &mut Wire, command: &[String]) -> Value {
     wire.cmd(&command.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// The same as votes, with these proposals and this restart delay, and what the caller knows of the server's uptime.
+/// The batch as votes, with these proposals, this restart delay, and the uptime that the caller knows.
 fn votes(
     releases: &[(&str, &str)],
     acquires: &[(&str, &str)],
@@ -52,14 +52,14 @@ fn votes(
     all
 }
 
-/// A lone acquire; its value.
+/// Acquires a lock alone, and returns its value.
 fn take(wire: &mut Wire, name: &str, label: &str) -> String {
     let reply = wire.must(&["EVAL", ACQUIRE, "2", name, &fence_key(name), &token(label), TTL, MEMORY]);
     assert_eq!(reply.array()[0].int(), 1, "{reply:?}");
     wire.get(name).unwrap()
 }
 
-/// A link of a user with all rights, but for these rules.
+/// A connection of a user with all rights except those denied by these rules.
 fn worker(server: &Server, rules: &[&str]) -> Wire {
     let mut wire = server.wire();
     let all = ["ACL", "SETUSER", "worker", "reset", "on", ">secret", "allkeys", "allcommands", "allchannels"];
@@ -68,7 +68,7 @@ fn worker(server: &Server, rules: &[&str]) -> Wire {
     wire
 }
 
-/// Everything that the server has, expiries apart.
+/// All the server's keys and values, without expiries.
 fn all(wire: &mut Wire) -> Vec<(String, Value)> {
     let names = wire.keys("*");
     names.into_iter().map(|name| (name.clone(), wire.must(&["DUMP", &name]))).collect()
@@ -103,7 +103,7 @@ fn a_replay_is_told_to_ask_alone_and_changes_nothing() {
     let again = run(&mut wire, &command);
     assert_eq!((again.array()[1].int(), again.array()[2].int()), (-2, -2), "{again:?}");
     assert_eq!(all(&mut wire), before);
-    // Alone it is told what has happened.
+    // A lone request is answered with what has happened.
     let lone = wire.must(&["EVAL", ACQUIRE, "2", "free", &fence_key("free"), &token("one"), TTL, MEMORY]);
     assert_eq!(lone.array()[1].text(), first.array()[0].text(), "the same fence");
     let keys = ["held", &fence_key("held"), &queue_key("held"), "{held}:lh:wait"];
@@ -177,7 +177,7 @@ fn an_acquire_whose_floor_is_not_simple_asks_alone_and_nothing_is_changed() {
     let reply = batch(&mut wire, &[], &acquires);
     assert_eq!(reply[1..].iter().map(Value::int).collect::<Vec<_>>(), [-2; 5]);
     assert_eq!(all(&mut wire), before);
-    // The others of their batch: what has a floor is served, and what has none asks alone beside one of another type.
+    // The rest of the batch: a lock with a floor is served, one without asks alone beside a key of another type.
     wire.set(&fence_key("simple"), "1600000000000000");
     let mut acquires = acquires.to_vec();
     acquires.extend([("simple", "mine"), ("new", "mine")]);
@@ -216,7 +216,7 @@ fn fences_without_a_memory_leave_no_floor_that_the_clock_has_passed() {
     assert!(code.int() == -2 || fence_in(&wire.get("a").unwrap()) > first);
 }
 
-/// Each line that can be refused stands before the first write, or catches its error.
+/// Each line that can be refused comes before the first write, or catches its error.
 #[test]
 fn a_batch_that_fails_as_a_whole_has_changed_nothing() {
     let server = Server::start();
@@ -232,7 +232,7 @@ fn a_batch_that_fails_as_a_whole_has_changed_nothing() {
     }
 }
 
-/// Without the right to one of its writes: what was not done says so.
+/// Without the right to one of its writes, the batch reports what was not done.
 #[test]
 fn a_batch_whose_writes_are_refused_asks_alone_and_leaves_nothing_half_done() {
     let server = Server::start();
@@ -248,7 +248,7 @@ fn a_batch_whose_writes_are_refused_asks_alone_and_leaves_nothing_half_done() {
     }
 }
 
-/// A floor may be refused for any reason: here its expiry.
+/// A floor may be refused for any reason: here because of its expiry.
 #[test]
 fn an_acquire_whose_floor_is_refused_asks_alone_and_leaves_no_lock() {
     let server = Server::start();
@@ -289,7 +289,7 @@ fn the_largest_batch_is_served() {
     assert_eq!((wire.keys("held:*").len(), wire.keys("free:*").len()), (0, 64));
 }
 
-/// A proposal is issued if it is large enough, and each vote is the server's: with its time and its run.
+/// A proposal is issued if it is large enough, and each vote carries the server's time and run.
 #[test]
 fn a_batch_of_votes_issues_what_is_proposed_and_says_who_it_is() {
     let server = Server::start();
@@ -309,14 +309,14 @@ fn a_batch_of_votes_issues_what_is_proposed_and_says_who_it_is() {
         assert_eq!(wire.get(&fence_key(name)).as_deref(), Some(fence), "{name}");
         assert!(wire.get(name).is_some_and(|value| value.contains(&format!(":{fence}@"))), "{name}");
     }
-    // A later one with the same proposal is for the lone script, which issues a larger fence.
+    // A later vote with the same proposal is left to the lone script, which issues a larger fence.
     let before = all(&mut wire);
     let later = run(&mut wire, &votes(&[], &[("one", "another")], &[large], "0", &[]));
     assert_eq!(later.array()[1].int(), -2, "its floor is not below: {later:?}");
     assert_eq!(all(&mut wire), before);
 }
 
-/// A server that may have forgotten a lease releases, and gives no vote; unless the caller knows better.
+/// A server that may have forgotten a lease releases, but gives no vote unless the caller knows a longer uptime.
 #[test]
 fn a_batch_of_votes_waits_for_the_restart_delay() {
     let server = Server::start();
@@ -343,7 +343,7 @@ fn a_batch_of_votes_waits_for_the_restart_delay() {
     assert!(run_votes(&mut denied, &votes(&[], &[("job", "me")], &[""], "0", &[])), "nothing depends on it");
 }
 
-/// Whether the only one is granted.
+/// Whether the only acquire is granted.
 fn run_votes(wire: &mut Wire, command: &[String]) -> bool {
     let reply = run(wire, command);
     matches!(&reply.array()[1], Value::Int(1))

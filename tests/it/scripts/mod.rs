@@ -22,14 +22,14 @@ fn token(label: &str) -> String {
     format!("lh1:00000000-0000-4000-8000-{number:012x}@{label}")
 }
 
-/// The same text with nothing but the label of each token and value in it.
+/// The text with each token and value shortened to its label.
 fn labels(text: &str) -> String {
     let mut parts = text.split("lh1:00000000-0000-4000-8000-");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| text + part.split_once('@').map_or("no label", |(_, label)| label))
 }
 
-/// The label of whoever has the lock.
+/// The holder's label.
 fn owner(wire: &mut Wire) -> Option<String> {
     wire.get(LOCK).map(|value| labels(&value))
 }

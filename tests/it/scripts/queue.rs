@@ -1,4 +1,4 @@
-//! The fair queue's scripts, at the wire: what each leaves in the server's keys and tells the waiters' processes.
+//! The fair queue's scripts, at the wire: the keys that each leaves on the server, and its notifications.
 
 use std::{
     thread::sleep,
@@ -36,7 +36,7 @@ impl Polled {
         }
     }
 
-    /// The ticket, the rank and whether it is new.
+    /// The ticket, the rank and whether the place is new.
     #[track_caller]
     fn place(&self) -> (String, i64, i64) {
         match self {
@@ -46,7 +46,7 @@ impl Polled {
     }
 }
 
-/// One poll, with everything at its usual value.
+/// A poll, with the usual value for everything else.
 #[derive(Debug, Clone, Copy)]
 struct Poll<'a> {
     label: &'a str,
@@ -58,7 +58,7 @@ struct Poll<'a> {
     restart_delay: &'a str,
 }
 
-/// A poll of a waiter whose process has the name of its channel.
+/// A poll of a waiter whose process has the channel's name.
 fn poll<'a>(label: &'a str, channel: &'a str) -> Poll<'a> {
     Poll { label, channel, ticket: "0", grant: GRANT, window: WINDOW, enter: true, restart_delay: "0" }
 }
@@ -101,10 +101,10 @@ fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
     wire.cmd(&command)
 }
 
-/// What a lock is taken by force with.
+/// The arguments of a forced release.
 const TAKEN: [&str; 2] = ["{job}:lh:forced", "ops"];
 
-/// Parts with the lock by this script.
+/// Gives up the lock by this script.
 fn part(wire: &mut Wire, script: &str, label: &str) -> Value {
     match script {
         FORCE_RELEASE => eval(wire, script, &TAKEN),
@@ -113,7 +113,7 @@ fn part(wire: &mut Wire, script: &str, label: &str) -> Value {
     }
 }
 
-/// What the library knows of this holder's value: all of it.
+/// The holder's value as the library knows it: all of it.
 fn known(wire: &mut Wire, label: &str) -> String {
     wire.get(LOCK).filter(|value| labels(value) == label).unwrap_or_else(|| token(label))
 }
@@ -138,12 +138,12 @@ fn acquire(wire: &mut Wire, label: &str) -> Value {
     wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, &token(label), TTL, MEMORY])
 }
 
-/// Whether it is told until when a process counts as alive that says nothing.
+/// Whether it has a mark: the time until which a silent process counts as alive.
 fn has_mark(wire: &mut Wire, process: &str) -> bool {
     wire.must(&["HEXISTS", WAIT, &format!("!{process}")]).int() == 1
 }
 
-/// Who is in line, the first one first.
+/// The waiters in line, in order.
 #[track_caller]
 fn line(wire: &mut Wire) -> Vec<String> {
     wire.must(&["ZRANGE", LINE, "0", "-1"]).array().iter().map(|token| labels(&token.text())).collect()
@@ -160,7 +160,7 @@ impl Process {
         Self(wire)
     }
 
-    /// All that it was told until now.
+    /// The notifications that the process has received until now.
     #[track_caller]
     fn told(&mut self) -> Vec<String> {
         // The answer to a ping comes behind everything that was published before it.
@@ -184,7 +184,7 @@ impl Process {
     }
 }
 
-/// A lock that "holder" has, without a queue.
+/// A lock held by "holder", without a queue.
 fn held() -> (Server, Wire) {
     held_on(Server::start())
 }
@@ -252,7 +252,7 @@ fn waiters_get_the_lock_in_their_order_and_it_is_never_free_in_between() {
         (holder, last) = (next, drawn);
     }
     assert_eq!(leave(&mut wire, "c", "c"), 1);
-    assert_eq!(wire.keys("*"), [FENCE], "nothing is left of a queue in which nobody waits");
+    assert_eq!(wire.keys("*"), [FENCE], "an empty queue leaves the fence only");
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn a_replay_of_any_script_changes_nothing_more() {
     assert_eq!(eval(&mut wire, FORCE_RELEASE, &TAKEN).int(), 0);
 }
 
-/// As a clock has it that is set back within the step: what was written for a while has expired at once.
+/// A clock that is set back within the step: keys that were to live for a while expire at once.
 #[test]
 fn a_queue_that_expires_within_a_poll_is_entered_again() {
     let (_server, mut wire) = held();
@@ -338,7 +338,7 @@ fn a_killed_process_costs_one_message_and_a_stopped_one_a_single_grant() {
 
     wire.must(&["CONFIG", "RESETSTAT"]);
     assert_eq!(release(&mut wire, "holder"), 1);
-    assert_eq!(owner(&mut wire).as_deref(), Some("s1"), "nothing tells it from one that is well");
+    assert_eq!(owner(&mut wire).as_deref(), Some("s1"), "it looks like a healthy one");
     let stats = wire.must(&["INFO", "commandstats"]).text();
     assert!(stats.contains("cmdstat_publish:calls=4,"), "killed, granted, next, and next of another process: {stats}");
     support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
@@ -348,10 +348,10 @@ fn a_killed_process_costs_one_message_and_a_stopped_one_a_single_grant() {
     assert_eq!(stopped.told(), [call_of("s1"), "next 100 s2".into()]);
     assert_eq!(alive.told(), ["next 100 a1"], "the one before may be stopped with the one that has the grant");
 
-    // It runs again, and polls with each of its waiters.
+    // The process runs again, and polls for each of its waiters.
     assert_eq!(Poll { ticket: "1", ..poll("s2", "stopped") }.send(&mut wire).place().1, 0);
     assert_eq!(leave(&mut wire, "a1", "alive"), 1);
-    assert_eq!(owner(&mut wire).as_deref(), Some("s2"), "a process that says something is granted to again");
+    assert_eq!(owner(&mut wire).as_deref(), Some("s2"), "a process that polls gets grants again");
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_process_with_two_grants_under_way_loses_no_waiter() {
     }
     assert_eq!(release(&mut wire, "holder"), 1);
     assert_eq!(owner(&mut wire).as_deref(), Some("a1"));
-    // Before it has come to confirm that, the lock is taken from it.
+    // The lock is taken from it before it confirms its grant.
     assert_eq!(eval(&mut wire, FORCE_RELEASE, &TAKEN).int(), 1);
     assert_eq!(owner(&mut wire).as_deref(), Some("a2"), "at once, and not when it polls for its place");
     assert_eq!(a.told(), [call_of("a1"), format!("next {GRANT} a2"), call_of("a2")]);
@@ -418,7 +418,7 @@ fn the_understudy_is_notified_when_to_check() {
     assert_eq!(release(&mut wire, "holder"), 1);
     assert_eq!(a.told(), [call_of("a")]);
     assert_eq!(c.told(), [format!("next {GRANT} c")]);
-    assert_eq!(line(&mut wire), ["c"], "who cannot be told is no understudy");
+    assert_eq!(line(&mut wire), ["c"], "an unreachable waiter is not called as next");
 }
 
 #[test]
@@ -456,7 +456,7 @@ fn a_waiter_that_gives_up_at_the_instant_of_its_grant_passes_it_on() {
     assert_eq!(leave(&mut wire, "b", "b"), 1);
     assert_eq!(owner(&mut wire).as_deref(), Some("d"), "its process is not silent: it has just said so");
     assert_eq!(leave(&mut wire, "d", "b"), 1);
-    assert!(!wire.exists(LOCK), "there is nobody left");
+    assert!(!wire.exists(LOCK), "no waiter is left");
     assert_eq!(leave(&mut wire, "d", "b"), 0);
 }
 
@@ -491,7 +491,7 @@ fn a_check_never_enters_the_queue_and_never_overtakes() {
     wire.del(LOCK);
     match look.send(&mut wire) {
         Polled::Waits { value, rank: 1, fence: Some(drawn), .. } => {
-            assert_eq!(value.as_deref(), Some("a"), "it grants to whom it could have overtaken");
+            assert_eq!(value.as_deref(), Some("a"), "it grants to the waiter ahead of it");
             assert!(drawn > fence);
         }
         other => panic!("{other:?}"),
@@ -549,13 +549,13 @@ fn a_newly_started_server_grants_nothing_to_a_queue_and_keeps_its_order() {
     }
     assert_eq!(leave(&mut wire, "nobody", "a"), 0, "a lock that is found free");
     assert!(!wire.exists(LOCK) && !wire.exists(FENCE));
-    // The server found a lock on its disk that was released before, and taken by somebody else: the release comes
-    // again.
+    // The server restored a lock from its disk that was released before, and then granted to another holder: the
+    // release is sent again.
     for script in [RELEASE, LEAVE, FORCE_RELEASE] {
         acquire(&mut wire, "holder");
         assert_eq!(delayed("second").send(&mut wire).place().1, 1, "somebody has it");
         assert_eq!(part(&mut wire, script, "holder"), Value::Int(1));
-        assert!(!wire.exists(LOCK), "what may be somebody else's is passed on to nobody");
+        assert!(!wire.exists(LOCK), "a lock that may be another's is not passed on");
     }
     assert_eq!((line(&mut wire), a.told()), (vec!["first".into(), "second".into()], vec![]));
 
@@ -578,7 +578,7 @@ fn without_the_right_to_info_no_request_that_needs_the_uptime_is_granted() {
     assert!(refused.error().is_some_and(|error| error.contains("INFO")), "{refused:?}");
     assert!(wire.keys("*").is_empty());
     poll("holder", "").send(&mut wire).fence();
-    assert_eq!(delayed.send(&mut wire).place().1, 0, "nothing is asked while somebody has it");
+    assert_eq!(delayed.send(&mut wire).place().1, 0, "a held lock is not checked");
     assert_eq!(release(&mut wire, "holder"), 1);
     assert!(!wire.exists(LOCK), "nor is it known, at a release, that it may be granted");
 }
@@ -605,7 +605,7 @@ fn a_stepped_server_clock_changes_nobodys_place() {
     enter(&mut wire, "c");
     shim.back(HOUR);
     enter(&mut wire, "d");
-    // The first two are not notified of their loss; their next poll brings them back.
+    // The first two are not notified that their places are lost; their next poll restores them.
     for (token, ticket) in &tickets[..2] {
         Poll { ticket, ..poll(token, "all") }.send(&mut wire);
     }
@@ -680,7 +680,7 @@ fn a_release_works_whatever_is_wrong_with_the_queue() {
             assert_eq!(parted, Value::Int(1), "{spoil:?}");
             assert!(!wire.exists(LOCK), "{spoil:?}");
             if spoil[1] == FENCE {
-                assert_eq!(line(&mut wire), ["a"], "nobody loses a place for it");
+                assert_eq!(line(&mut wire), ["a"], "no waiter loses its place for it");
                 assert!(a.told().is_empty());
             }
         }
@@ -698,7 +698,7 @@ fn a_user_without_rights_to_the_queue_can_release() {
         ("~*", false),
         ("~* +zcard", false),
         ("~* +zcard +zrange", false),
-        // No channel: counts as told.
+        // Without a channel it counts as notified.
         ("~* +zcard +zrange +zrem +hget +hset +hdel", true),
         ("~* &* +zcard +zrange +zrem +hget +hset +hdel +publish", true),
     ] {
@@ -737,7 +737,7 @@ fn exhausted_memory_stops_no_release_and_leaves_nothing_of_a_poll() {
     }
 }
 
-/// Waiters by the thousand, without a poll of each.
+/// Adds thousands of waiters, without a poll of each.
 fn crowd(wire: &mut Wire, count: usize, channel: &str) {
     let entry = format!("{GRANT}|9|0|{MEMORY}|{channel}");
     let script = "for i = 2, #ARGV do redis.call('ZADD', KEYS[1], i - 1, ARGV[i]) \
@@ -748,7 +748,7 @@ fn crowd(wire: &mut Wire, count: usize, channel: &str) {
     wire.must(&command);
 }
 
-/// For how long the server has computed: on a busy machine that is less than it took.
+/// The processor time that the server has used: on a busy machine less than the elapsed time.
 fn computed(wire: &mut Wire) -> Duration {
     let info = wire.must(&["INFO", "cpu"]).text();
     let of = |part: &str| info.lines().find_map(|line| line.strip_prefix(part)).unwrap().parse::<f64>().unwrap();
@@ -762,7 +762,7 @@ fn a_lock_with_ten_thousand_waiters_is_passed_on_at_once() {
     crowd(&mut wire, 10_000, "all");
     let before = computed(&mut wire);
     assert_eq!(release(&mut wire, "holder"), 1);
-    // The first time includes the compilation of the text.
+    // The first run includes the compilation of the script.
     let took = computed(&mut wire).saturating_sub(before);
     assert!(took < Duration::from_millis(50), "{took:?}");
     assert_eq!(owner(&mut wire).as_deref(), Some("crowd1"));
@@ -777,18 +777,18 @@ fn ten_thousand_dead_waiters_are_skipped() {
         wire.must(&["FLUSHALL"]);
         poll("holder", "").send(&mut wire).fence();
         crowd(&mut wire, 10_000, channel);
-        // One of the last.
+        // A waiter near the end.
         let told = token("told");
         wire.must(&["ZADD", LINE, "9995.5", &told]);
         wire.must(&["HSET", WAIT, &told, &format!("{GRANT}|0|0|{MEMORY}|alive")]);
         let start = Instant::now();
         assert_eq!(release(&mut wire, "holder"), 1);
         assert!(start.elapsed() < Duration::from_secs(1), "one call is bounded: {:?}", start.elapsed());
-        assert!(!wire.exists(LOCK), "nobody was found yet");
+        assert!(!wire.exists(LOCK), "no waiter was found yet");
         assert_eq!(line(&mut wire).len(), 9_001);
         assert_eq!(alive.told(), ["next 0 told"]);
         assert_eq!(leave(&mut wire, "told", "alive"), 0);
-        assert_eq!(line(&mut wire).len(), 8_000, "who leaves a free lock has to do with the next thousand");
+        assert_eq!(line(&mut wire).len(), 8_000, "leaving a free lock checks the next thousand");
 
         let mut polls = 0;
         let fence = loop {
@@ -811,7 +811,7 @@ fn the_first_waiter_of_another_process_is_notified_at_any_position() {
     let (server, mut wire) = held();
     let mut stopped = Process::start(&server, "stopped");
     let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
-    // Less than a page before it, a page with and without the granted one, and many.
+    // Less than a page of waiters before it, a page with and without the granted one, and many.
     for count in [3, 31, 32, 33, 34, 40, 65, 3_000] {
         wire.must(&["FLUSHALL"]);
         poll("holder", "").send(&mut wire).fence();
@@ -823,7 +823,7 @@ fn the_first_waiter_of_another_process_is_notified_at_any_position() {
         assert_eq!(a.told(), [format!("next {GRANT} a")], "behind {count}");
         assert_eq!(b.told().len(), 0, "behind {count}");
     }
-    // One call is bounded, and the next one goes on from there.
+    // One call is bounded, and the next one continues from there.
     wire.must(&["FLUSHALL"]);
     poll("holder", "").send(&mut wire).fence();
     crowd(&mut wire, 9_000, "stopped");
@@ -835,7 +835,7 @@ fn the_first_waiter_of_another_process_is_notified_at_any_position() {
         holder = owner(&mut wire).unwrap();
         poll(&holder, "stopped").send(&mut wire).fence();
     }
-    // Among those who poll there is nobody to notify.
+    // Polling waiters are not notified.
     wire.must(&["FLUSHALL"]);
     stopped.told();
     poll("holder", "").send(&mut wire).fence();
@@ -845,7 +845,7 @@ fn the_first_waiter_of_another_process_is_notified_at_any_position() {
     }
     poll("a", "a").send(&mut wire);
     assert_eq!(release(&mut wire, "holder"), 1);
-    assert_eq!(line(&mut wire)[38..], ["crowd40", "p1", "p2", "a"], "who cannot be reached is passed over");
+    assert_eq!(line(&mut wire)[38..], ["crowd40", "p1", "p2", "a"], "an unreachable waiter is passed over");
     assert_eq!(a.told().len(), 0, "one who polls comes first");
 }
 
@@ -856,7 +856,7 @@ fn a_long_queue_of_one_process_is_walked_once_and_again_when_another_process_ent
     let (mut a, mut b) = (Process::start(&server, "a"), Process::start(&server, "b"));
     crowd(&mut wire, 1_000, "all");
     let mut holder = "holder".to_owned();
-    // Passes the lock on and confirms it. How many waiters were read for that.
+    // Passes the lock on and confirms it. Returns the notifications, and how many waiters were read.
     let mut pass = |wire: &mut Wire, ears: &mut Process| {
         wire.must(&["CONFIG", "RESETSTAT"]);
         assert_eq!(release(wire, &holder), 1);
@@ -866,7 +866,7 @@ fn a_long_queue_of_one_process_is_walked_once_and_again_when_another_process_ent
         (ears.told(), read)
     };
     let (told, read) = pass(&mut wire, &mut a);
-    assert!(told.is_empty() && read >= 1_000, "all of them, of whom each could be another's: {read}");
+    assert!(told.is_empty() && read >= 1_000, "each may be of another process: {read}");
     let (told, read) = pass(&mut wire, &mut a);
     assert!(told.is_empty() && read < 10, "{read}");
 
@@ -875,7 +875,7 @@ fn a_long_queue_of_one_process_is_walked_once_and_again_when_another_process_ent
         let (told, read) = pass(&mut wire, &mut a);
         assert!(told == [format!("next {GRANT} a")] && read < 10, "{told:?}, {read}");
     }
-    // Back with an old ticket, as after a stop: before the others.
+    // Back with an old ticket, as after a stop: ahead of the others.
     Poll { ticket: "500", ..poll("b", "b") }.send(&mut wire);
     let (told, read) = pass(&mut wire, &mut b);
     assert_eq!(told, [format!("next {GRANT} b")]);
@@ -894,7 +894,7 @@ fn a_ticket_issued_twice_after_the_clock_was_set_back_is_not_skipped() {
     let tickets: Vec<_> = many.iter().map(|token| poll(token, "all").send(&mut wire).place().0).collect();
     assert_eq!(release(&mut wire, "holder"), 1);
     poll("many0", "all").send(&mut wire).fence();
-    // Up to the last of them all are of one process; but then those at the end leave.
+    // All waiters up to the last are of one process. Then those at the end leave.
     for token in &many[50..] {
         assert_eq!(leave(&mut wire, token, "all"), -1);
     }
@@ -916,7 +916,7 @@ fn nothing_is_left_of_a_long_queue_in_which_nobody_waits() {
         assert_eq!(release(wire, "holder"), 1);
         assert_eq!(poll("crowd1", "all").send(wire).fence() > 0, wire.must(&["HEXISTS", WAIT, ">"]).int() == 1);
     };
-    // By giving up, from behind.
+    // By giving up, starting from the back.
     fill(&mut wire);
     for n in (2..=50).rev() {
         assert_eq!(leave(&mut wire, &format!("crowd{n}"), "all"), -1);
@@ -930,7 +930,7 @@ fn nothing_is_left_of_a_long_queue_in_which_nobody_waits() {
         assert_eq!(release(&mut wire, &format!("crowd{n}")), 1);
     }
     assert_eq!(wire.keys("*"), [FENCE]);
-    // By dying: the next poll or release finds out.
+    // By dying: the next poll or release notices it.
     fill(&mut wire);
     all.die(&mut wire, "all");
     assert_eq!(release(&mut wire, "crowd1"), 1);
@@ -969,7 +969,7 @@ fn a_process_that_polls_and_lives_loses_nothing() {
     let tickets = ["a", "b", "c"].map(|token| polls(token, "0").send(&mut wire).place().0);
     poll("other", "~other").send(&mut wire);
     assert_eq!(release(&mut wire, "holder"), 1);
-    // It was late for the grant, and its others poll.
+    // It was too late for the grant, and the process's other waiters poll.
     support::eventually(Duration::from_secs(5), "the grant lapses", || !wire.exists(LOCK));
     match polls("c", &tickets[2]).send(&mut wire) {
         Polled::Waits { value, rank, entered: 0, .. } => assert_eq!((value.as_deref(), rank), (Some("b"), 0)),
@@ -980,7 +980,7 @@ fn a_process_that_polls_and_lives_loses_nothing() {
     assert_eq!(line(&mut wire), ["a", "c", "other"]);
     assert_eq!(leave(&mut wire, "b", "polls"), 1);
     assert_eq!(owner(&mut wire).as_deref(), Some("a"));
-    assert_eq!(leave(&mut wire, "a", "polls"), 1, "leaving says something too");
+    assert_eq!(leave(&mut wire, "a", "polls"), 1, "leaving is a sign of life too");
     assert_eq!(owner(&mut wire).as_deref(), Some("c"));
 }
 
@@ -993,29 +993,29 @@ fn marks(wire: &mut Wire) -> usize {
 fn marks_of_processes_that_have_gone_do_not_pile_up() {
     const MANY: usize = 300;
     let (server, mut wire) = held();
-    // The marks expire two windows after a poll, which is not what makes them go here.
+    // The marks expire two windows after a poll. That is not what deletes them here.
     let me = Poll { window: "60000", ..poll("me", "~me") };
-    // An hour old, as of processes that were killed when they were granted the lock.
+    // An hour old, as if their processes were killed when they were granted the lock.
     let old = "local t = redis.call('TIME') local old = string.format('%.0f', (t[1] - 3600) * 1000000) \
                for i = 1, tonumber(ARGV[1]) do redis.call('HSET', KEYS[1], '!gone' .. i, old) end";
     me.send(&mut wire);
     wire.must(&["EVAL", old, "1", WAIT, "64"]);
     me.send(&mut wire);
-    assert_eq!(marks(&mut wire), 65, "so few are not looked at");
+    assert_eq!(marks(&mut wire), 65, "so few are not checked");
     wire.must(&["EVAL", old, "1", WAIT, &MANY.to_string()]);
     wire.must(&["CONFIG", "RESETSTAT"]);
     me.send(&mut wire);
-    assert!(wire.calls("publish") <= 16, "a poll looks at some only");
+    assert!(wire.calls("publish") <= 16, "a poll checks only some");
     let mut polls = 1;
-    // The last one is its own.
+    // The last mark is its own.
     while marks(&mut wire) > 65 {
         polls += 1;
         assert!(polls < 1_000, "{} are left", marks(&mut wire));
         me.send(&mut wire);
     }
     println!("{polls} polls");
-    // Those who listen may go on one day, also those who spoke before the clock was set back; and within a window a process
-    // that polls may have other waiters.
+    // The marks of listening processes stay because these may continue one day, also if they polled before the clock
+    // was set back. So do those of a process that polled within a window, because it may have other waiters.
     for (listening, age) in [(true, 3_600), (true, -3_600), (false, 0)] {
         let names: Vec<String> = (0..100).map(|n| format!("{listening}{age}{n}")).collect();
         let mut ears = server.wire();
@@ -1033,7 +1033,7 @@ fn marks_of_processes_that_have_gone_do_not_pile_up() {
         let kept = names.iter().filter(|name| has_mark(&mut wire, name)).count();
         assert_eq!(kept, 100, "{listening} {age}");
     }
-    // A user without the right to check goes without.
+    // A user without the right to check skips the check.
     server.wire().must(&["ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-hrandfield"]);
     let mut worker = server.wire();
     worker.must(&["AUTH", "worker", "secret"]);

@@ -1,4 +1,4 @@
-//! The scripts of locks that are shared, at the wire. That they do what the memory node does is tested in `verify/`.
+//! The scripts of shared locks, at the wire. `verify/` tests that they behave like the memory node.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const WAIT: &str = "{job}:lh:wait";
 const KEYS: [&str; 5] = [LOCK, FENCE, LINE, WAIT, HOLDERS];
 const GRANT: &str = "5000";
 const WINDOW: &str = "15000";
-/// Of one who reads.
+/// A reader's limit.
 const ANY: &str = "4294967295";
 const ANOTHER_TYPE: &str = "ERR the key {job}:lh:holders holds another type: delete it to go on";
 
@@ -27,7 +27,7 @@ fn eval(wire: &mut Wire, script: &str, args: &[&str]) -> Value {
     wire.cmd(&[&["EVAL", script, "5"][..], &KEYS, args].concat())
 }
 
-/// A poll of a process that listens on this channel, beside fewer than so many others; with "0", alone.
+/// A poll of a process with this channel, admitted beside fewer than `limit` others; with "0", alone.
 fn poll(wire: &mut Wire, label: &str, channel: &str, limit: &str) -> Value {
     let script = if limit == "0" { POLL } else { JOIN };
     eval(wire, script, &[&token(label), TTL, "0", GRANT, WINDOW, channel, "1", "0", MEMORY, limit])
@@ -55,7 +55,7 @@ fn renew(wire: &mut Wire, label: &str) -> Value {
     wire.cmd(&["EVAL", RENEW_SHARES, "2", LOCK, HOLDERS, &token(label), TTL, ""]).array()[0].clone()
 }
 
-/// Who shares it, by name: some may end in the same millisecond.
+/// The sharers, sorted by name because some may expire in the same millisecond.
 fn sharers(wire: &mut Wire) -> Vec<String> {
     let reply = wire.must(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10000"]);
     let all = reply.array().get(4..).unwrap_or_default().chunks(2);
@@ -64,7 +64,7 @@ fn sharers(wire: &mut Wire) -> Vec<String> {
     names
 }
 
-/// Whether or not it changes anything, the server has to count it as a write.
+/// The server must count it as a write, whether or not it changes anything.
 #[track_caller]
 fn writes(wire: &mut Wire, what: &str, call: impl FnOnce(&mut Wire)) {
     let changes = |wire: &mut Wire| wire.info_field("persistence", "rdb_changes_since_last_save").unwrap();
@@ -138,7 +138,7 @@ fn a_key_of_another_type_in_the_place_of_the_sharers_is_named_and_left_alone() {
     assert_eq!(eval(&mut wire, LEAVE, &["", WINDOW, "1", &token("one")]), Value::Int(0));
     let listed = |wire: &mut Wire| wire.cmd(&["EVAL", SHARERS, "2", LOCK, HOLDERS, "10"]);
     assert_eq!(listed(&mut wire).error(), Some(ANOTHER_TYPE));
-    assert!(wire.exists(LOCK), "nobody knows who shares it: it is not given to anybody");
+    assert!(wire.exists(LOCK), "its sharers are unknown: it is not granted");
     wire.del(LOCK);
     assert_eq!(listed(&mut wire).array(), [Value::Int(0)], "it is free");
     assert_eq!(poll(&mut wire, "late", "", ANY).error(), Some(ANOTHER_TYPE), "nor is a phase begun");
@@ -160,7 +160,7 @@ fn who_shares_finds_the_line_and_the_lock_of_another_type_as_who_has_it_alone_do
     ] {
         wire.set(key, "nonsense");
         for limit in ["0", "1", ANY] {
-            // Where nobody waits, those who fit come in without a look at the line.
+            // Without waiters, a sharer that fits is admitted without reading the line.
             if key == LINE || limit != ANY {
                 assert_eq!(poll(&mut wire, "late", "", limit).error(), Some(says), "{limit}");
             }
@@ -171,7 +171,7 @@ fn who_shares_finds_the_line_and_the_lock_of_another_type_as_who_has_it_alone_do
     }
     wire.set(LINE, "nonsense");
     assert_eq!(part(&mut wire, "one"), Value::Int(1));
-    assert!(!wire.exists(LOCK), "the line can make no parting fail");
+    assert!(!wire.exists(LOCK), "a broken line fails no release");
     wire.del(LINE);
     wire.must(&["LPUSH", LOCK, "data"]);
     let reply = poll(&mut wire, "late", "", ANY);
@@ -213,7 +213,7 @@ fn the_first_step_of_a_renewal_is_for_the_phase_of_its_share_only() {
     assert_eq!(extend(&mut wire, &fence), (-1, false));
 }
 
-/// As behind a renewal in two steps of which the second was lost.
+/// The state after a renewal in two steps, of which the second was lost.
 #[test]
 fn the_places_live_on_for_who_shares_where_the_key_does_already() {
     type Call = fn(&mut Wire);
@@ -253,7 +253,7 @@ fn one_that_is_nearly_over_counts_until_it_is() {
     assert_eq!(sharers(&mut wire), ["late"]);
 }
 
-/// Somebody wrote it over the key of those who share.
+/// Another program overwrote the sharers' key.
 #[test]
 fn a_value_that_begins_as_that_of_a_phase_and_has_no_fence_is_anothers() {
     const VALUE: &str = "lh1:00000000-0000-0000-0000-000000000000:x@shared";
@@ -297,7 +297,7 @@ fn those_who_share_are_listed_with_what_each_has_left() {
         if life.contains(one) && life.contains(two) && name == odd && *far > ttl),
         "{left:?}"
     );
-    assert_eq!(*last, (1 << 53) - 1, "a number, whatever somebody wrote");
+    assert_eq!(*last, (1 << 53) - 1, "a number, whatever was written");
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn who_waits_is_listed_with_how_it_wants_the_lock() {
 fn a_replay_of_what_counts_for_a_write_is_one() {
     let clock = ClockShim::new();
     let server = Server::builder().clock(&clock).start();
-    // All of it is in one millisecond: so nothing changes.
+    // All of it is in one millisecond, so nothing changes.
     clock.gain(-1_000_000);
     let mut wire = server.wire();
     comes_in(&mut wire, "one", ANY);
@@ -407,7 +407,7 @@ fn who_shares_a_lock_is_told_the_first_to_go_first() {
     let server = Server::builder().clock(&clock).start();
     clock.gain(-1_000_000);
     let mut wire = server.wire();
-    // Valkey looks at its clock once a millisecond, and may count by the one before.
+    // Valkey reads its clock once a millisecond, and may use the previous value.
     let whole = |ms: i64| if ms > 1 { (ms + 5) / 10 * 10 } else { ms };
     let seen = |wire: &mut Wire, most: &str| match wire.must(&["EVAL", SHARERS, "2", LOCK, HOLDERS, most]).array() {
         [Value::Int(0)] => (0, "free".into(), 0, vec![]),
@@ -424,7 +424,7 @@ fn who_shares_a_lock_is_told_the_first_to_go_first() {
     comes_in(&mut wire, "two", ANY);
     let value = format!("lh1:00000000-0000-0000-0000-000000000000:{fence}@shared");
     let (one, two) = (("one".to_owned(), 29_000), ("two".to_owned(), 30_000));
-    assert_eq!(seen(&mut wire, "10"), (30_000, value.clone(), 2, vec![one.clone(), two]), "until the last is over");
+    assert_eq!(seen(&mut wire, "10"), (30_000, value.clone(), 2, vec![one.clone(), two]), "until the last has expired");
     assert_eq!(seen(&mut wire, "1"), (30_000, value.clone(), 2, vec![one]));
     clock.forward(Duration::from_millis(29_500));
     assert_eq!(seen(&mut wire, "10"), (500, value.clone(), 1, vec![("two".into(), 500)]), "one is over");
@@ -482,7 +482,7 @@ fn a_first_one_that_does_not_fit_holds_up_the_others_only_while_it_is_there() {
         wire.must(&["PUBSUB", "NUMSUB", "killed"]).array()[1].int() == 0
     });
     assert_eq!(part(&mut wire, "two"), Value::Int(1));
-    assert_eq!(wire.must(&["ZCARD", LINE]), Value::Int(2), "who was killed is passed over at once");
+    assert_eq!(wire.must(&["ZCARD", LINE]), Value::Int(2), "a killed waiter is passed over at once");
     clock.forward(Duration::from_secs(14));
     waits(&mut wire, "reader", "alive", ANY);
     clock.forward(Duration::from_millis(1_500));
@@ -506,7 +506,7 @@ fn without_the_right_to_count_listeners_a_killed_one_counts_as_there_for_its_win
     comes_in(&mut worker, "reader", ANY);
 }
 
-/// All that sharing asks of a server, with replies that are no refusal.
+/// All commands that sharing needs of a server, with replies that are not refusals.
 fn share_everything(server: &Server, wire: &mut Wire) -> Result<(), String> {
     let _ears = ["leasehold:a", "leasehold:b"].map(|channel| listen(server, channel));
     let try_to = |what: &str, reply: Value, expected: i64| {
@@ -556,7 +556,7 @@ fn the_rights_of_fair_locks_and_three_more_are_enough_to_share_and_each_of_the_t
     let all = [&least, FOR_PUSH, FOR_FAIR, FOR_SHARES, TO_PASS_OVER_THE_DEAD];
     assert_eq!(tried(&all), (Ok(()), 0), "and nothing else is tried");
     let (outcome, denied) = tried(&[&least, FOR_PUSH, FOR_FAIR, FOR_SHARES]);
-    assert!(outcome.is_ok() && denied > 0, "who listens is not told, which stops nobody: {outcome:?}, {denied}");
+    assert!(outcome.is_ok() && denied > 0, "a missed notification fails nothing: {outcome:?}, {denied}");
     for missing in FOR_SHARES.split_whitespace() {
         let others: Vec<_> = FOR_SHARES.split_whitespace().filter(|right| *right != missing).collect();
         let (outcome, _) = tried(&[&least, FOR_PUSH, FOR_FAIR, &others.join(" "), TO_PASS_OVER_THE_DEAD]);
@@ -565,10 +565,10 @@ fn the_rights_of_fair_locks_and_three_more_are_enough_to_share_and_each_of_the_t
     }
     let (outcome, _) = tried(&[&least, FOR_PUSH, FOR_FAIR]);
     outcome.expect_err("a user for fair locks");
-    assert_eq!(server.wire().must(&["KEYS", "*"]).array(), [], "who could not part with a share gets none");
+    assert_eq!(server.wire().must(&["KEYS", "*"]).array(), [], "a user that cannot release a share gets none");
 }
 
-/// As the key of the lock lives on for a third of a TTL.
+/// The key of the lock lives on for a third of a TTL.
 #[test]
 fn where_all_who_shared_are_over_the_next_one_begins_a_phase_of_its_own() {
     let server = Server::start();

@@ -35,7 +35,7 @@ fn renew(wire: &mut Wire, label: &str) -> i64 {
     wire.cmd(&["EVAL", RENEW, "1", LOCK, &token(label), "60000"]).array()[0].int()
 }
 
-/// Of a grant.
+/// The fence of a grant.
 fn granted(value: &Value) -> i64 {
     let [code, fence] = value.array() else { panic!("{value:?}") };
     assert_eq!(code.int(), 1, "{value:?}");
@@ -54,7 +54,7 @@ fn an_heir_takes_the_place_of_the_giver_with_a_larger_fence_and_what_comes_late_
     let after = granted(&adopt(&mut wire, "heir", "1000", &["x", "giver"]));
     assert!(after > before);
     assert_eq!((owner(&mut wire).as_deref(), wire.get(FENCE)), (Some("heir"), Some(after.to_string())));
-    assert_eq!(fence_in(&wire.get(LOCK).unwrap()), Some(after), "who looks sees it");
+    assert_eq!(fence_in(&wire.get(LOCK).unwrap()), Some(after), "an observer sees it");
     let left = wire.pttl(LOCK);
     assert!(left > 29_000, "the key lives for no less than before: {left}");
     for _ in 0..2 {
@@ -72,7 +72,7 @@ fn an_heir_takes_the_place_of_the_giver_with_a_larger_fence_and_what_comes_late_
 fn the_givers_own_fence_is_a_floor_where_the_other_is_forgotten() {
     let server = Server::start();
     let mut wire = server.wire();
-    // Of tomorrow: the clock stepped back since, or the floor was another server's.
+    // A fence from tomorrow: the clock stepped back since, or the floor was another server's.
     let tomorrow = 5_000_000_000_000_000_i64;
     let (identity, label) = (&token("giver")[..40], "@giver");
     for (memory, floor) in [(MEMORY, None), ("0", None), (MEMORY, Some(tomorrow - 7)), (MEMORY, Some(tomorrow + 7))] {
@@ -111,7 +111,7 @@ fn what_is_no_lock_of_the_givers_is_left_as_it_is() {
     assert_eq!(found.array()[2].array()[1].text(), "list", "{found:?}");
     wire.del(LOCK);
     wire.must(&["SET", LOCK, ""]);
-    assert_eq!(code(&adopt(&mut wire, "heir", TTL, &["giver"])), 0, "an empty value is somebody's");
+    assert_eq!(code(&adopt(&mut wire, "heir", TTL, &["giver"])), 0, "an empty value is another program's");
 }
 
 #[test]
@@ -131,8 +131,8 @@ fn what_can_be_refused_is_refused_before_the_first_write() {
     assert!(granted(&adopt(&mut wire, "heir", TTL, &["giver"])) > fence);
 }
 
-/// In every order of requests: nobody gets the lock but by an acquire of a free one, or from whom it names, and with
-/// a larger fence than everybody before.
+/// In every order of requests, the lock changes hands only by an acquire of a free lock, or from the holder that an
+/// adoption names. Each fence is larger than all before it.
 #[test]
 fn random_histories_of_heirs_have_one_holder_and_growing_fences() {
     const LABELS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];

@@ -1,5 +1,4 @@
-//! The scripts of a vote, at the wire: what a server grants, raises and repairs, and what it answers (safety, sections
-//! 3 to 5).
+//! The scripts of a vote, at the wire: what a server grants, raises, repairs and answers (safety, sections 3 to 5).
 
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ fn renew(wire: &mut Wire, known: &str) -> i64 {
     renewed.array()[0].int()
 }
 
-/// The fence that whoever looks at the lock sees.
+/// The fence that an observer of the lock sees.
 fn shown(wire: &mut Wire) -> i64 {
     wire.get(LOCK).and_then(|value| fence_in(&value)).unwrap()
 }
@@ -69,7 +68,7 @@ fn a_vote_names_its_time_and_server() {
     assert_eq!((code.int(), value.text(), id.text()), (0, first, run_id));
     assert!((1..=30_000).contains(&pttl.int()), "{busy:?}");
     let alone = wire.cmd(&["EVAL", ACQUIRE, "2", LOCK, FENCE, &token("one"), TTL, MEMORY]);
-    assert_eq!(alone.array().len(), 2, "nobody asked who it is");
+    assert_eq!(alone.array().len(), 2, "the identity was not asked for");
 }
 
 #[test]
@@ -88,7 +87,7 @@ fn a_replayed_acquire_is_granted_again_with_its_fence_and_never_shortens() {
     assert!(longer == first && left > 60_000, "{left} ms");
 }
 
-/// What a server answers to a replay has to be as good as what it answered first, to those who count its replicas too.
+/// The answer to a replay must be as good as the first answer, for callers that count replicas too.
 #[test]
 fn a_replay_is_a_write() {
     let server = Server::start();
@@ -132,7 +131,7 @@ fn a_replay_is_a_write() {
         let lives = wire.pttl(LOCK);
         assert!(lives <= left.max(30_000) && lives > left - 5_000, "{what}: {lives} of {left} ms");
     }
-    // Somebody took its end away: a replay does not take the key away for that.
+    // Another program removed the key's expiry: a replay does not delete the key for that.
     wire.must(&["PERSIST", LOCK]);
     assert_eq!(wire.cmd(&["EVAL", KEEP, "1", LOCK, &one, "20000", &stays]).int(), 1);
     assert!(wire.exists(LOCK));
@@ -151,12 +150,12 @@ fn a_proposal_is_issued_wherever_it_is_large_enough() {
     assert_eq!(fence(&replay.array()[1]), proposal, "a replay draws nothing");
     wire.del(LOCK);
     let next = vote(&mut wire, "two", "0", &proposal.to_string());
-    assert_eq!(fence(&next.array()[1]), proposal + 1, "somebody has had it");
+    assert_eq!(fence(&next.array()[1]), proposal + 1, "another holder has had it");
     wire.del(LOCK);
     wire.del(FENCE);
     let now = time(&mut wire);
     let late = vote(&mut wire, "three", "0", "1000000000000000");
-    assert!(fence(&late.array()[1]) >= now, "a proposal from the past is none");
+    assert!(fence(&late.array()[1]) >= now, "a proposal from the past is ignored");
 }
 
 #[test]
@@ -172,7 +171,7 @@ fn a_newly_started_server_gives_no_vote_and_repairs_nothing() {
     clock.forward(Duration::from_secs(32));
     let granted = vote(&mut wire, "one", "31", "");
     assert_eq!(granted.array()[0].int(), 1, "{granted:?}");
-    assert_eq!(vote(&mut wire, "one", "7200", "").array()[0].int(), 2, "not even to who holds it");
+    assert_eq!(vote(&mut wire, "one", "7200", "").array()[0].int(), 2, "not even to its holder");
 }
 
 #[test]
@@ -278,7 +277,7 @@ fn a_value_is_its_tokens_whatever_fence_and_label_it_has() {
     let mut wire = server.wire();
     let identity = token("one")[..40].to_owned();
     let known = [token("one"), format!("{identity}:7@one"), format!("{identity}:8@two")];
-    // A renewal that names a fence is of the grant that had it.
+    // A renewal that names a fence belongs to the grant with that fence.
     for (known, renewed) in known.iter().zip([1, 1, -4]) {
         wire.set(LOCK, &format!("{identity}:7@one"));
         assert_eq!((renew(&mut wire, known), wire.pttl(LOCK) > 50_000), (renewed, renewed == 1), "{known}");

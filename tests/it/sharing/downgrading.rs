@@ -91,7 +91,7 @@ async fn a_downgrade_without_an_answer_is_repeated() {
     assert_eq!(beside.fence(), reading.fence());
     drop((reading, beside));
     nothing_is_left(&mut server.wire()).await;
-    // It is believed from the sending on, however late the answer.
+    // The share is valid from the send on, however late the answer.
     let (late, writing) = (Duration::from_millis(150), leases.rw_lock(NAME).write().acquire().await.unwrap());
     let answer = proxy.on(Match::script(DOWNGRADE), 1, Action::HoldReply);
     let comes = async {
@@ -150,7 +150,7 @@ async fn a_downgrade_that_did_not_come_to_pass_leaves_nothing_of_the_lease_befor
     nothing_is_left(&mut server.wire()).await;
 }
 
-/// Whether its request or its reply was lost: nobody begins before the interval is over, or before the keep is.
+/// Whether its request or its reply was lost, no other holder is admitted before the interval or the keep ends.
 #[tokio::test]
 async fn a_downgrade_that_is_dropped_ends_no_interval_and_no_keep() {
     let server = Server::start();

@@ -20,7 +20,7 @@ use crate::{
 };
 
 const HOLDERS: &str = "{job}:lh:holders";
-/// The fault table's allowance on top of the TTL for who waits behind one that has died.
+/// The fault table's allowance on top of the TTL for a waiter behind one that has died.
 const NOTICED: Duration = Duration::from_millis(250);
 
 /// A child that shares the lock and is killed by its parent.
@@ -54,7 +54,7 @@ fn f80_a_reader_is_killed_and_a_writer_waits() {
         let lag = Lag::start();
         child.kill();
         let killed = Instant::now();
-        // The others are held for as long as they like, and never at risk.
+        // The other sharers hold it for as long as they like, and never at risk.
         tokio::time::sleep(MEDIUM / 2).await;
         assert_eq!(reading.status(), Status::Held);
         assert!(!writer.is_finished());
@@ -151,7 +151,7 @@ async fn f83_the_first_of_the_line_that_does_not_fit_gives_up() {
     nothing_is_left(&mut server.wire()).await;
 }
 
-/// Readers are behind a child that waits to write when that ends; they are in after so long.
+/// Readers wait behind a child that waits to write when the child ends; they are admitted within `limit`.
 fn f83_a_child_is_passed_over(test: impl Fn(), end: impl FnOnce(&mut Child), limit: Duration) {
     if let Some(part) = Part::mine() {
         return two_workers().block_on(async {
@@ -188,14 +188,14 @@ fn f83_the_first_of_the_line_that_does_not_fit_is_killed() {
     f83_a_child_is_passed_over(f83_the_first_of_the_line_that_does_not_fit_is_killed, Child::kill, HEARTBEAT);
 }
 
-/// It counts as there for as long as its process may be silent, and then the next one has to look.
+/// It counts as alive for as long as its process may be silent. Then the next waiter has to poll.
 #[test]
 fn f83_the_first_of_the_line_that_does_not_fit_is_stopped() {
     let limit = 4 * HEARTBEAT;
     f83_a_child_is_passed_over(f83_the_first_of_the_line_that_does_not_fit_is_stopped, |child| child.stop(), limit);
 }
 
-/// The news of all of them, each with its delay.
+/// Each reader's loss, with its delay.
 async fn told(readers: Vec<Lease>, began: Instant) -> Vec<(LossReason, Duration)> {
     let mut news = JoinSet::new();
     for reader in readers {
@@ -557,7 +557,7 @@ async fn f104_many_programs_that_share_a_name_leave_each_other_in_peace() {
     }
     let count = |script| proxy.count(Match::script(script));
     let (thirds, looks, renewals) = (PROGRAMS * TTLS as usize * 3, count(support::scripts::LOOK), count(RENEW_SHARES));
-    // One look behind each renewal, and one for each notification, of which there is one in a third of a TTL.
+    // One poll after each renewal, and one for each notification, of which there is one in a third of a TTL.
     assert!(looks <= thirds * 3, "{looks} looks in {thirds} thirds of a TTL");
     assert!(renewals <= thirds * 3 / 2, "{renewals} renewals in {thirds} thirds of a TTL");
 }
@@ -594,7 +594,7 @@ async fn f106_the_slot_of_a_shared_lock_is_moved() {
             "the places" => cluster.move_key(&format!("{name}:lht:holders"), 0, 2),
             _ => {}
         }
-        // Longer than its TTL: it was renewed, wherever it is.
+        // Longer than its TTL: it was renewed, wherever its keys are.
         let until = Instant::now() + 2 * MEDIUM;
         while Instant::now() < until {
             reading.check().unwrap_or_else(|lost| panic!("{moved}: {lost}"));
@@ -620,7 +620,7 @@ async fn f106_the_key_of_a_shared_lock_is_deleted_while_its_slot_is_moved() {
     cluster.begin_to_move(slot, 0, 2);
     let mut wire = cluster.primaries()[0].wire();
     assert!(wire.del(&name));
-    // Those that shared it are there still. They count for nothing without it.
+    // The sharers' places are still there. They do not count without the key.
     assert_eq!(within(SOON, "the loss", reading.lost()).await.reason(), LossReason::Deleted);
     assert!(wire.exists(&format!("{name}:lht:holders")), "the premise");
     drop(reading);

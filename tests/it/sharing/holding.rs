@@ -1,4 +1,4 @@
-//! Those who are let in beside each other: with which fence, for how long, and what is left of them.
+//! Sharers that are admitted beside each other: with which fence, for how long, and which keys they leave.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::{
     fair::line::{SOON, had, nothing_is_left, place, programs},
 };
 
-/// The text that a try gets about those who have the lock.
+/// The description of the holders that a failed try gets.
 async fn busy(lock: &Lock) -> String {
     match lock.acquire_within(Duration::ZERO).await {
         Err(Error::TimedOut { holder, .. }) => holder.to_string(),
@@ -32,7 +32,7 @@ async fn readers_share_a_name_and_its_fence_and_a_writer_has_it_alone() {
     assert!(mine.write().try_acquire().await.unwrap().is_none());
     assert!(one.lock(NAME).try_acquire().await.unwrap().is_none(), "a plain lock is shut out too");
     let says = busy(&theirs.write()).await;
-    let expected = format!("2 who share it, this program too (fence {}), the last of them for ", first.fence());
+    let expected = format!("2 sharers, one of them this program (fence {}), the last of them for ", first.fence());
     assert!(says.starts_with(&expected), "{says}");
     let fence = first.fence();
     first.release().await.unwrap().confirmed();
@@ -59,7 +59,7 @@ async fn as_many_hold_a_name_as_there_are_permits() {
     assert!(theirs.try_acquire().await.unwrap().is_none());
     let says = busy(&theirs).await;
     assert!(
-        says.starts_with("3 who share it, this program too (fence ") && says.contains("), the first of them for "),
+        says.starts_with("3 sharers, one of them this program (fence ") && says.contains("), the first of them for "),
         "{says}"
     );
     let waiter = place(&theirs).await;
@@ -70,7 +70,7 @@ async fn as_many_hold_a_name_as_there_are_permits() {
     freed.release().await.unwrap().confirmed();
     let (fourth, at) = had(waiter).await;
     assert_prompt(at - began, lag.of(3));
-    assert_eq!((fourth.fence(), second.fence()), (fence, fence), "nobody was alone in between");
+    assert_eq!((fourth.fence(), second.fence()), (fence, fence), "no holder was alone in between");
     for lease in [second, third, fourth] {
         lease.check().unwrap();
         lease.release().await.unwrap().confirmed();
@@ -87,7 +87,7 @@ async fn a_reader_does_not_overtake_a_writer_that_waits() {
     let writer = place(&theirs.write()).await;
     let mut readers = Vec::new();
     for lock in [mine.read(), theirs.read(), mine.read()] {
-        assert!(lock.try_acquire().await.unwrap().is_none(), "somebody waits before it");
+        assert!(lock.try_acquire().await.unwrap().is_none(), "another waiter is ahead");
         readers.push(place(&lock).await);
     }
     first.release().await.unwrap().confirmed();
@@ -99,7 +99,7 @@ async fn a_reader_does_not_overtake_a_writer_that_waits() {
         let (reading, at) = had(reader).await;
         assert!(reading.fence() > fence);
         assert_prompt(at - began, lag.of(3));
-        // The others come in beside it.
+        // The others are admitted beside it.
         tokio::spawn(async move { reading.lost().await });
     }
 }
@@ -140,7 +140,7 @@ async fn all_who_share_a_key_are_told_at_once_that_it_was_deleted() {
         }
     }
     let mut wire = server.wire();
-    // From its first renewal on a key is tracked.
+    // A key is tracked from its first renewal on.
     eventually_async(SOON, "a key that both watch", || {
         wire.info_field("stats", "tracking_total_items").as_deref() == Some("2")
     })
@@ -163,10 +163,10 @@ async fn who_waits_for_a_plain_lock_finds_a_share_of_its_own_program_as_any_othe
     let server = Server::start();
     let leases = program_with(server.url(), SHORT).await;
     let reading = acquired(&leases.rw_lock(NAME).read()).await;
-    // It looks again when the key could be over.
+    // It polls again when the key could have expired.
     let busy = leases.lock(NAME).acquire_within(3 * SHORT).await;
     let Err(Error::TimedOut { holder, .. }) = busy else { panic!("{busy:?}") };
-    let says = format!("those who share it, this program too (fence {})", reading.fence());
+    let says = format!("sharers, one of them this program (fence {})", reading.fence());
     assert!(holder.to_string().starts_with(&says), "{holder}");
     reading.release().await.unwrap().confirmed();
 }
@@ -174,7 +174,7 @@ async fn who_waits_for_a_plain_lock_finds_a_share_of_its_own_program_as_any_othe
 #[tokio::test]
 async fn a_share_of_an_earlier_phase_hears_of_it_when_its_program_comes_into_a_later_one() {
     let server = Server::start();
-    // Nobody is notified of it.
+    // Its expiry is not notified.
     let leases = program(server.url_without_push(server.port())).await;
     let lock = leases.rw_lock(NAME).read();
     let earlier = acquired(&lock).await;
@@ -194,7 +194,7 @@ async fn a_key_that_would_end_before_one_of_those_who_share_it_is_extended_at_on
     let server = Server::start();
     let leases = program(server.url()).await;
     let lock = leases.rw_lock(NAME).read();
-    // The first one alone would be content with what is left. The second one is not renewed in all that time.
+    // The remaining life would be enough for the first share alone. The second one is not renewed in all that time.
     let [short, long] = [SHORT, 6 * SOON].map(|ttl| lock.clone().ttl(ttl));
     let shares = [acquired(&short).await, acquired(&long).await];
     let mut wire = server.wire();
@@ -224,7 +224,7 @@ async fn a_share_that_was_dropped_is_free() {
     });
     assert!(panics.await.unwrap_err().is_panic());
     acquired(&one.semaphore(NAME, 1)).await.release().await.unwrap().confirmed();
-    // Cancelled, with a place and without one.
+    // Cancelled waiters, with a place and without one.
     let reading = acquired(&one.rw_lock(NAME).read()).await;
     let writer = place(&other.rw_lock(NAME).write()).await;
     let reader = place(&one.rw_lock(NAME).read()).await;
@@ -305,7 +305,7 @@ async fn a_kept_share_keeps_its_place() {
     let pool = leases.semaphore(NAME, 2);
     let (kept, other) = (acquired(&pool).await, acquired(&pool).await);
     kept.release_keeping(LONG).await.unwrap().confirmed();
-    assert!(pool.try_acquire().await.unwrap().is_none(), "two have it still");
+    assert!(pool.try_acquire().await.unwrap().is_none(), "two still have it");
     other.release().await.unwrap().confirmed();
     let one = acquired(&pool).await;
     assert!(pool.try_acquire().await.unwrap().is_none());
@@ -313,7 +313,7 @@ async fn a_kept_share_keeps_its_place() {
     one.release().await.unwrap().confirmed();
 }
 
-/// The key of the lock lives no longer than the last who shares it, once that is one who was released.
+/// The lock's key lives no longer than its last sharer, even if that one is a released share.
 #[tokio::test]
 async fn a_kept_share_keeps_a_plain_lock_out_for_its_time_only() {
     const KEPT: Duration = Duration::from_millis(300);
@@ -348,7 +348,7 @@ async fn a_forced_release_ends_it_for_all_who_share_it() {
     let writing = acquired(&other.rw_lock(NAME).write()).await;
     for reader in readers {
         let lost = within(SOON, "the loss", reader.lost()).await;
-        let by = lost.forced().expect("it is told who has done it");
+        let by = lost.forced().expect("the loss names its cause");
         assert_eq!((lost.reason(), by.label()), (LossReason::Forced, "program 0"));
         assert_eq!(ending(reader.release().await).reason(), LossReason::Forced);
     }

@@ -1,4 +1,4 @@
-//! What is told of a name that is shared: who shares it, who waits for it, and how.
+//! An observer's report about a shared name: its sharers, its waiters, and their modes.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -76,7 +76,7 @@ async fn a_name_that_one_holds_alone_costs_one_question() {
     let [leases] = programs(&server).await;
     let lock = leases.lock(NAME);
     let alone = acquired(&lock).await;
-    // Learns the scripts.
+    // Loads the scripts.
     holder(&lock).await;
     let mut wire = server.wire();
     let asked = async |wire: &mut support::Wire| {
@@ -127,12 +127,12 @@ async fn shares_that_another_type_is_in_the_place_of_are_an_error_that_names_the
         (lock.holders().await.unwrap_err(), "ERR the key {job}:lh:holders holds another type: delete it to go on");
     assert!(matches!(&error, Error::Refused(_)) && error.to_string().contains(says), "{error}");
     let seen = holder(&lock).await;
-    assert_eq!((seen.is_shared(), seen.sharers()), (true, None), "that it is shared, its own key tells");
+    assert_eq!((seen.is_shared(), seen.sharers()), (true, None), "its own key shows that it is shared");
     wire.del(HOLDERS);
-    assert_eq!(holders(&lock).await, vec![], "nobody shares it any more");
+    assert_eq!(holders(&lock).await, vec![], "it has no sharers any more");
     let seen = holder(&lock).await;
     assert_eq!(seen.sharers(), Some(0));
-    assert!(seen.to_string().starts_with("nobody any more (fence "), "{seen}");
+    assert!(seen.to_string().starts_with("no sharer any more (fence "), "{seen}");
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ async fn a_label_may_have_the_signs_that_stand_between_what_the_server_keeps() {
     nothing_is_left(&mut server.wire()).await;
 }
 
-/// What begins as the key of a shared lock does, and has no fence, is another library's.
+/// A value that begins like a shared lock's, but has no fence, is another library's.
 #[tokio::test]
 async fn a_key_of_nobodys_acquisition_without_a_fence_is_another_librarys() {
     const VALUE: &str = "lh1:00000000-0000-0000-0000-000000000000:x@shared";

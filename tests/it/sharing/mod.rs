@@ -16,8 +16,8 @@ async fn acquired(lock: &Lock) -> Lease {
     within(HANGS, "the lock", lock.acquire()).await.unwrap()
 }
 
-/// Checks that this came at once, but for so much by which the machine may be late. A hand-off takes three steps, one after
-/// the other: the request that changes the lock, its notification, and the next one's request.
+/// Checks that this took no longer than a hand-off, plus the machine's lag. A hand-off has three steps in a row: the
+/// request that changes the lock, its notification, and the next waiter's request.
 #[track_caller]
 fn assert_prompt(after: Duration, late: Duration) {
     assert!(after < PROMPT + late, "{after:?}, of which {late:?} may be the machine's");

@@ -1,4 +1,4 @@
-//! Which server program the tests run, and what it can do.
+//! The server program that the tests run, and its features.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Names the server program; without it `redis-server` is taken from `PATH`.
+/// The variable that names the server program. If unset, `redis-server` is taken from `PATH`.
 const VARIABLE: &str = "LEASEHOLD_TEST_SERVER";
 
-/// Names the program that takes its place in an upgrade; without it, the same takes it.
+/// The variable that names the program for upgrades. If unset, the server program is used.
 const NEXT: &str = "LEASEHOLD_TEST_NEXT_SERVER";
 
-/// What a server program says of itself.
+/// The version that a server program reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Valkey, whose numbers went on from Redis 7.2.
+    /// Valkey, whose numbers continue from Redis 7.2.
     pub valkey: bool,
     /// The first number.
     pub major: u32,
@@ -31,7 +31,7 @@ impl Version {
         (self.major, self.minor) >= (major, minor)
     }
 
-    /// Reads the line that `--version` prints.
+    /// Parses the output of `--version`.
     fn parse(line: &str) -> Option<Self> {
         let numbers = line.split_whitespace().find_map(|w| w.strip_prefix("v="))?;
         let mut numbers = numbers.split('.').map_while(|part| part.parse().ok());
@@ -51,23 +51,23 @@ impl fmt::Display for Version {
     }
 }
 
-/// A server program that was found and has told its version.
+/// A server program that was found, and its version.
 #[derive(Debug)]
 pub(crate) struct Binary {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it is.
+    /// Its version.
     pub version: Version,
 }
 
 impl Binary {
-    /// The program this process tests against; panics if there is none.
+    /// The server program of this process; panics if it is not found.
     pub(crate) fn get() -> &'static Self {
         static FOUND: OnceLock<Binary> = OnceLock::new();
         FOUND.get_or_init(Self::find)
     }
 
-    /// Where the program is that takes its place in an upgrade.
+    /// The path of the program for upgrades.
     pub(crate) fn next() -> PathBuf {
         let named = std::env::var_os(NEXT).filter(|name| !name.is_empty());
         let found = |name: OsString| on_path(&name).unwrap_or_else(|| panic!("{NEXT}: there is no {name:?}"));
@@ -96,7 +96,7 @@ impl Binary {
     }
 }
 
-/// The program `name` names, as a shell would find it.
+/// The path of the program `name`, as a shell would find it.
 pub(crate) fn on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     let name = PathBuf::from(name.as_ref());
     if name.components().count() > 1 {

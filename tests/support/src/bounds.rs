@@ -1,8 +1,8 @@
-//! Times that many tests share.
+//! Time limits shared by many tests.
 
 use std::time::Duration;
 
-/// What takes longer hangs. No bound of any promise.
+/// Anything that takes longer hangs. Not the bound of a promise.
 pub const HANGS: Duration = Duration::from_secs(10);
-/// What a signal may lag behind its cause, besides what the machine lags.
+/// How late a signal may be after its cause, not counting the machine's lag.
 pub const SIGNAL: Duration = Duration::from_millis(50);

@@ -1,16 +1,14 @@
-//! A part of a test that runs in a process of its own, to be killed, stopped or
-//! ended with it.
+//! A part of a test that runs in a process of its own, so that it can be killed, stopped or ended with that process.
 //!
-//! The process is the test program once more, told to run one test only. That
-//! test asks [`Part::mine`] first: in the child it finds its part, plays it and
-//! returns; in the parent there is none, and it directs. The two talk in lines,
-//! and those of the child begin with `@`, so that what libtest prints between
-//! them is no word of it.
+//! The process is the test program again, or that of another build, told to run one test only. That test calls
+//! [`Part::mine`] first: in the child it finds its part, plays it and returns; in the parent there is none, and it
+//! directs. The two exchange lines. The child's begin with `@`, which tells them from the output of libtest.
 
 use std::any::type_name;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Stdin, Stdout, Write};
+use std::path::PathBuf;
 use std::process::{ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -20,25 +18,27 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use super::clock_shim::ClockShim;
 use super::spawner;
 
-/// The task of this process; unset in a test program that a person started.
+/// The variable with this process's part; unset in a test program started by a person.
 const PART: &str = "LEASEHOLD_TEST_PART";
-/// Where the parent's server is.
+/// The variable with the url of the parent's server.
 const URL: &str = "LEASEHOLD_TEST_URL";
-/// How long the child may live, in seconds, where that is not the usual time.
+/// The variable with another build's test program, which plays the parts; unset if this build does.
+const OTHER_BUILD: &str = "LEASEHOLD_TEST_OTHER_BUILD";
+/// The variable with the child's longest life in seconds, if it is not the usual one.
 const LIFE: &str = "LEASEHOLD_TEST_LIFE";
 const MARK: char = '@';
-/// A child that outlives its parent, where the kernel was not asked to prevent it, ends after this.
+/// The life of a child that outlives its parent because the kernel was not asked to prevent it.
 const LONGEST_LIFE: Duration = Duration::from_secs(60);
 /// Long enough for a loaded machine to start a process, short enough that a test cannot hang.
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(1);
 
-/// What the child has to do.
+/// The task of a child.
 #[derive(Debug)]
 pub struct Part {
-    /// Which of the test's parts this is.
+    /// The name of this part of the test.
     pub name: String,
-    /// Where the parent's server is.
+    /// The url of the parent's server.
     pub url: String,
     ears: Stdin,
     mouth: Stdout,
@@ -53,7 +53,7 @@ impl Part {
         let life = life.map_or(LONGEST_LIFE, Duration::from_secs);
         std::thread::Builder::new()
             .name("longest life".into())
-            // A part may have no threads of the usual size.
+            // A part may be unable to start threads of the usual size.
             .stack_size(64 * 1024)
             .spawn(move || {
                 std::thread::sleep(life);
@@ -69,13 +69,13 @@ impl Part {
         port.parse().unwrap_or_else(|_| panic!("no port at the end of {}", self.url))
     }
 
-    /// Says one line to the parent.
+    /// Sends one line to the parent.
     pub fn say(&self, line: impl Display) {
-        // libtest leaves an unfinished line of its own before ours.
+        // libtest may have left an unfinished line before ours.
         writeln!(&self.mouth, "\n{MARK}{line}").expect("the parent listens");
     }
 
-    /// Blocks this thread until the parent says something; ends the process if the parent has ended.
+    /// Blocks this thread until the parent sends a line, and returns it; ends the process if the parent has ended.
     pub fn hear(&self) -> String {
         let mut line = String::new();
         match self.ears.read_line(&mut line) {
@@ -100,19 +100,19 @@ impl Child {
         Self::launch(test_name(test), part, url, Vec::new())
     }
 
-    /// As [`Child::start`], for a part that takes longer than usual.
+    /// Like [`Child::start`], for a part that takes longer than usual.
     #[track_caller]
     pub fn start_for(life: Duration, test: impl Fn(), part: &str, url: &str) -> Self {
         Self::start_with(test, part, url, LIFE, &life.as_secs().to_string())
     }
 
-    /// As [`Child::start`], with a variable set in its environment.
+    /// Like [`Child::start`], with a variable set in its environment.
     #[track_caller]
     pub fn start_with(test: impl Fn(), part: &str, url: &str, name: &str, value: &str) -> Self {
         Self::launch(test_name(test), part, url, vec![(name.into(), value.into())])
     }
 
-    /// As [`Child::start`], by a wall clock that can be moved.
+    /// Like [`Child::start`], with a wall clock that can be moved.
     #[track_caller]
     pub fn start_by_clock(test: impl Fn(), part: &str, url: &str, clock: &ClockShim) -> Self {
         let clock = clock.env().into_iter().map(|(name, value)| (name.into(), value));
@@ -121,7 +121,8 @@ impl Child {
 
     #[track_caller]
     fn launch(test: &str, part: &str, url: &str, env: Vec<(OsString, OsString)>) -> Self {
-        let program = std::env::current_exe().expect("the test program knows where it is");
+        let this = || std::env::current_exe().expect("the test program knows where it is");
+        let program = std::env::var_os(OTHER_BUILD).map_or_else(this, PathBuf::from);
         let mut command = spawner::mortal(&program);
         command
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -158,18 +159,18 @@ impl Child {
         rest.trim().to_owned()
     }
 
-    /// The child's next line, if there is one yet.
+    /// The child's next line, if one has arrived.
     pub fn has_said(&self) -> Option<String> {
         self.said.try_recv().ok()
     }
 
-    /// Says one line to the child, who may be stopped and hear it later.
+    /// Sends one line to the child, which may be stopped and read it later.
     #[track_caller]
     pub fn tell(&mut self, line: &str) {
         writeln!(self.ears, "{line}").expect("the child's input is open");
     }
 
-    /// Kills the child without warning. It runs no more when this returns.
+    /// Kills the child without warning. It no longer runs when this returns.
     pub fn kill(&mut self) {
         self.process.kill().ok();
         self.process.wait().ok();
@@ -180,18 +181,18 @@ impl Child {
     pub fn stop(&self) {
         let pid = Pid::from_child(&self.process);
         kill_process(pid, Signal::STOP).expect("SIGSTOP reaches the child");
-        // NOWAIT leaves the process to be reaped by its owner if it died instead.
+        // NOWAIT leaves a process that died instead for its owner to reap.
         let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(pid), states).expect("the child reports that it is suspended");
     }
 
-    /// Lets a suspended child run on.
+    /// Lets a suspended child continue.
     #[track_caller]
     pub fn cont(&self) {
         kill_process(Pid::from_child(&self.process), Signal::CONT).expect("SIGCONT reaches the child");
     }
 
-    /// Waits for the child's own end, which must be a success.
+    /// Waits until the child ends by itself, which must be a success.
     #[track_caller]
     pub fn ends(mut self) {
         let start = Instant::now();
@@ -206,12 +207,12 @@ impl Child {
     }
 }
 
-/// What libtest calls this test of the running program: its path without the crate.
+/// The name that libtest uses for this test of the running program: its path without the crate.
 pub fn test_name<T: Fn()>(_: T) -> &'static str {
     name_of::<T>()
 }
 
-/// The name of the test that this type is, or is a closure of.
+/// The name of the test of this type: a test function, or a closure in one.
 pub(crate) fn name_of<T>() -> &'static str {
     let path = type_name::<T>();
     let path = path.strip_suffix("::{{closure}}").unwrap_or(path);

@@ -1,4 +1,4 @@
-//! Steps the wall clock of a child process, and of nothing else.
+//! Steps the wall clock of a child process only.
 //!
 //! Setting the machine's clock would need rights and would disturb everything
 //! on it. A preloaded library moves the wall clock of one program instead, and
@@ -13,15 +13,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::temp_dir::TempDir;
 use super::wire::Wire;
 
-/// A server need not look at the wall clock for each command: Valkey 9.1 does so
-/// once a millisecond and counts on from there by the processor's counter.
+/// A server need not read the wall clock for each command: Valkey 9.1 does so once a millisecond and continues from
+/// there by the processor's counter.
 const NOTICED: Duration = Duration::from_millis(5);
 
-/// The library to preload, which build.rs has compiled.
+/// The library to preload, compiled by build.rs.
 const LIBRARY: &str = concat!(env!("OUT_DIR"), "/clock_shim.so");
 
-/// A wall clock that can be moved; programs started with [`ClockShim::env`]
-/// go by it. One shim may drive several programs.
+/// A wall clock that can be moved, used by programs started with [`ClockShim::env`]. One shim may drive several
+/// programs.
 #[derive(Debug)]
 pub struct ClockShim {
     directory: TempDir,
@@ -39,22 +39,21 @@ impl ClockShim {
         shim
     }
 
-    /// What to set in the environment of a program that shall go by this clock.
+    /// The environment of a program that should use this clock.
     pub fn env(&self) -> Vec<(&'static str, OsString)> {
-        // A server would start without it, and go by the machine's clock.
-        assert!(Path::new(LIBRARY).exists(), "{LIBRARY} has gone: was target/ moved? To build it again: cargo clean");
+        // Without the library a server would start, and use the machine's clock.
+        assert!(Path::new(LIBRARY).exists(), "{LIBRARY} is missing: was target/ moved? To build it again: cargo clean");
         let offset = self.directory.path().join("offset");
         vec![("LD_PRELOAD", LIBRARY.into()), ("LEASEHOLD_CLOCK_FILE", offset.into())]
     }
 
-    /// Moves the clock ahead of where it is now, and returns 5 ms later, when
-    /// every server goes by it.
+    /// Moves the clock forward, and returns 5 ms later, when every server has noticed.
     pub fn forward(&self, by: Duration) {
         self.write(|offset| offset + micros(by));
     }
 
-    /// Moves the clock ahead, and again, until the key of a server that goes by it has lost its value. A renewal that
-    /// is executed just then finds the key by the time before, and extends it by the time after: it lives on.
+    /// Moves the clock forward, repeatedly, until a key of a server that uses it has expired. A renewal executed just
+    /// then reads the key at the earlier time, extends it at the later one, and so saves it.
     pub fn forward_past(&self, by: Duration, wire: &mut Wire, key: &str) {
         let value = wire.get(key);
         assert!(value.is_some(), "{key:?} has no value to lose");
@@ -67,15 +66,15 @@ impl ClockShim {
         panic!("{key:?} has outlived 20 steps of {by:?}");
     }
 
-    /// Moves the clock back from where it is now; returns as [`ClockShim::forward`].
+    /// Moves the clock back. Returns like [`ClockShim::forward`].
     pub fn back(&self, by: Duration) {
         self.write(|offset| offset - micros(by));
     }
 
-    /// Has the clock go faster by so many parts in a million from now on. Not undone by [`ClockShim::reset`].
+    /// Makes the clock faster by `parts_in_a_million` from now on. Not undone by [`ClockShim::reset`].
     pub fn gain(&self, parts_in_a_million: i64) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the machine's clock is past 1970");
-        // The moment first: without a rate nobody looks at it.
+        // The moment is written first, because it is not read without a rate.
         for (number, at) in [(micros(now), 16), (parts_in_a_million, 8)] {
             self.file.write_all_at(&number.to_ne_bytes(), at).expect("the clock's rate can be written");
         }

@@ -11,47 +11,48 @@ use super::{
     wait::eventually,
 };
 
-/// So long after its last sign of life a primary is taken for dead.
+/// A primary without a sign of life for this long counts as dead.
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// By then a cluster is ready, on a machine that has much else to do.
+/// By then a cluster is ready, even on a busy machine.
 const READY: Duration = Duration::from_secs(30);
 
 const SLOTS: usize = 16_384;
 
-/// Servers that are a cluster: first the primaries, each with an equal part of the slots, then their replicas in the
-/// same order.
+/// A cluster's servers: first the primaries, each with an equal part of the slots, then their replicas in the same
+/// order.
 #[derive(Debug)]
 pub struct Cluster {
     servers: Vec<Server>,
     primaries: usize,
-    /// Whether they speak TLS to each other.
+    /// Whether the servers use TLS among each other.
     has_tls: bool,
-    /// They all go by it; without one, by the machine's.
+    /// The clock of all servers; without one they use the machine's.
     clock: Option<ClockShim>,
 }
 
 impl Cluster {
-    /// So many primaries, and so many replicas of each.
+    /// A cluster of `primaries` primaries with `replicas` replicas each.
     #[track_caller]
     pub fn start(primaries: usize, replicas: usize) -> Self {
         Self::with(primaries, replicas, |server| server)
     }
 
-    /// The same, with more to each server.
+    /// Like [`Cluster::start`], with more settings for each server.
     #[track_caller]
     pub fn with(primaries: usize, replicas: usize, more: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
         Self::of(primaries, replicas, Some(ClockShim::new()), false, more)
     }
 
-    /// The same over TLS among each other, and with clients that want it.
+    /// Like [`Cluster::start`], with TLS among the servers, and for clients that want it.
     #[track_caller]
     pub fn start_with_tls(primaries: usize, replicas: usize, authority: &Authority) -> Self {
         let more = |server: ServerBuilder| server.tls_by(authority).arg("--tls-cluster", "yes");
         Self::of(primaries, replicas, Some(ClockShim::new()), true, more)
     }
 
-    /// The same by the machine's clock, as servers are in production: two seconds later, and with nothing beside them.
+    /// Like [`Cluster::start`], but with the machine's clock and no shim, as in production. It takes two seconds
+    /// longer.
     #[track_caller]
     pub fn start_unshimmed(primaries: usize, replicas: usize) -> Self {
         Self::of(primaries, replicas, None, false, |server| server)
@@ -65,7 +66,7 @@ impl Cluster {
         has_tls: bool,
         more: impl Fn(ServerBuilder) -> ServerBuilder,
     ) -> Self {
-        // A replica is not listed before its primary has written, or pinged it: after ten seconds unless that is set.
+        // A replica is not listed before its primary has written, or pinged it, which takes ten seconds by default.
         let prompt = || Server::builder().arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1");
         let by_the_clock = |server: ServerBuilder| clock.iter().fold(server, ServerBuilder::clock);
         let server = |_| more(by_the_clock(prompt().cluster(true))).start();
@@ -86,7 +87,8 @@ impl Cluster {
                 wire.must(&all);
             }
         }
-        // A new primary waits for two seconds before it says that it is up, and for a node timeout since it had no slots.
+        // A new primary waits for two seconds before it reports that it is up, and for a node timeout since it had no
+        // slots.
         if let Some(clock) = &self.clock {
             clock.forward(Duration::from_secs(3));
         }
@@ -106,7 +108,7 @@ impl Cluster {
         eventually(READY, "the cluster is ready", || (0..self.servers.len()).all(|at| self.is_ready(at)));
     }
 
-    /// Takes it apart, with all keys, and makes another of the same servers, without replicas.
+    /// Dissolves the cluster, with all keys, and makes another from the same servers, without replicas.
     #[track_caller]
     pub fn make_again(&self) {
         for server in &self.servers {
@@ -135,57 +137,57 @@ impl Cluster {
         has("cluster_state:ok") && has("cluster_slots_assigned:16384") && is_linked && is_listed
     }
 
-    /// The name of a server in its cluster.
+    /// A server's id in its cluster.
     pub fn id(&self, at: usize) -> String {
         self.servers[at].wire().cmd(&["CLUSTER", "MYID"]).text()
     }
 
-    /// All of them: primaries first.
+    /// All servers, primaries first.
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// Those that were made primaries.
+    /// The initial primaries.
     pub fn primaries(&self) -> &[Server] {
         &self.servers[..self.primaries]
     }
 
-    /// The first replica of this primary.
+    /// The first replica of a primary.
     pub fn replica_of(&self, primary: usize) -> &Server {
         &self.servers[self.primaries + primary]
     }
 
-    /// The clock of all of them.
+    /// The clock of all servers.
     pub fn clock(&self) -> &ClockShim {
         self.clock.as_ref().expect("it does not go by the machine's clock")
     }
 
-    /// Which primary had this key at first.
+    /// The initial primary of a key.
     pub fn home_of(&self, key: &str) -> usize {
         let slot = usize::from(self.slot_of(key));
         (0..self.primaries).find(|at| self.slots_of(*at).contains(&slot)).expect("every slot has a home")
     }
 
-    /// In which slot a key is.
+    /// The slot of a key.
     pub fn slot_of(&self, key: &str) -> u16 {
         let slot = self.servers[0].wire().cmd(&["CLUSTER", "KEYSLOT", key]).int();
         u16::try_from(slot).expect("a slot")
     }
 
-    /// Moves a slot with all that is in it, as an operator's tool does: key by key.
+    /// Moves a slot with its keys, as an operator's tool does: key by key.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_to_move(slot, from, to);
         self.finish_moving(slot, from, to);
     }
 
-    /// A slot is on its way: its keys go one by one.
+    /// Begins to move a slot, whose keys then move one by one.
     pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
         let (slot, [from_id, to_id]) = (slot.to_string(), [from, to].map(|at| self.id(at)));
         self.servers[to].wire().must(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
         self.servers[from].wire().must(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
     }
 
-    /// Some of the keys that a server has in a slot.
+    /// Some of a server's keys in a slot.
     pub fn keys_in(&self, slot: u16, at: usize) -> Vec<String> {
         match self.servers[at].wire().cmd(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100"]) {
             Value::Array(keys) => keys.iter().map(Value::text).collect(),
@@ -193,13 +195,13 @@ impl Cluster {
         }
     }
 
-    /// One key goes along with its slot.
+    /// Moves one key of a moving slot.
     pub fn move_key(&self, key: &str, from: usize, to: usize) {
         let port = self.servers[to].port().to_string();
         self.servers[from].wire().must(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
     }
 
-    /// All keys go that are there still, and the slot with them.
+    /// Moves all remaining keys, and then the slot.
     pub fn finish_moving(&self, slot: u16, from: usize, to: usize) {
         while let keys = self.keys_in(slot, from)
             && !keys.is_empty()
@@ -211,14 +213,14 @@ impl Cluster {
         self.have_moved(slot, from, to);
     }
 
-    /// All keys of the slot are there: it has arrived.
+    /// Completes a move once all keys have moved.
     fn have_moved(&self, slot: u16, from: usize, to: usize) {
         let to_id = self.id(to);
         let others = (0..self.primaries).filter(|at| ![to, from].contains(at));
         for at in [to, from].into_iter().chain(others) {
             self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to_id]);
         }
-        // Moved again before that, it might be lost between them.
+        // If moved again earlier, the slot could be lost between the servers.
         self.await_owner(slot, &to_id);
     }
 
@@ -227,14 +229,14 @@ impl Cluster {
         eventually(READY, "all agree who has the slot", agree);
     }
 
-    /// All slots that a primary had at first go to another one at once, without the keys: it is as new.
+    /// Assigns all initial slots of a primary to another one at once, without the keys, so that it is like new.
     pub fn give_all_slots(&self, from: usize, to: usize) {
         let slots: Vec<String> = self.slots_of(from).map(|slot| slot.to_string()).collect();
         let all =
             |command| ["CLUSTER", command].into_iter().chain(slots.iter().map(String::as_str)).collect::<Vec<_>>();
         self.servers[from].wire().must(&all("DELSLOTS"));
         let mut wire = self.servers[to].wire();
-        // Its word counts for more than the last one of the other.
+        // Its claim then has a higher epoch than the other's last one.
         wire.must(&["CLUSTER", "BUMPEPOCH"]);
         wire.must(&["MULTI"]);
         wire.must(&all("DELSLOTS"));
@@ -246,23 +248,23 @@ impl Cluster {
         self.await_owner(some, &self.id(to));
     }
 
-    /// An operator gives the move up: the slot stays where it was, and what has gone is forgotten.
+    /// Cancels a move, as an operator does: the slot stays where it was, and keys that have moved are lost.
     pub fn give_up_moving(&self, slot: u16, from: usize, to: usize) {
         for at in [from, to] {
             self.servers[at].wire().must(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
         }
     }
 
-    /// The slots that this primary had at first.
+    /// The initial slots of a primary.
     pub fn slots_of(&self, primary: usize) -> Range<usize> {
         SLOTS * primary / self.primaries..SLOTS * (primary + 1) / self.primaries
     }
 
-    /// So many names like this one that are in these slots.
+    /// `count` names based on `like` whose slots are in `slots`.
     pub fn names_in(&self, slots: &Range<usize>, like: &str, count: usize) -> Vec<String> {
         let mut wire = self.servers[0].wire();
         let mut slot_of = |name: &str| wire.cmd(&["CLUSTER", "KEYSLOT", name]).int();
-        // Names spread over all slots.
+        // The names are spread over all slots.
         let most = (count + 10) * SLOTS / slots.len() * 10;
         let names = (0..most).map(|number| format!("{like}-{number}"));
         let names: Vec<String> = names
@@ -273,38 +275,38 @@ impl Cluster {
         names
     }
 
-    /// None of these servers knows an owner of the slot any more. One may hear of it again by what its owner said before.
+    /// Makes these servers forget the owner of the slot. One may learn it again from an older message of the owner.
     pub fn delete_slot(&self, slot: u16, servers: &[Server]) {
         let mut looks = 0;
-        eventually(READY, "nobody has the slot", || {
+        eventually(READY, "the slot has no owner", || {
             looks += 1;
             let know_one: Vec<_> = servers.iter().filter(|server| owner(server, slot).is_some()).collect();
             for server in &know_one {
-                // An error, if it has forgotten by itself meanwhile.
+                // This is an error if the server has forgotten the owner by itself.
                 server.wire().cmd(&["CLUSTER", "DELSLOTS", &slot.to_string()]);
             }
             know_one.is_empty() && looks > 5
         });
     }
 
-    /// A name like this one that is at home on this primary.
+    /// A name based on `like` whose slot is on this primary.
     pub fn name_at(&self, primary: usize, like: &str) -> String {
         let names = (0..1_000).map(|number| format!("{like}-{number}"));
         names.into_iter().find(|name| self.home_of(name) == primary).expect("one of a thousand names")
     }
 
-    /// The url that names the primaries.
+    /// The url with all primaries.
     pub fn url(&self) -> String {
         self.url_of(self.primaries())
     }
 
-    /// The url that names these servers.
+    /// The url with these servers.
     pub fn url_of(&self, servers: &[Server]) -> String {
         let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
         format!("redis-cluster://{}", hosts.join(","))
     }
 
-    /// The url that names the primaries by their ports for TLS, on this host.
+    /// The url with the TLS ports of all primaries, on this host.
     pub fn tls_url(&self, host: &str) -> String {
         let hosts: Vec<String> =
             self.primaries().iter().map(|server| format!("{host}:{}", server.tls_port())).collect();
@@ -312,7 +314,7 @@ impl Cluster {
     }
 }
 
-/// The name of the server that has this slot, as this one sees it.
+/// The id of the slot's owner, according to this server.
 fn owner(server: &Server, slot: u16) -> Option<String> {
     let Value::Array(entries) = server.wire().cmd(&["CLUSTER", "SLOTS"]) else { return None };
     entries.iter().find_map(|entry| match entry {

@@ -1,4 +1,4 @@
-//! The events that the library tells its subscriber, as text.
+//! The library's events, as text.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -10,12 +10,12 @@ use tracing_subscriber::{Layer, Registry};
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// The log of this process: a subscriber is the whole process's.
+/// The log of this process, because a subscriber is process-wide.
 #[derive(Debug, Clone, Copy)]
 pub struct EventLog(());
 
 impl EventLog {
-    /// Begins to log, in the first call of this process.
+    /// Begins to log, at the first call in this process.
     pub fn start() -> Self {
         static STARTED: Once = Once::new();
         let log = Self(());
@@ -25,12 +25,12 @@ impl EventLog {
         log
     }
 
-    /// What was logged, such as `WARN lost lock="job" reason=Deleted` and `span acquire lock="job"`.
+    /// The lines logged, such as `WARN lost lock="job" reason=Deleted` and `span acquire lock="job"`.
     pub fn lines(self) -> Vec<String> {
         lines().clone()
     }
 
-    /// Forgets what was logged.
+    /// Discards all lines logged so far.
     pub fn clear(self) {
         lines().clear();
     }

@@ -1,12 +1,12 @@
 //! A control, to tell a late library from a late machine.
 //!
-//! A bound such as "within 50 ms" is about the library only while the machine runs threads when they are due. [`Lag`]
-//! does beside the test what a client does: it sleeps, sends a request, and awaits the reply. As there, several threads
-//! hand it on: the caller's, the client's, a proxy's, the server's, and back through all of them. It measures how late the
-//! reply is; a test then allows `50 ms + lag.worst()`.
+//! A bound such as "within 50 ms" tests the library only while the machine runs threads when they are due. Beside the
+//! test, [`Lag`] does what a client does: it sleeps, sends a request, and awaits the reply. As in a client, several
+//! threads pass it on: the caller's, the client's, a proxy's, the server's, and back through all of them. It measures
+//! how late the reply is; a test then allows `50 ms + lag.worst()`.
 //!
-//! Each of these threads stays on a core of its own. A host may take one core away for a tenth of a second, and only
-//! who is on it, say the server, is late.
+//! Each of these threads stays on its own core. A host may take one core away for a tenth of a second, and then only
+//! the threads on it are late.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,12 +18,12 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const NAP: Duration = Duration::from_millis(2);
 
-/// The fewest threads that hand a request on: the client's, the proxy's and the server's, each of them there and back.
+/// The fewest threads that pass a request on: the client's, the proxy's and the server's, in both directions.
 const FEWEST_HANDS: usize = 6;
-/// On a machine with more cores than this, some are not looked at.
+/// On a machine with more cores than this, some are not measured.
 const MOST_CORES: usize = 8;
 
-/// Measures, until dropped, how late a short sleep and a request after it end together.
+/// Measures, until dropped, how late a short sleep followed by a request ends.
 #[derive(Debug)]
 pub struct Lag {
     track: Arc<Mutex<Track>>,
@@ -38,7 +38,8 @@ struct Track {
 }
 
 impl Track {
-    /// The current round counts too: in the middle of a stall, the control is late and has not been able to say so.
+    /// The worst delay. It includes the current round, because in the middle of a stall the control has not yet
+    /// recorded it.
     fn worst(&self) -> Duration {
         let late = self.round_since.elapsed().saturating_sub(NAP);
         self.worst.max(late)
@@ -65,7 +66,7 @@ impl Lag {
             }
         };
         let mut threads = vec![spawn(control)];
-        // Each ends with the one before it.
+        // Each of them ends with the one before it.
         let hands = back.into_iter().zip(out);
         threads.extend(hands.zip(cores.into_iter().cycle()).map(|((from, to), core)| {
             spawn(move || {
@@ -81,7 +82,7 @@ impl Lag {
         lock(&self.track).worst()
     }
 
-    /// How late something may be that takes so many requests, one after the other: each of them may be late.
+    /// How late `requests` successive requests may be, because each of them may be late.
     pub fn of(&self, requests: u32) -> Duration {
         self.worst() * requests
     }
@@ -100,7 +101,7 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     Builder::new().name("lag".into()).spawn(run).expect("a thread for the control")
 }
 
-/// Those that this process may run on.
+/// The cores that this process may run on.
 fn cores() -> Vec<usize> {
     let allowed = sched_getaffinity(None).expect("Linux tells");
     (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).take(MOST_CORES).collect()

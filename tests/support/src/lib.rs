@@ -1,13 +1,13 @@
-//! Tools of the tests and of the soak: real servers, a raw client, a proxy that damages traffic, waiting with a limit.
+//! Tools of the tests and of the soak: real servers, a raw client, a proxy that injects faults, waiting with a limit.
 //!
-//! Only [`scripts`] knows the library under test. A failed test therefore says something about the library, and these
+//! Only [`scripts`] depends on the library under test. So a failed test says something about the library, and these
 //! tools can be trusted before it works.
 
-// A test's tool that cannot do its work has to stop the test and say why.
+// A test's tool that cannot work must stop the test and report why.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::indexing_slicing, clippy::missing_panics_doc)]
 // A test that drops a result has its reasons.
 #![allow(clippy::must_use_candidate)]
-// The library's doors for time, threads and tasks are not those of its tests.
+// The library's wrappers for time, threads and tasks are not meant for its tests.
 #![allow(clippy::disallowed_methods)]
 
 mod alone;

@@ -9,32 +9,32 @@ use super::proxy::Proxy;
 use super::server::{Server, ServerBuilder};
 use super::wait::eventually_async;
 
-/// How long [`Nodes::seasoned`] servers believe that they have been up.
+/// The uptime that [`Nodes::seasoned`] servers report.
 pub const AGE: Duration = Duration::from_secs(3 * 60 * 60);
 
-/// Servers that know nothing of each other.
+/// Independent servers.
 #[derive(Debug)]
 pub struct Nodes {
-    // Before the clocks that they go by.
+    // Dropped before the clocks that they use.
     servers: Vec<Server>,
     clocks: Vec<ClockShim>,
 }
 
 impl Nodes {
-    /// Servers that were started just now.
+    /// Servers that have just been started.
     #[track_caller]
     pub fn start(count: usize) -> Self {
         Self::with(count, |builder| builder)
     }
 
-    /// Servers that have been up for [`AGE`], as far as they know: uptime is wall clock, and theirs has been moved.
-    /// They all show the same time, and so does one that is restarted.
+    /// Servers that seem to have been up for [`AGE`]: uptime is wall clock, and theirs has been moved. They all show
+    /// the same time, even after a restart.
     #[track_caller]
     pub fn seasoned(count: usize) -> Self {
         Self::start(count).season()
     }
 
-    /// As [`Nodes::start`], with more to each server.
+    /// Like [`Nodes::start`], with more settings for each server.
     #[track_caller]
     pub fn with(count: usize, more: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
         let clocks: Vec<ClockShim> = (0..count).map(|_| ClockShim::new()).collect();
@@ -42,7 +42,7 @@ impl Nodes {
         Self { servers, clocks }
     }
 
-    /// The same servers, having been up for [`AGE`] longer.
+    /// The same servers with [`AGE`] more uptime.
     #[must_use]
     pub fn season(self) -> Self {
         for clock in &self.clocks {
@@ -51,22 +51,22 @@ impl Nodes {
         self
     }
 
-    /// What one server takes for the time.
+    /// The clock of one server.
     pub fn clock(&self, at: usize) -> &ClockShim {
         &self.clocks[at]
     }
 
-    /// Their urls, in order.
+    /// The servers' urls, in order.
     pub fn urls(&self) -> Vec<String> {
         self.servers.iter().map(Server::url).collect()
     }
 
-    /// A proxy in front of each, in order.
+    /// A proxy in front of each server, in order.
     pub fn proxies(&self) -> Vec<Proxy> {
         self.servers.iter().map(Proxy::to).collect()
     }
 
-    /// Has every server know these scripts, so that each run is one command.
+    /// Caches these scripts on every server, so that each run is one command.
     #[track_caller]
     pub fn know(&self, scripts: &[&str]) {
         for server in &self.servers {
@@ -77,13 +77,13 @@ impl Nodes {
         }
     }
 
-    /// Which of them have this key. All must be there to be asked.
+    /// The servers that have this key. All must be reachable.
     #[track_caller]
     pub fn with_key(&self, key: &str) -> Vec<usize> {
         (0..self.servers.len()).filter(|&at| self.servers[at].wire().exists(key)).collect()
     }
 
-    /// Waits until all of them have this key: a lease needs a majority of them, and other votes may be on their way.
+    /// Waits until all servers have this key: a lease needs only a majority, and other votes may be in flight.
     pub async fn all_have(&self, key: &str) {
         eventually_async(HANGS, "all have it", || self.with_key(key).len() == self.servers.len()).await;
     }

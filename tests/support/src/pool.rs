@@ -1,8 +1,7 @@
-//! Servers that the tests of one process use one after the other.
+//! Servers that are reused by the tests of one process, one test at a time.
 //!
-//! A test has its servers to itself while it runs, and finds them as they were when they were started: empty, with no
-//! script cached, and with no client but those that belong to the deployment. [`Loan::give_back`] fails a test that
-//! leaves anything else.
+//! A test has its servers to itself while it runs, and finds them as new: empty, without cached scripts, and without
+//! clients other than those of the deployment. [`Loan::give_back`] fails a test that leaves anything else.
 
 use std::{
     collections::BTreeSet,
@@ -16,9 +15,9 @@ use super::{
     temp_dir::end_with_this_process, wait::eventually, wire::Wire,
 };
 
-/// A deployment that can be used again.
+/// A deployment that can be reused.
 pub trait Deployment: Send + 'static {
-    /// All processes.
+    /// The servers of all its processes.
     fn processes(&self) -> Vec<&Server>;
 
     /// The servers that clients write to.
@@ -71,12 +70,12 @@ pub struct Pool<T> {
 }
 
 impl<T: Deployment> Pool<T> {
-    /// A pool that starts its deployments this way.
+    /// A pool whose deployments are started by `start`.
     pub const fn new(start: fn() -> T) -> Self {
         Self { start, idle: Mutex::new(Vec::new()) }
     }
 
-    /// A deployment that no other test uses: one that was given back, or a new one.
+    /// A deployment that no other test uses: a returned one, or a new one.
     #[track_caller]
     pub fn take(&'static self) -> Loan<T> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -84,7 +83,7 @@ impl<T: Deployment> Pool<T> {
     }
 }
 
-/// The use of a deployment by one test. The processes end with it unless it is given back.
+/// One test's use of a deployment. The processes end with it unless it is given back.
 pub struct Loan<T: Deployment> {
     pool: &'static Pool<T>,
     kept: Box<Kept<T>>,
@@ -95,7 +94,7 @@ impl<T: Deployment> Loan<T> {
     ///
     /// # Panics
     ///
-    /// If the test has left a connection, a key without a time to live, a user or a setting.
+    /// If the test has left a connection, a key without a TTL, a user or a setting.
     #[track_caller]
     pub fn give_back(self) {
         let Self { pool, kept } = self;
@@ -133,7 +132,7 @@ struct State {
 
 impl<T: Deployment> Kept<T> {
     fn new(deployment: T) -> Self {
-        // A pool lives as long as the process, which runs no destructor for it.
+        // A pool lives as long as the process, which does not run its destructor.
         deployment.processes().into_iter().for_each(|server| end_with_this_process(server.pid()));
         let new = deployment.primaries().into_iter().map(|server| State::of(&mut server.wire())).collect();
         Self { deployment, new }
@@ -161,13 +160,13 @@ impl State {
     }
 }
 
-/// How many clients are connected, replicas left out.
+/// The number of connected clients, without replicas.
 fn clients(wire: &mut Wire) -> usize {
     let clients = wire.info_field("clients", "connected_clients").expect("every server counts its clients");
     clients.parse().expect("a number")
 }
 
-/// Users and settings, where the server lists them.
+/// The server's users and settings, if it lists them.
 fn settings(wire: &mut Wire) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for (command, width) in [(&["ACL", "LIST"][..], 1), (&["CONFIG", "GET", "*"], 2)] {

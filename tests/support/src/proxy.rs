@@ -1,11 +1,9 @@
 //! A TCP proxy that a test puts between a client and a server to lose, hold,
 //! delay or cut the traffic at a chosen command.
 //!
-//! The faults that matter to a lock fall between "the server did it" and "the
-//! client knows", so the proxy reads RESP2, pairs each reply with its command
-//! (also when commands are pipelined) and acts on one of them. What it cannot
-//! read, such as TLS, it passes on as bytes, to which the rules do not apply but
-//! all other controls do.
+//! The faults that matter to a lock fall between "the server did it" and "the client knows". So the proxy reads RESP2,
+//! pairs each reply with its command (even when pipelined) and acts on one of them. Anything else, such as TLS, is
+//! passed on as bytes. Rules do not apply to those, but all other controls do.
 //!
 //! It runs on a thread of its own. A test that blocks its runtime, or pauses
 //! tokio's clock, does not stop its network.
@@ -22,7 +20,7 @@ use super::proxy_conn::{self, reset};
 use super::proxy_rule::{self, Action, Match, Rule, RuleHandle};
 use super::server::Server;
 
-/// How many commands are kept; the count goes on beyond it.
+/// How many commands are recorded; the count continues beyond it.
 const RECORD_LIMIT: usize = 100_000;
 /// How long [`Proxy::cut`] waits for the proxy's thread.
 const CUT_LIMIT: Duration = Duration::from_secs(5);
@@ -42,27 +40,26 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What becomes of the messages that a server sends unasked, on connections
-/// that have subscribed.
+/// The fate of messages that a server sends unasked, on connections that have subscribed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Messages {
-    /// They pass.
+    /// Messages pass.
     #[default]
     Pass,
-    /// They are lost; replies to commands pass.
+    /// Messages are lost; replies to commands pass.
     Lose,
-    /// Each comes twice.
+    /// Each message is delivered twice.
     Twice,
-    /// Each comes this much later, and so does what is behind it.
+    /// Each message is delayed by this much, and so is everything behind it.
     Late(Duration),
 }
 
 /// A command that a client sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Which connection it came by, numbered from 0 in the order of connecting.
+    /// The number of its connection, from 0 in the order of connecting.
     pub connection: u64,
-    /// When the proxy had read it.
+    /// When the proxy read it.
     pub at: Instant,
     /// Its name and arguments.
     pub args: Vec<Vec<u8>>,
@@ -74,8 +71,7 @@ impl Proxy {
         Self::to_port(server.port())
     }
 
-    /// A proxy in front of whatever listens on a port of this machine, which
-    /// need not be there yet.
+    /// A proxy in front of a port of this machine, whose server need not be up yet.
     pub fn to_port(upstream: u16) -> Self {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port for the proxy");
         listener.set_nonblocking(true).expect("the proxy's listener does not block");
@@ -104,7 +100,7 @@ impl Proxy {
         Self { shared, port, end: Some(end), thread: Some(thread) }
     }
 
-    /// `redis://127.0.0.1:port` of the proxy.
+    /// The proxy's url, `redis://127.0.0.1:port`.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -114,60 +110,54 @@ impl Proxy {
         self.port
     }
 
-    /// Has the connections that are made from now on go to another port of this machine: the address is somebody
-    /// else's.
+    /// Connects later connections to another port of this machine, as if the address now belonged to another server.
     pub fn turn_to(&self, upstream: u16) {
         self.turn_among(&[upstream]);
     }
 
-    /// The same, to each of several ports in turn, as a balancer does.
+    /// Connects later connections to each of several ports in turn, as a balancer does.
     pub fn turn_among(&self, upstreams: &[u16]) {
         let upstreams = upstreams.iter().map(|&port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
         self.shared.change(|state| state.turned_to = upstreams);
     }
 
-    /// Delivers every byte, in each direction, this much later than it came.
+    /// Delays every byte, in each direction.
     pub fn delay(&self, each_way: Duration) {
         self.shared.change(|state| state.delay = each_way);
     }
 
-    /// Loses everything without a word: no byte, no end and no reset passes in
-    /// either direction.
+    /// Loses everything silently: no byte, end or reset passes in either direction.
     ///
-    /// This is a peer that vanished, so it does not heal. Connections open at
-    /// any time during it stay silent for ever, also after it is turned off;
-    /// only connections made afterwards work. A connection made during it
-    /// succeeds (a proxy cannot keep the kernel from accepting) and is silent.
-    /// Commands that arrive are recorded, but no rule applies to them.
+    /// This is a peer that vanished, so it does not heal. Connections that are open during it stay silent for ever;
+    /// only those made afterwards work. A connection made during it succeeds (a proxy cannot keep the kernel from
+    /// accepting) and is silent. Commands that arrive are recorded, but no rule applies to them.
     pub fn black_hole(&self, on: bool) {
         self.shared.change(|state| state.black_hole = on);
     }
 
-    /// Puts each of two texts for the other in all that the server says from now on. They are equally long.
+    /// Swaps two texts of equal length in everything that the server sends from now on.
     pub fn swap(&self, one: impl Into<Vec<u8>>, other: impl Into<Vec<u8>>) {
         let (one, other) = (one.into(), other.into());
         assert!(one.len() == other.len() && one != other, "so that lengths stay true");
         self.shared.change(|state| state.swaps.push((one, other)));
     }
 
-    /// Decides about the messages that arrive from the server from now on.
+    /// Sets what happens to messages that arrive from the server from now on.
     pub fn messages(&self, fate: Messages) {
         self.shared.change(|state| state.messages = fate);
     }
 
-    /// How many messages the server has sent, whatever became of them.
+    /// How many messages the server has sent, whether or not they were delivered.
     pub fn messages_seen(&self) -> usize {
         self.shared.lock().messages_seen
     }
 
-    /// Keeps everything back, ends and resets included, and delivers it in order
-    /// when turned off.
+    /// Holds everything back, ends and resets included, and delivers it in order when turned off.
     pub fn freeze(&self, on: bool) {
         self.shared.change(|state| state.frozen = on);
     }
 
-    /// Resets new connections as soon as they are accepted; the ones there are
-    /// stay.
+    /// Resets new connections as soon as they are accepted; existing ones stay.
     pub fn refuse(&self, on: bool) {
         self.shared.change(|state| state.refuse = on);
     }
@@ -188,9 +178,8 @@ impl Proxy {
         }
     }
 
-    /// Interferes with the `nth` command (from 1) that matches from now on, on
-    /// whichever connection, and with no other. Where several rules take the
-    /// same command, the oldest one acts.
+    /// Interferes with the `nth` command (from 1) that matches from now on, on any connection, and with no other. If
+    /// several rules match a command, the oldest one acts.
     pub fn on(&self, wanted: Match, nth: usize, action: Action) -> RuleHandle {
         assert!(nth > 0, "matches are counted from 1");
         self.add(wanted, Some(nth), action)
@@ -201,13 +190,12 @@ impl Proxy {
         self.add(wanted, None, action)
     }
 
-    /// How many commands clients have sent since the start or
-    /// [`Proxy::forget`]. A client library sends some of its own accord.
+    /// The number of commands from clients since the start or [`Proxy::forget`]. A client library sends some by itself.
     pub fn commands(&self) -> usize {
         self.shared.lock().commands
     }
 
-    /// How many of the commands on record match.
+    /// The number of recorded commands that match.
     #[allow(clippy::needless_pass_by_value)] // reads better at the call
     pub fn count(&self, wanted: Match) -> usize {
         let state = self.shared.lock();
@@ -215,7 +203,7 @@ impl Proxy {
         matching.count()
     }
 
-    /// The commands on record, oldest first: the first 100 000 of them.
+    /// The recorded commands, oldest first: at most 100 000 of them.
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.lock().record.clone()
     }
@@ -227,7 +215,7 @@ impl Proxy {
         state.commands = 0;
     }
 
-    /// How many clients are connected.
+    /// The number of connected clients.
     pub fn connections(&self) -> usize {
         self.shared.lock().live.len()
     }
@@ -256,13 +244,13 @@ impl Drop for Proxy {
     }
 }
 
-/// What the test's threads and the proxy's share.
+/// The state shared by the test's threads and the proxy's.
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
     /// A counter rather than a notification, which a busy connection could miss.
     changes: watch::Sender<u64>,
-    /// Signalled as connections go, for [`Proxy::cut`].
+    /// Signalled when connections end, for [`Proxy::cut`].
     settled: Condvar,
 }
 
@@ -299,7 +287,7 @@ struct Live {
 }
 
 impl State {
-    /// Puts a command on record.
+    /// Records a command.
     pub(crate) fn note(&mut self, connection: u64, args: &[Vec<u8>]) {
         self.commands += 1;
         proxy_rule::note(args);
@@ -308,7 +296,7 @@ impl State {
         }
     }
 
-    /// The rule that takes the command. All get to count it.
+    /// The rule that acts on the command. All rules count it.
     pub(crate) fn rule_for(&self, args: &[Vec<u8>]) -> Option<Arc<Rule>> {
         let mut taking = None;
         for rule in &self.rules {
@@ -325,12 +313,12 @@ impl Shared {
         Self { state: Mutex::default(), changes: watch::Sender::new(0), settled: Condvar::new() }
     }
 
-    /// The state; never held over an await.
+    /// The state, which must not be held over an await.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be told of changed controls and released rules.
+    /// A receiver that is notified of changed controls and released rules.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -345,7 +333,7 @@ impl Shared {
     }
 }
 
-/// Takes a connection off the list of the living, however its task ends.
+/// Unregisters a connection, however its task ends.
 struct Registration {
     shared: Arc<Shared>,
     connection: u64,
@@ -384,8 +372,8 @@ async fn accept(shared: &Arc<Shared>, listener: std::net::TcpListener, upstream:
     }
 }
 
-/// Answers a wish to cut: resets the clients that the kernel has accepted and
-/// the proxy has not yet, then declares all older connections cut.
+/// Carries out a requested cut: resets the clients that the kernel has accepted and the proxy has not yet, then marks
+/// all older connections as cut.
 fn cut_if_wanted(shared: &Shared, backlog: &std::net::TcpListener) {
     let wanted = {
         let state = shared.lock();

@@ -1,7 +1,7 @@
-//! One connection through the proxy: two queues, and what each reply is for.
+//! One connection through the proxy: two queues, and the purpose of each reply.
 //!
-//! A single task owns all of it. It writes only while it holds the proxy's
-//! state, so that a control that has returned holds for every later byte.
+//! A single task owns all of it. It writes only while it holds the proxy's state, so that a control applies to every
+//! byte after its return.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Result};
@@ -77,8 +77,8 @@ pub(crate) async fn run(shared: &Arc<Shared>, client: TcpStream, connection: u64
     }
 }
 
-/// What is left of a connection once it has been in a black hole: it takes what
-/// the client sends, and holds both sockets so that neither side hears of it.
+/// Serves a connection caught in a black hole: reads what the client sends, and keeps both sockets open so that neither
+/// side is notified.
 async fn silence(
     mut traffic: Traffic,
     changes: &mut watch::Receiver<u64>,
@@ -106,7 +106,7 @@ async fn silence(
     }
 }
 
-/// Puts each of two texts of one length for the other.
+/// Swaps two texts of equal length.
 fn swap(text: &mut [u8], one: &[u8], other: &[u8]) {
     let mut at = 0;
     while let Some(part) = text.get_mut(at..at + one.len()) {
@@ -118,7 +118,7 @@ fn swap(text: &mut [u8], one: &[u8], other: &[u8]) {
     }
 }
 
-/// What a socket had to read, and whether and how its stream ended behind it.
+/// The bytes read from a socket, and whether and how its stream ended.
 struct Read {
     bytes: Vec<u8>,
     end: Option<What>,
@@ -127,7 +127,7 @@ struct Read {
 fn read_all(socket: &TcpStream) -> Read {
     let mut bytes = Vec::new();
     let mut chunk = [0; 16 * 1024];
-    // Bounded, so that a flood one way does not keep the other way waiting.
+    // Bounded, so that a flood in one direction does not delay the other.
     while bytes.len() < 1024 * 1024 {
         match socket.try_read(&mut chunk) {
             Ok(0) => {
@@ -145,7 +145,7 @@ fn read_all(socket: &TcpStream) -> Read {
     Read { bytes, end: None }
 }
 
-/// What to do after all that could be delivered has been.
+/// The next step after all deliverable bytes are delivered.
 enum Next {
     Wait(Wait),
     /// Both directions have ended.
@@ -163,19 +163,19 @@ struct Wait {
     server_full: bool,
 }
 
-/// What is on its way through one connection.
+/// The traffic in flight on one connection.
 struct Traffic {
     shared: Arc<Shared>,
     connection: u64,
     up: Route,
     down: Route,
-    /// What becomes of the replies still to come, in the order of their commands.
+    /// The fates of the replies still due, in the order of their commands.
     pending: VecDeque<Pending>,
     /// A reply has been lost, so none may follow.
     muted: bool,
-    /// In a black hole: only the record goes on.
+    /// In a black hole: commands are only recorded.
     silent: bool,
-    /// Messages may come that answer no command.
+    /// Messages may arrive that do not answer a command.
     subscribed: bool,
 }
 
@@ -207,7 +207,7 @@ impl Traffic {
         }
     }
 
-    /// Delivers what may be delivered now.
+    /// Delivers everything that may be delivered now.
     fn pump(&mut self, client: &TcpStream, server: &TcpStream, epoch: u64) -> Next {
         let state = self.shared.lock();
         if state.cut_done > epoch {
@@ -233,8 +233,7 @@ impl Traffic {
                 Flushed::Gone => *gone = true,
             }
         }
-        // A side that takes no more bytes is also read to its end, which then
-        // travels the other way in its turn.
+        // A side that accepts no more bytes is still read to its end, which is then passed on in the other direction.
         let up = gone[0] || self.up.over();
         let down = gone[1] || self.down.over();
         if up && down {
@@ -253,7 +252,7 @@ impl Traffic {
                         self.command(frame, &args);
                         continue;
                     }
-                    // A frame, but no command: this is not a client of Redis.
+                    // A frame, but not a command: this is not a Redis client.
                     self.up.push(What::bytes(frame), None);
                     self.go_raw();
                 }
@@ -266,7 +265,7 @@ impl Traffic {
         }
         if read.end.is_some() {
             self.up.ended = true;
-            // Never a reset: the server shall still execute all that came before.
+            // Never a reset, because the server must still execute everything before it.
             self.up.push(What::End, None);
         }
     }
@@ -299,8 +298,7 @@ impl Traffic {
         }
     }
 
-    /// Gives up on reading either direction: replies cannot be told apart
-    /// without the commands.
+    /// Stops parsing in either direction: replies cannot be told apart without the commands.
     fn go_raw(&mut self) {
         self.up.raw = true;
         self.down.raw = true;
@@ -353,13 +351,13 @@ impl Traffic {
         }
         self.up.push(What::bytes(frame), hold);
         if args.first().is_some_and(|name| name.eq_ignore_ascii_case(b"PSYNC")) {
-            // A replica: the server sends it files and commands, and no replies.
+            // A replica: the server sends it files and commands, but no replies.
             self.go_raw();
         }
     }
 
-    /// How many replies a command gets. It is one, but for the empty command
-    /// and for subscriptions, which are confirmed by the channel.
+    /// The number of replies to a command: one, except for the empty command and for subscriptions, which are confirmed
+    /// per channel.
     fn replies_to(&mut self, args: &[Vec<u8>]) -> usize {
         let Some(name) = args.first() else { return 0 };
         let name = name.to_ascii_uppercase();
@@ -428,9 +426,9 @@ fn is_message(frame: &[u8]) -> bool {
 /// One direction.
 #[derive(Default)]
 struct Route {
-    /// Not yet a whole frame.
+    /// A frame that is not complete yet.
     unread: Vec<u8>,
-    /// These bytes are no RESP2, and are passed on as they come.
+    /// The bytes are not RESP2, and are passed on as they arrive.
     raw: bool,
     /// Nothing more will be read.
     ended: bool,
@@ -462,12 +460,12 @@ impl What {
 }
 
 enum Flushed {
-    /// Only new bytes or a changed control can bring more.
+    /// Only new bytes or a changed control can make more deliverable.
     Nothing,
     Until(Instant),
     Full,
     Cut(Option<Arc<Rule>>),
-    /// The receiver is no more.
+    /// The receiver has closed the connection.
     Gone,
 }
 
@@ -526,7 +524,7 @@ impl Route {
     }
 }
 
-/// Writes on from `written`; false when the socket takes no more for now.
+/// Writes from `written` on; false if the socket accepts no more for now.
 fn write_some(to: &TcpStream, bytes: &[u8], written: &mut usize) -> Result<bool> {
     while *written < bytes.len() {
         match to.try_write(&bytes[*written..]) {

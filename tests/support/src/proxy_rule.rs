@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::scripts::{ACQUIRE, VOTES};
 use super::sha1::sha1_hex;
 
-/// The hashes of votes of runs, from the texts that proxies of this process have seen.
+/// The hashes of runs' votes, computed from the texts seen by proxies of this process.
 static VOTES_OF_RUNS: Mutex<BTreeSet<Vec<u8>>> = Mutex::new(BTreeSet::new());
 
 /// A description of commands, by name and arguments.
@@ -30,7 +30,7 @@ fn is_script(source: &str) -> impl Fn(&[Vec<u8>]) -> bool + Send + Sync + use<> 
     }
 }
 
-/// A command has arrived. A text goes out before its hash does, so that a hash is known by then.
+/// Notes a command that has arrived. A text is sent before its hash, so that the hash is known by then.
 pub(crate) fn note(args: &[Vec<u8>]) {
     if let Some(text) = args.get(1).filter(|text| is_named(args, "EVAL") && is_vote(text)) {
         let hash = sha1_hex(&String::from_utf8_lossy(text)).into_bytes();
@@ -55,15 +55,14 @@ impl Match {
         Self::with(|_| true)
     }
 
-    /// Commands of this name, in any case.
+    /// Commands with this name, in any case.
     pub fn command(name: &str) -> Self {
         let name = name.to_owned();
         Self::with(move |args| is_named(args, &name))
     }
 
-    /// Any way to run the Lua script `source`: `EVALSHA` with its digest, or
-    /// `EVAL` with its text. (`SCRIPT LOAD` does not run it and is not meant.) A vote has a text for each run of a
-    /// server, and counts as [`ACQUIRE`].
+    /// Any way to run the Lua script `source`: `EVALSHA` with its digest, or `EVAL` with its text. (`SCRIPT LOAD` does
+    /// not run it and does not match.) A vote has a text for each run of a server, and counts as [`ACQUIRE`].
     pub fn script(source: &str) -> Self {
         let (is_it, is_acquire) = (is_script(source), source == ACQUIRE);
         Self::with(move |args| is_it(args) || (is_acquire && is_vote_of_a_run(args)))
@@ -77,31 +76,31 @@ impl Match {
         })
     }
 
-    /// One of so many commands, at random, but for one seed the same ones in every run.
+    /// One of `many` commands, at random, but the same ones in every run with the same seed.
     pub fn one_in(many: u64, seed: u64) -> Self {
         let state = AtomicU64::new(seed);
         // Knuth's generator; its upper bits are the random ones.
         let next = |state: u64| state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         Self::with(move |_| {
             let before = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| Some(next(state)));
-            // A small seed is no draw itself.
+            // A small seed is not random itself.
             (next(before.expect("there is always a next one")) >> 33) % many == 0
         })
     }
 
-    /// Commands that `wanted` says yes to. It runs inside the proxy, so it has
-    /// to be quick and must not call the proxy.
+    /// Commands for which `wanted` returns true. It runs inside the proxy, so it must be quick and must not call the
+    /// proxy.
     pub fn with(wanted: impl Fn(&[Vec<u8>]) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(wanted))
     }
 
-    /// Commands that both describe.
+    /// Commands that match both descriptions.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self::with(move |args| self.matches(args) && other.matches(args))
     }
 
-    /// Whether this describes the command.
+    /// Whether the command matches.
     pub fn matches(&self, args: &[Vec<u8>]) -> bool {
         (self.0)(args)
     }
@@ -117,20 +116,17 @@ fn is_named(args: &[Vec<u8>], name: &str) -> bool {
     args.first().is_some_and(|first| first.eq_ignore_ascii_case(name.as_bytes()))
 }
 
-/// What a proxy does to a matched command.
+/// The fault that a proxy injects at a matched command.
 ///
-/// RESP tells replies apart by their order alone. Where one reply is lost and
-/// the connection stays, the next one would be taken for it, which no network
-/// does; so [`Action::SwallowReply`] and [`Action::DropRequest`] also swallow
-/// the replies to everything sent later on that connection. Those later
-/// commands are still forwarded, and executed.
+/// RESP tells replies apart only by their order. If one reply is lost and the connection stays, the next would be taken
+/// for it, which no network does. So [`Action::SwallowReply`] and [`Action::DropRequest`] also swallow the replies to
+/// everything sent later on that connection. Those later commands are still forwarded, and executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The server executes the command; the reply is lost, the connection stays.
     /// Hit when the reply has arrived from the server.
     SwallowReply,
-    /// The command never reaches the server and the client is reset. Hit as it
-    /// happens.
+    /// The command never reaches the server and the client is reset. Hit at once.
     CutBefore,
     /// The server executes the command, and the client is reset in place of
     /// getting the reply. Hit when the reply has arrived from the server.
@@ -138,14 +134,13 @@ pub enum Action {
     /// The command never reaches the server; the connection stays. Hit when the
     /// command has arrived from the client.
     DropRequest,
-    /// The command never reaches the server, and later ones are answered: what a
-    /// server does that leaves out an answer. Hit as it happens.
+    /// The command never reaches the server, and later ones are answered, as by a server that omits an answer. Hit at
+    /// once.
     Skip,
-    /// The server gets a command in its place that it does not know, and says
-    /// so. Hit as it happens.
+    /// The server gets an unknown command in its place, and reports that. Hit at once.
     Mangle,
-    /// The command, and all behind it on that connection, wait for
-    /// [`RuleHandle::release`]. Hit when it would have been forwarded.
+    /// The command, and all behind it on that connection, wait for [`RuleHandle::release`]. Hit when it would have been
+    /// forwarded.
     Hold,
     /// The server executes the command; the reply, and all behind it on that
     /// connection, wait for [`RuleHandle::release`]. Hit when it would have been
@@ -153,7 +148,7 @@ pub enum Action {
     HoldReply,
 }
 
-/// One rule of a proxy: tells when it took effect, and ends what it holds.
+/// One rule of a proxy: reports when it took effect, and releases what it holds.
 ///
 /// Dropping the handle leaves the rule in force.
 #[derive(Clone, Debug)]
@@ -198,13 +193,13 @@ impl RuleHandle {
         true
     }
 
-    /// Lets pass what the rule holds, and what it would hold from now on.
+    /// Releases the traffic that the rule holds, and lets later matches pass.
     pub fn release(&self) {
         self.0.released.store(true, Ordering::SeqCst);
         (self.0.wake)();
     }
 
-    /// Ends the rule for commands not yet seen; what it holds stays held.
+    /// Ends the rule for later commands; held traffic stays held.
     pub fn disarm(&self) {
         self.0.disarmed.store(true, Ordering::SeqCst);
     }
@@ -213,9 +208,9 @@ impl RuleHandle {
 /// The state of a rule, shared by its handle and the connections.
 pub(crate) struct Rule {
     wanted: Match,
-    /// Which match takes effect, counted from 1; `None` for each.
+    /// Which match takes effect, counted from 1; `None` for every match.
     nth: Option<usize>,
-    /// What to do then.
+    /// The action for that match.
     pub action: Action,
     seen: Mutex<usize>,
     hits: Mutex<usize>,
@@ -227,7 +222,7 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// A rule that nothing has matched yet; `wake` makes held traffic move.
+    /// A rule without matches yet; `wake` resumes held traffic.
     pub(crate) fn new(
         wanted: Match,
         nth: Option<usize>,
@@ -248,7 +243,7 @@ impl Rule {
         }
     }
 
-    /// Counts the command if it matches, and tells whether the rule takes it.
+    /// Counts the command if it matches, and returns whether the rule acts on it.
     pub(crate) fn takes(&self, args: &[Vec<u8>]) -> bool {
         if self.disarmed.load(Ordering::SeqCst) || !self.wanted.matches(args) {
             return false;
@@ -265,7 +260,7 @@ impl Rule {
         self.fired_async.notify_waiters();
     }
 
-    /// Whether held traffic may go on.
+    /// Whether held traffic may continue.
     pub(crate) fn is_released(&self) -> bool {
         self.released.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! A primary with replicas that nobody watches.
+//! A primary with replicas, without Sentinels.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use super::{
     wait::eventually,
 };
 
-/// By then each replica has all, on a machine that has much else to do.
+/// By then each replica has all data, even on a busy machine.
 const LINKED: Duration = Duration::from_secs(30);
 
-/// How many replicas a primary counts: none before it has said for the first time how much it has.
+/// The number of replicas that a primary counts, each only once it has first acknowledged its offset.
 pub(crate) fn online(primary: &Server) -> usize {
     let mut wire = primary.wire();
     let all = (0..9).map_while(|at| wire.info_field("replication", &format!("slave{at}")));
     all.filter(|one| one.contains("state=online")).count()
 }
 
-/// Waits until so many replicas acknowledge what this primary writes: after it has all, a replica may take a second to
-/// say so for the first time.
+/// Waits until `count` replicas acknowledge this primary's writes: a replica with all data may take a second until its
+/// first acknowledgement.
 #[track_caller]
 pub fn await_replicas(primary: &Server, replicas: usize) {
     let mut wire = primary.wire();
@@ -29,7 +29,7 @@ pub fn await_replicas(primary: &Server, replicas: usize) {
     assert_eq!(usize::try_from(counted), Ok(replicas), "replicas acknowledge");
 }
 
-/// Real servers: a primary, and replicas that have all that it has.
+/// Real servers: a primary, and replicas with all of its data.
 #[derive(Debug)]
 pub struct Replicated {
     primary: Server,
@@ -37,10 +37,10 @@ pub struct Replicated {
 }
 
 impl Replicated {
-    /// With so many replicas.
+    /// A primary with `replicas` replicas.
     #[track_caller]
     pub fn start(replicas: usize) -> Self {
-        // Or a primary would wait five seconds for other replicas.
+        // Otherwise a primary would wait five seconds for other replicas.
         let server = || -> ServerBuilder { Server::builder().arg("--repl-diskless-sync-delay", "0") };
         let primary = server().start();
         let replicas: Vec<Server> = (0..replicas).map(|_| server().start()).collect();
@@ -54,12 +54,12 @@ impl Replicated {
         &self.primary
     }
 
-    /// The others.
+    /// The replicas.
     pub fn replicas(&self) -> &[Server] {
         &self.replicas
     }
 
-    /// Has each replica follow the first primary, and waits until that counts them all.
+    /// Makes each replica follow the first primary, and waits until that counts them all.
     #[track_caller]
     pub fn follow(&self) {
         let port = self.primary.port().to_string();

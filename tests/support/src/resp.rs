@@ -1,7 +1,7 @@
-//! RESP2 frames: where one ends, and what it says.
+//! RESP2 frames: their bounds, and their contents.
 //!
-//! The raw client decodes frames and the proxy only needs their bounds, so both
-//! live here and cannot disagree about where a reply stops.
+//! The raw client decodes frames and the proxy only needs their bounds, so both share this code and cannot disagree
+//! about where a reply ends.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub enum Value {
     Nil,
     /// `:n`
     Int(i64),
-    /// `$n`, as bytes because a value need not be text.
+    /// `$n`, as bytes because a value may not be text.
     Bulk(Vec<u8>),
     /// `+text`
     Simple(String),
@@ -23,7 +23,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Whether the server answered "there is none".
+    /// Whether the server answered with a null.
     pub fn is_nil(&self) -> bool {
         matches!(self, Self::Nil)
     }
@@ -51,7 +51,7 @@ impl Value {
         }
     }
 
-    /// The reply as a number, also when the server wrote it as a string.
+    /// The reply as a number, even if the server wrote it as a string.
     #[track_caller]
     pub fn int(&self) -> i64 {
         match self {
@@ -73,7 +73,7 @@ impl Value {
     }
 }
 
-/// The bytes are not RESP2, and no more of them will help.
+/// The error for bytes that are not RESP2; more of them would not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
@@ -85,8 +85,7 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// The length of the frame `buffer` starts with, or `None` when its end has
-/// not arrived.
+/// The length of the frame at the start of `buffer`, or `None` if its end has not arrived.
 pub(crate) fn frame_len(buffer: &[u8]) -> Result<Option<usize>, Malformed> {
     // Counts frames still owed instead of recursing, so that nesting costs no stack.
     let mut at = 0;
@@ -116,7 +115,7 @@ pub(crate) fn frame_len(buffer: &[u8]) -> Result<Option<usize>, Malformed> {
     Ok(Some(at))
 }
 
-/// Decodes the frame `buffer` starts with and tells how long it was.
+/// Decodes the frame at the start of `buffer` and returns its length too.
 pub(crate) fn decode(buffer: &[u8]) -> Result<Option<(Value, usize)>, Malformed> {
     let Some(end) = frame_len(buffer)? else {
         return Ok(None);
@@ -141,7 +140,7 @@ pub(crate) fn arguments(frame: &[u8]) -> Option<Vec<Vec<u8>>> {
         .collect()
 }
 
-/// Writes a command the way every client does.
+/// Encodes a command as every client does.
 pub(crate) fn encode(args: &[impl AsRef<[u8]>]) -> Vec<u8> {
     let mut frame = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args {
@@ -157,11 +156,11 @@ pub(crate) fn encode(args: &[impl AsRef<[u8]>]) -> Vec<u8> {
 struct Head<'a> {
     kind: u8,
     line: &'a [u8],
-    /// Where the bytes behind the line begin.
+    /// Where the bytes after the line begin.
     next: usize,
 }
 
-/// The line that begins at `at`, once all of it is there.
+/// The line that begins at `at`, once it is complete.
 fn head(buffer: &[u8], at: usize) -> Result<Option<Head<'_>>, Malformed> {
     let Some((&kind, rest)) = buffer.get(at..).and_then(<[u8]>::split_first) else {
         return Ok(None);
@@ -173,7 +172,7 @@ fn head(buffer: &[u8], at: usize) -> Result<Option<Head<'_>>, Malformed> {
     Ok(end.map(|end| Head { kind, line: &rest[..end], next: at + 1 + end + 2 }))
 }
 
-/// A length header, where -1 stands for a null.
+/// A length header; -1 is a null.
 fn length(line: &[u8]) -> Result<Option<usize>, Malformed> {
     match number(line)? {
         -1 => Ok(None),
@@ -185,7 +184,7 @@ fn number(line: &[u8]) -> Result<i64, Malformed> {
     std::str::from_utf8(line).ok().and_then(|text| text.parse().ok()).ok_or(Malformed)
 }
 
-/// Decodes at `at` in a buffer already known to hold the whole frame.
+/// Decodes at `at` in a buffer known to hold the whole frame.
 fn value(buffer: &[u8], at: &mut usize) -> Result<Value, Malformed> {
     let Head { kind, line, next } = head(buffer, *at)?.ok_or(Malformed)?;
     *at = next;

@@ -1,4 +1,4 @@
-//! Where futures run: runtimes, tasks that note the time, and no runtime at all.
+//! Where futures run: on runtimes, in tasks that record the time, and without a runtime.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::bounds::HANGS;
 
-/// A runtime with two threads of its own, beside the one that calls `block_on`.
+/// A runtime with two threads of its own, besides the one that calls `block_on`.
 pub fn two_workers() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
@@ -22,12 +22,12 @@ pub fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// The output of a task, and when it was there.
+/// A task with a future's output and when it was ready.
 pub fn timed<F: Future<Output: Send> + Send + 'static>(future: F) -> JoinHandle<(F::Output, Instant)> {
     tokio::spawn(async move { (future.await, Instant::now()) })
 }
 
-/// Runs a future on this thread and on no runtime; panics with `what` if it hangs.
+/// Runs a future on this thread without a runtime; panics with `what` if it hangs.
 #[track_caller]
 pub fn on_no_runtime<F: Future>(what: &str, future: F) -> F::Output {
     struct Unpark(Thread);
@@ -51,9 +51,9 @@ pub fn on_no_runtime<F: Future>(what: &str, future: F) -> F::Output {
 /// When a future is dropped after its last poll.
 #[derive(Debug, Clone, Copy)]
 pub enum Dropped {
-    /// Right after it.
+    /// Right after its last poll.
     AtOnce,
-    /// When it would be polled again: what it waits for has happened, and it does not know yet.
+    /// When it would be polled again: its event has happened, but it does not know yet.
     WhenWoken,
 }
 

@@ -1,4 +1,4 @@
-//! The texts that the library sends, put together as it puts them together.
+//! The scripts' texts, assembled as the library assembles them.
 
 #![allow(missing_docs, reason = "each is named after its script")]
 
@@ -9,7 +9,7 @@ macro_rules! script {
 }
 
 pub const ACQUIRE: &str = script!("acquire" "value" "issue" "may_vote" "acquire_any");
-/// How every vote ends. Before it a vote of a run has the run's id, so that each run has a text and a hash of its own.
+/// The end of every vote. A run's vote begins with the run's id, so that each run has a text and a hash of its own.
 pub(crate) const VOTES: &str = script!("acquire_any");
 pub const COMBINED: &str = script!("value" "issue" "may_vote" "combined");
 pub const COMBINED_SLOTS: &str = script!("value" "issue" "combined_slots");

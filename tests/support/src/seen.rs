@@ -1,7 +1,7 @@
-//! What a test has measured, for the table that `scripts/faults` writes.
+//! A test's measurements, for the table that `scripts/faults` writes.
 //!
-//! Each figure is a line of JSON, appended to the file that the environment names; without one nothing is written. A
-//! figure judges nothing: that is what the test's assertions do.
+//! Each figure is a line of JSON, appended to the file named by the environment; if unset, nothing is written. A figure
+//! decides nothing: the test's assertions do that.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -11,28 +11,28 @@ use super::lag::Lag;
 
 const FILE: &str = "LEASEHOLD_FAULTS_SEEN";
 
-/// Whether somebody collects figures, and so has time.
+/// Whether figures are collected, so that the test may take more time.
 pub fn is_wanted() -> bool {
     std::env::var_os(FILE).is_some()
 }
 
-/// A time, and what it may be on a machine that is never late. The longest is the worst.
+/// Records a time, and its bound on a machine that is never late. The longest is the worst.
 pub fn took(what: &str, took: Duration, bound: Duration, lag: &Lag) {
     let [took, bound, late] = [took, bound, lag.worst()].map(|time| time.as_secs_f64() * 1e3);
     tell(&serde_json::json!({ "what": what, "ms": took, "bound": bound, "late": late }));
 }
 
-/// A number, and what it may be. The largest is the worst.
+/// Records a number, and its upper bound. The largest is the worst.
 pub fn at_most(what: &str, number: usize, bound: usize) {
     tell(&serde_json::json!({ "what": what, "number": number, "at_most": bound }));
 }
 
-/// A number, and what it must be. The smallest is the worst.
+/// Records a number, and its lower bound. The smallest is the worst.
 pub fn at_least(what: &str, number: usize, bound: usize) {
     tell(&serde_json::json!({ "what": what, "number": number, "at_least": bound }));
 }
 
-/// A number without a bound.
+/// Records a number without a bound.
 pub fn counted(what: &str, number: usize) {
     tell(&serde_json::json!({ "what": what, "number": number }));
 }

@@ -11,10 +11,10 @@ use super::{
     wait::eventually,
 };
 
-/// How the Sentinels call it.
+/// The Sentinels' name for the primary.
 pub const SERVICE: &str = "locks";
 
-/// By then all know each other, on a machine that has much else to do.
+/// By then all know each other, even on a busy machine.
 const READY: Duration = Duration::from_secs(30);
 
 /// Real servers: a primary with two replicas, and three Sentinels.
@@ -22,29 +22,29 @@ const READY: Duration = Duration::from_secs(30);
 pub struct Sentinels {
     servers: Vec<Server>,
     watchers: [Server; 3],
-    /// By which ports the others know the servers.
+    /// The ports under which the others know the servers.
     announced: Vec<u16>,
 }
 
 impl Sentinels {
-    /// All of them, in peace with each other.
+    /// Starts all of them, and waits until they agree.
     #[track_caller]
     pub fn start() -> Self {
         Self::with(None)
     }
 
-    /// The same over TLS among each other, and with clients that want it.
+    /// Like [`Sentinels::start`], with TLS among each other, and for clients that want it.
     #[track_caller]
     pub fn start_with_tls(authority: &Authority) -> Self {
         Self::with(Some(authority))
     }
 
-    /// The same without TLS, and with a proxy through which all others know the first primary.
+    /// Like [`Sentinels::start`], with a proxy through which all others know the first primary.
     #[track_caller]
     pub fn start_behind_a_proxy() -> (Self, Proxy) {
         let primary = server(None).start();
         let proxy = Proxy::to(&primary);
-        // As a replica it would be another server to them.
+        // Otherwise, as a replica, it would look like another server to them.
         primary.wire().must(&["CONFIG", "SET", "replica-announce-port", &proxy.port().to_string()]);
         (Self::around(primary, proxy.port(), None), proxy)
     }
@@ -56,7 +56,7 @@ impl Sentinels {
         Self::around(primary, announced, authority)
     }
 
-    /// A primary, known by this port, and all others.
+    /// Starts all others for a primary, known by this port.
     #[track_caller]
     fn around(primary: Server, announced: u16, authority: Option<&Authority>) -> Self {
         let replica = || {
@@ -97,7 +97,7 @@ impl Sentinels {
         &self.servers[0]
     }
 
-    /// Those that were made replicas.
+    /// The initial replicas.
     pub fn replicas(&self) -> &[Server] {
         &self.servers[1..]
     }
@@ -107,23 +107,23 @@ impl Sentinels {
         &self.servers
     }
 
-    /// Those that watch.
+    /// The Sentinels.
     pub fn sentinels(&self) -> &[Server] {
         &self.watchers
     }
 
-    /// The url that names all Sentinels.
+    /// The url with all Sentinels.
     pub fn url(&self) -> String {
         self.url_of(&self.watchers)
     }
 
-    /// The url that names these.
+    /// The url with these Sentinels.
     pub fn url_of(&self, sentinels: &[Server]) -> String {
         let hosts: Vec<String> = sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
         format!("redis-sentinel://{}/{SERVICE}", hosts.join(","))
     }
 
-    /// The url that names all Sentinels by their ports for TLS.
+    /// The url with the TLS ports of all Sentinels.
     pub fn tls_url(&self) -> String {
         let hosts: Vec<String> =
             self.watchers.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.tls_port())).collect();
@@ -140,22 +140,22 @@ impl Sentinels {
     }
 }
 
-/// With a certificate from this authority, if there is one.
+/// Adds a certificate from this authority, if there is one.
 fn by(server: ServerBuilder, authority: Option<&Authority>) -> ServerBuilder {
     authority.into_iter().fold(server, ServerBuilder::tls_by)
 }
 
-/// One that may have replicas.
+/// A server that may have replicas.
 fn server(authority: Option<&Authority>) -> ServerBuilder {
     by(Server::builder().arg("--repl-diskless-sync-delay", "0"), authority)
 }
 
-/// By which port it is known where nothing is in front of it.
+/// The port under which a server is known without a proxy in front of it.
 fn port(of: &Server, authority: Option<&Authority>) -> u16 {
     if authority.is_some() { of.tls_port() } else { of.port() }
 }
 
-/// A name that no other Sentinel has.
+/// An id that no other Sentinel has.
 fn id(port: u16) -> String {
     format!("{:040x}", u64::from(port) * 7_919)
 }
@@ -164,7 +164,7 @@ fn can_fail_over(sentinel: &Server) -> bool {
     let mut wire = sentinel.wire();
     let quorum = wire.cmd(&["SENTINEL", "CKQUORUM", SERVICE]);
     let replicas = wire.cmd(&["SENTINEL", "REPLICAS", SERVICE]);
-    // Each has said something, or it would not be promoted.
+    // Each replica has reported once, or it would not be promoted.
     let are_there = |replica: &Value| match replica {
         Value::Array(fields) => {
             fields.windows(2).any(|pair| pair[0].text() == "master-link-status" && pair[1].text() == "ok")

@@ -1,8 +1,7 @@
 //! A real Redis or Valkey server that belongs to one test.
 //!
-//! The server is where locks live, so it is never imitated. A server of its own
-//! lets a test stop, kill and restart it, and read all its keys, without a
-//! thought for other tests.
+//! Locks live on the server, so it is never imitated. A server of its own lets a test stop, kill and restart it, and
+//! read all its keys, without affecting other tests.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -25,7 +24,7 @@ use super::temp_dir::{TempDir, random};
 use super::tls::{self, Authority};
 use super::wire::Wire;
 
-/// How long a server may take until it answers.
+/// How long a server may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(10);
 /// A port may be lost to another process between its choice and its use.
 const PORT_TRIES: u32 = 20;
@@ -36,7 +35,7 @@ const SENTINEL: &str = "sentinel.conf";
 const LOG: &str = "log";
 const OUTPUT: &str = "output";
 
-/// A running server process; killed, reaped and cleaned up after on drop.
+/// A running server process; on drop it is killed and reaped, and its files are deleted.
 ///
 /// All controls take `&self`, so that a test can share the server with the
 /// threads or tasks that damage it.
@@ -44,7 +43,7 @@ const OUTPUT: &str = "output";
 pub struct Server {
     plan: Plan,
     process: Mutex<Option<Process>>,
-    /// While there is no process: see [`reserve`].
+    /// Reserves the port while there is no process: see [`reserve`].
     reserved: Mutex<Option<OwnedFd>>,
 }
 
@@ -55,23 +54,23 @@ impl Server {
         Self::builder().start()
     }
 
-    /// A server with more to it.
+    /// A server with other settings.
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// The version of the program under every [`Server`] of this process.
+    /// The version of the program of every [`Server`] in this process.
     pub fn version() -> &'static Version {
         &Binary::get().version
     }
 
-    /// Whether it notifies a connection of what the scripts of that connection do, though it asked not to be: Redis 6.2
-    /// does. A client has to check then whether the change was its own.
+    /// Whether it notifies a connection of changes by that connection's own scripts, despite being asked not to. Redis
+    /// 6.2 does. A client must then check whether the change was its own.
     pub fn echoes_own_changes() -> bool {
         !Self::version().at_least(7, 0)
     }
 
-    /// `redis://127.0.0.1:port`
+    /// The url `redis://127.0.0.1:port`.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.plan.port)
     }
@@ -94,7 +93,7 @@ impl Server {
         self.plan.tls_port.expect("the server was started without TLS")
     }
 
-    /// `rediss://127.0.0.1:port`
+    /// The TLS url, `rediss://127.0.0.1:port`.
     #[track_caller]
     pub fn tls_url(&self) -> String {
         format!("rediss://127.0.0.1:{}", self.tls_port())
@@ -107,14 +106,14 @@ impl Server {
         self.plan.file(tls::CA)
     }
 
-    /// A certificate for a client, and its key, from that authority.
+    /// A client certificate from that authority, and its key.
     #[must_use]
     pub fn client_pem_paths(&self) -> [PathBuf; 2] {
         self.tls_port();
         tls::CLIENT.map(|name| self.plan.file(name))
     }
 
-    /// The same, but it has expired.
+    /// An expired client certificate from that authority, and its key.
     #[must_use]
     pub fn expired_pem_paths(&self) -> [PathBuf; 2] {
         self.tls_port();
@@ -134,12 +133,12 @@ impl Server {
         self.plan.directory.path()
     }
 
-    /// What the running process has logged.
+    /// The log of the running process.
     pub fn log(&self) -> String {
         self.plan.said()
     }
 
-    /// The process; panics while there is none.
+    /// The process; panics if there is none.
     #[track_caller]
     pub fn pid(&self) -> u32 {
         match &*self.process() {
@@ -163,12 +162,12 @@ impl Server {
         let process = self.process();
         let pid = process.as_ref().expect("the server is not running").pid();
         kill_process(pid, Signal::STOP).expect("SIGSTOP reaches the server");
-        // NOWAIT leaves the process to be reaped by its owner if it died instead.
+        // NOWAIT leaves a process that died instead for its owner to reap.
         let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(pid), states).expect("the server reports that it is suspended");
     }
 
-    /// Lets a suspended process run on.
+    /// Lets a suspended process continue.
     #[track_caller]
     pub fn cont(&self) {
         let process = self.process();
@@ -216,12 +215,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Before the directory goes, which fields dropped in order would not ensure.
+        // Before the directory is deleted, which the drop order of the fields would not ensure.
         self.kill();
     }
 }
 
-/// What a server shall be like.
+/// The settings of a server.
 #[derive(Debug, Default)]
 pub struct ServerBuilder {
     args: Vec<String>,
@@ -236,15 +235,14 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Sets a configuration directive, such as `arg("--maxmemory", "1mb")`; it
-    /// wins over what the builder sets itself.
+    /// Sets a configuration directive, such as `arg("--maxmemory", "1mb")`, which overrides the builder's own.
     #[must_use]
     pub fn arg(mut self, name: &str, value: &str) -> Self {
         self.args.extend([name.to_owned(), value.to_owned()]);
         self
     }
 
-    /// Without this command, as many a rented server is: it is not known there.
+    /// Removes this command, which is then unknown, as on many rented servers.
     #[must_use]
     pub fn without_command(mut self, name: &str) -> Self {
         self.args.extend(["--rename-command", name, ""].map(str::to_owned));
@@ -266,36 +264,36 @@ impl ServerBuilder {
         self
     }
 
-    /// Whether it is a Sentinel, which keeps no keys.
+    /// Whether the server is a Sentinel, which keeps no keys.
     #[must_use]
     pub fn sentinel(mut self, yes: bool) -> Self {
         self.sentinel = yes.then(String::new);
         self
     }
 
-    /// A Sentinel that knows this at each start.
+    /// Makes the server a Sentinel with this configuration at each start.
     #[must_use]
     pub fn sentinel_that_knows(mut self, config: String) -> Self {
         self.sentinel = Some(config);
         self
     }
 
-    /// Whether it may become a part of a cluster, in which a slot without a server stops no other.
+    /// Whether the server may join a cluster, in which a slot without a server does not stop the others.
     #[must_use]
     pub fn cluster(mut self, yes: bool) -> Self {
         self.cluster = yes;
         self
     }
 
-    /// Whether the server also listens for TLS, with a certificate of its own
-    /// for `localhost` and 127.0.0.1.
+    /// Whether the server also listens for TLS, with a certificate of its own for `localhost` and 127.0.0.1.
     #[must_use]
     pub fn tls(mut self, yes: bool) -> Self {
         self.tls = yes;
         self
     }
 
-    /// The same with a certificate from this authority, which it trusts too: for servers that speak TLS to each other.
+    /// Enables TLS with a certificate from this authority, and trusts it too: for servers that use TLS among each
+    /// other.
     #[must_use]
     pub fn tls_by(self, authority: &Authority) -> Self {
         let [certificate, key] = authority.certificate_and_key().map(|path| path.display().to_string());
@@ -304,22 +302,21 @@ impl ServerBuilder {
         server.arg("--tls-ca-cert-file", &ca).arg("--tls-replication", "yes")
     }
 
-    /// Whether the server asks clients on the port for TLS for a certificate from its own authority.
+    /// Whether the server requires client certificates from its own authority on its TLS port.
     #[must_use]
     pub fn tls_clients(mut self, yes: bool) -> Self {
         self.tls_clients = yes;
         self
     }
 
-    /// Whether it is of the version that follows, where the tests run against an older one.
+    /// Whether the server is of the next version, if the tests run against an older one.
     #[must_use]
     pub fn next_version(mut self, yes: bool) -> Self {
         self.is_next = yes;
         self
     }
 
-    /// Makes the server go by a wall clock that the test can move; the shim has
-    /// to live as long as the server.
+    /// Makes the server use a wall clock that the test can move; the shim must live as long as the server.
     #[must_use]
     pub fn clock(mut self, clock: &ClockShim) -> Self {
         self.env.extend(clock.env());
@@ -332,8 +329,8 @@ impl ServerBuilder {
         self.try_start().unwrap_or_else(|no_tls| panic!("{no_tls}"))
     }
 
-    /// As [`ServerBuilder::start`], except that a program built without TLS is
-    /// the caller's to deal with. Any other failure panics.
+    /// Like [`ServerBuilder::start`], except that a program built without TLS is an error for the caller. Any other
+    /// failure panics.
     #[track_caller]
     pub fn try_start(self) -> Result<Server, NoTls> {
         let has_tls = self.tls;
@@ -355,12 +352,12 @@ impl ServerBuilder {
     }
 }
 
-/// Starts servers that know each other's ports, the plain one and that for TLS, before any of them is there.
+/// Starts servers that know each other's ports, both plain and TLS, before any of them is up.
 #[track_caller]
 pub(crate) fn start_together<const N: usize>(builders: impl Fn([[u16; 2]; N]) -> [ServerBuilder; N]) -> [Server; N] {
     for _ in 0..PORT_TRIES {
         let ports = [(); N].map(|()| [free_port(), free_port()]);
-        // Nobody has taken them yet, so two may be the same.
+        // The ports are not bound yet, so two may be the same.
         if ports.as_flattened().iter().collect::<HashSet<_>>().len() < 2 * N {
             continue;
         }
@@ -403,7 +400,7 @@ impl ServerBuilder {
     }
 }
 
-/// The server program was built without TLS.
+/// The error of a server program built without TLS.
 #[derive(Debug)]
 pub struct NoTls {
     said: String,
@@ -418,7 +415,7 @@ impl fmt::Display for NoTls {
 
 impl std::error::Error for NoTls {}
 
-/// All that a start, or one more start, needs.
+/// Everything needed for a start or a restart.
 #[derive(Debug)]
 struct Plan {
     directory: TempDir,
@@ -426,7 +423,7 @@ struct Plan {
     env: Vec<(&'static str, OsString)>,
     aof: bool,
     socket: bool,
-    /// Its configuration, if it is one.
+    /// The configuration of a Sentinel.
     sentinel: Option<String>,
     cluster: bool,
     port: u16,
@@ -440,11 +437,10 @@ impl Plan {
         self.directory.path().join(name)
     }
 
-    /// Starts the process and waits until it, and not a stranger who has the
-    /// port, answers.
+    /// Starts the process and waits until it answers, and not another process on that port.
     fn launch(&self) -> Result<Process, Failure> {
         if let Some(config) = &self.sentinel {
-            // It keeps what it finds out there.
+            // The Sentinel writes what it learns to this file.
             std::fs::write(self.file(SENTINEL), config).expect("a file for the Sentinel");
         }
         for stale in [LOG, OUTPUT] {
@@ -498,7 +494,7 @@ impl Plan {
         set("--appendonly", &if self.aof { "yes" } else { "no" });
         set("--appendfsync", &"always");
         if Server::version().at_least(7, 0) {
-            // Before 7.0 DEBUG was always allowed and the directive unknown.
+            // Before 7.0 DEBUG was always allowed and the directive was unknown.
             set("--enable-debug-command", &"yes");
         }
         if self.socket {
@@ -526,10 +522,10 @@ impl Plan {
             wire.set_patience(Duration::from_secs(1))?;
             let pong = wire.try_cmd(&["PING"])?;
             if pong.error().is_some_and(|text| text.starts_with("NOAUTH")) {
-                // A password keeps its process id from us, and strangers from having one.
+                // A password hides the process id from us, but other processes on the port have no password.
                 return Ok(true);
             }
-            // A server that loads its data answers INFO, but PING with an error.
+            // A server that is loading its data answers INFO, but answers PING with an error.
             if pong.error().is_some() {
                 return Ok(false);
             }
@@ -545,7 +541,7 @@ impl Plan {
 
     fn diagnose(&self, how: &str) -> Failure {
         let said = self.said();
-        // Redis does not know the directive, Valkey knows it and lacks the code.
+        // Redis does not know the directive; Valkey knows it but lacks the code.
         let no_tls = said.contains("'tls-") || said.contains("Failed finding TLS support");
         if said.contains("already in use") || said.contains("Failed listening") {
             Failure::PortTaken(said)
@@ -572,7 +568,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A child that cannot be forgotten, also when a panic passes by.
+/// A child that is always killed, even after a panic.
 #[derive(Debug)]
 struct Process(Child);
 
@@ -590,25 +586,23 @@ impl Drop for Process {
     }
 }
 
-/// Keeps a dead server's port from the servers of other tests, which its clients
-/// would take for it: a socket that has the port, and does not listen. Other
-/// programs can bind to the port, too, but not listen at it.
+/// Keeps a dead server's port from other tests' servers, which its clients would take for it: a bound socket that does
+/// not listen. Other programs can bind to the port, too, but not listen on it.
 fn reserve(port: u16) -> Option<OwnedFd> {
     let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;
-    // The dead server's connections have the port for some time.
+    // The dead server's connections keep the port for some time.
     sockopt::set_socket_reuseaddr(&socket, true).ok()?;
     bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).ok()?;
     sockopt::set_socket_reuseaddr(&socket, false).ok()?;
     Some(socket)
 }
 
-/// A port that was free a moment ago, below those that the kernel hands out.
+/// A port that was just free, below those that the kernel hands out.
 ///
-/// A port from `bind(:0)` lies among the kernel's own, and a killed server's
-/// could then be taken by any outgoing connection before the restart. Worse, a
-/// client that keeps calling such a port can come to call *from* it, in which
-/// case TCP connects it to itself.
+/// A port from `bind(:0)` is among the kernel's own, so an outgoing connection could take a killed server's port before
+/// its restart. Worse, a client that keeps connecting to such a port may get it as its own, and TCP then connects it to
+/// itself.
 fn free_port() -> u16 {
     for _ in 0..1000 {
         let port = 10_000 + u16::try_from(random() % 22_000).expect("less than 22 000");

@@ -1,7 +1,7 @@
-//! SHA-1, by which a server names a cached script.
+//! SHA-1, which names a cached script.
 //!
-//! Asking a server for the digest would need it to be up, and `SCRIPT LOAD`
-//! would put the script into the very cache that a test may want empty.
+//! A server would have to be up to be asked for the digest, and `SCRIPT LOAD` would fill the very cache that a test may
+//! want empty.
 
 use std::fmt::Write;
 

@@ -1,10 +1,8 @@
 //! Starts processes that do not outlive the tests.
 //!
-//! A test process that is killed runs no destructor, and its servers would stay.
-//! Where `setpriv` exists, the kernel is asked to kill a process together with
-//! its parent. The kernel takes "parent" to be the *thread* that started the
-//! process, and test threads end with their test; so one thread, which lives as
-//! long as the process does, starts them all.
+//! A killed test process runs no destructor, and its servers would stay. If `setpriv` exists, the kernel is asked to
+//! kill a process together with its parent. The kernel takes "parent" to be the *thread* that started the process, and
+//! test threads end with their test. So a single thread, which lives as long as this process, starts them all.
 
 use std::io;
 use std::path::Path;
@@ -39,7 +37,7 @@ pub fn spawn(command: Command) -> io::Result<Child> {
     child.recv().expect("the spawning thread answers each order")
 }
 
-/// A command for `program` that dies with this process where that can be had.
+/// A command for `program` that dies with this process if that is supported.
 pub fn mortal(program: &Path) -> Command {
     static SETPRIV: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
     match SETPRIV.get_or_init(usable_setpriv) {
@@ -52,7 +50,7 @@ pub fn mortal(program: &Path) -> Command {
     }
 }
 
-/// `setpriv` exists in older and smaller forms that lack the option.
+/// The path of a `setpriv` with the option, which older and smaller ones lack.
 fn usable_setpriv() -> Option<std::path::PathBuf> {
     let setpriv = on_path("setpriv")?;
     let works = Command::new(&setpriv)

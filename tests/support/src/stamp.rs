@@ -1,4 +1,4 @@
-//! When a future was woken. It answers for that; when its thread runs afterwards is up to the machine.
+//! When a future was woken. The future is responsible for that; when its thread runs afterwards depends on the machine.
 
 use std::future::Future;
 use std::pin::pin;
@@ -13,15 +13,15 @@ use tokio::sync::oneshot;
 /// How a future completed.
 #[derive(Debug)]
 pub struct Stamped<T> {
-    /// What it gave.
+    /// The future's output.
     pub output: T,
-    /// When it was last told to wake its thread.
+    /// When its waker was last called.
     pub woken: Instant,
-    /// When it had given its output.
+    /// When the output was ready.
     pub returned: Instant,
 }
 
-/// Notes when it was told to wake its thread, which may run a good deal later.
+/// A waker that records when it was called; the thread may run much later.
 struct Stamp {
     woken: Mutex<Instant>,
     sleeper: Thread,
@@ -36,7 +36,7 @@ impl Wake for Stamp {
 
 /// Awaits a future on a thread of its own.
 ///
-/// The caller limits the wait for the result: only the test knows when the future may complete.
+/// The caller limits the wait for the result, because only the test knows when the future may complete.
 pub fn stamped<F>(future: F) -> oneshot::Receiver<Stamped<F::Output>>
 where
     F: Future<Output: Send> + Send + 'static,
@@ -55,7 +55,7 @@ where
             }
         };
         let woken = *stamp.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        // A test that has failed does not wait for it.
+        // A failed test no longer waits for the result.
         result.send(Stamped { output, woken, returned: Instant::now() }).ok();
     });
     stamped

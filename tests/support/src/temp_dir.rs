@@ -1,4 +1,4 @@
-//! A directory that goes when its owner does.
+//! A directory that is deleted with its owner.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,21 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::spawner;
 
-/// Removed with all its contents on drop, or when this process ends, however that comes about.
+/// Deleted with all its contents on drop, or when this process ends for any reason.
 #[derive(Debug)]
 pub struct TempDir(PathBuf);
 
 impl TempDir {
     /// A new empty directory; `what` appears in its name.
     ///
-    /// The path is kept short, because a Unix socket's may not pass 107 bytes.
+    /// The path is short, because a Unix socket's may not exceed 107 bytes.
     pub fn new(what: &str) -> Self {
         let path = Cleaner::get().root.join(format!("{what}-{:08x}", random() & 0xffff_ffff));
         std::fs::create_dir(&path).unwrap_or_else(|error| panic!("no directory {}: {error}", path.display()));
         Self(path)
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -33,22 +33,22 @@ impl Drop for TempDir {
     }
 }
 
-/// Has a server end with this process, also where the kernel was not asked to see to it. For servers that no destructor
-/// ends, since they are used until then.
+/// Ends a server together with this process, even if the kernel was not asked to. For servers that are used to the end,
+/// so no destructor ends them.
 pub(crate) fn end_with_this_process(server: u32) {
     let mut shell = Cleaner::get().shell.lock().unwrap_or_else(PoisonError::into_inner);
     writeln!(shell.stdin.as_mut().expect("its input was asked for"), "{server}").expect("the cleaner reads");
 }
 
-/// A shell that cleans up once its input has ended, which this process does not survive.
+/// A shell that cleans up once its input has ended, at the latest with this process.
 struct Cleaner {
-    /// The directory of all others.
+    /// The parent directory of all others.
     root: PathBuf,
     shell: Mutex<Child>,
 }
 
 impl Cleaner {
-    /// The id of a process that has ended may be another's: it counts only where that works in the directory.
+    /// The id of an ended process may be reused, so it counts only for a process working in the directory.
     const SCRIPT: &str = r#"
         trap '' HUP INT TERM
         while read -r pid; do set -- "$@" "$pid"; done
@@ -74,8 +74,7 @@ impl Cleaner {
     }
 }
 
-/// A number that differs each time; std's hash keys are the one source of
-/// randomness at hand.
+/// A number that differs each time; std's hash keys are the only available source of randomness.
 pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

@@ -5,24 +5,24 @@ use std::path::{Path, PathBuf};
 use super::temp_dir::TempDir;
 use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, KeyPair, date_time_ymd};
 
-/// File names inside the directory of a server.
+/// The authority's certificate, as a file name in a server's directory.
 pub(crate) const CA: &str = "ca.pem";
 /// The server's certificate.
 pub(crate) const CERTIFICATE: &str = "server.pem";
 /// The server's private key.
 pub(crate) const KEY: &str = "server.key";
 
-/// A client's certificate and key, as the server knows them.
+/// A client's certificate and key, accepted by the server.
 pub(crate) const CLIENT: [&str; 2] = ["client.pem", "client.key"];
-/// The same from the server's authority, which have expired.
+/// An expired certificate and key from the server's authority.
 pub(crate) const EXPIRED: [&str; 2] = ["expired.pem", "expired.key"];
 
-/// An authority, and a certificate and a key from it for all servers of a test: those that speak TLS to each other.
+/// An authority, with one certificate and key for all servers of a test that use TLS among each other.
 #[derive(Debug)]
 pub struct Authority(TempDir);
 
 impl Authority {
-    /// Its certificate is for these names and addresses.
+    /// An authority whose certificate is for these names and addresses.
     pub fn new(names: &[&str]) -> Self {
         let directory = TempDir::new("tls");
         write_certificates(directory.path(), names);
@@ -39,18 +39,18 @@ impl Authority {
     }
 }
 
-/// The names of a server in its certificate, if nothing else is said.
+/// The default names in a server's certificate.
 pub(crate) const LOCAL: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// Writes a new authority's certificate, and certificates and keys from it
 /// into `directory`: for a server with these names, and for clients.
 pub(crate) fn write_certificates(directory: &Path, names: &[&str]) {
-    // An authority apart from the server's certificate: verifiers refuse a
-    // certificate that is an authority and the end of the chain at once.
+    // The authority is separate from the server's certificate: verifiers refuse a certificate that is both an authority
+    // and the end of the chain.
     let ca_key = KeyPair::generate().expect("a key for the test authority");
     let mut ca = CertificateParams::new(Vec::new()).expect("parameters of the test authority");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    // No two have one name.
+    // Each authority has a different name.
     ca.distinguished_name.push(DnType::CommonName, format!("authority of {}", directory.display()));
     let ca = ca.self_signed(&ca_key).expect("the test authority");
 

@@ -1,25 +1,25 @@
-//! Client-side caching as the server sees it: who is told of changes, by which
-//! connection, and of how many keys.
+//! Client-side caching as the server sees it: which connections are notified of changes, through which connection, and
+//! of how many keys.
 
 use std::time::Duration;
 
 use super::wait::eventually_async;
 use super::wire::Wire;
 
-/// Long enough to connect anew and switch tracking on first.
+/// Long enough to reconnect and enable tracking first.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A connection whose reads are tracked, and the one that is told.
+/// A connection whose reads are tracked, and the one that is notified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracker {
     /// The id of the connection that reads.
     pub reads: String,
-    /// The id of the one that is told.
+    /// The id of the notified connection.
     pub told: String,
 }
 
 impl Wire {
-    /// The connections that are tracked, and whose receivers are still there.
+    /// The tracked connections whose receivers are still connected.
     #[track_caller]
     pub fn trackers(&mut self) -> Vec<Tracker> {
         let list = self.must(&["CLIENT", "LIST"]).text();
@@ -32,19 +32,19 @@ impl Wire {
         trackers.filter(|tracker| living.contains(&tracker.told)).collect()
     }
 
-    /// How many connections have subscribed to a channel.
+    /// The number of subscribers of a channel.
     #[track_caller]
     pub fn receivers(&mut self) -> usize {
         self.must(&["CLIENT", "LIST", "TYPE", "pubsub"]).text().lines().count()
     }
 
-    /// How many keys somebody will be told about. A script that reads a lock and its fence counts as two.
+    /// The number of keys with pending notifications. A script that reads a lock and its fence counts as two.
     #[track_caller]
     pub fn tracked_keys(&mut self) -> usize {
         self.stat("tracking_total_keys")
     }
 
-    /// As [`Wire::tracked_keys`], where a key counts once for each connection that will be told.
+    /// Like [`Wire::tracked_keys`], but a key counts once for each connection to be notified.
     #[track_caller]
     pub fn tracked_items(&mut self) -> usize {
         self.stat("tracking_total_items")
@@ -58,15 +58,15 @@ impl Wire {
     /// Ends a connection.
     #[track_caller]
     pub fn kill_client(&mut self, id: &str) {
-        // An error: it has ended by itself.
+        // This is an error if the connection has ended by itself.
         self.cmd(&["CLIENT", "KILL", "ID", id]);
     }
 }
 
-/// Empties servers until they track nothing. Nobody may hold or await a lock there.
+/// Flushes servers until they track nothing. There must be no holder or waiter.
 pub async fn start_anew<'a>(wires: impl IntoIterator<Item = &'a mut Wire>) {
     let mut wires: Vec<_> = wires.into_iter().collect();
-    // An undo in the background may read a key once more.
+    // A background undo may read a key once more.
     let forgotten = || {
         wires.iter_mut().all(|wire| {
             wire.must(&["FLUSHALL"]);
@@ -76,8 +76,8 @@ pub async fn start_anew<'a>(wires: impl IntoIterator<Item = &'a mut Wire>) {
     eventually_async(PATIENCE, "nothing is tracked", forgotten).await;
 }
 
-/// Waits until so many servers track what a waiter has checked, the lock and its fence; a holder's renewals read the
-/// lock alone. The servers must have tracked nothing before.
+/// Waits until `servers` servers track what a waiter has checked, the lock and its fence; a holder's renewals read only
+/// the lock. The servers must have tracked nothing before.
 pub async fn waiter_is_tracked<'a>(wires: impl IntoIterator<Item = &'a mut Wire>, servers: usize) {
     let mut wires: Vec<_> = wires.into_iter().collect();
     let mut tracking = || wires.iter_mut().map(|wire| wire.tracked_keys()).filter(|keys| *keys >= 2).count();

@@ -1,12 +1,11 @@
-//! Waiting with a limit and a name, so that a test that would hang fails and
-//! says what did not happen.
+//! Waiting with a limit and a name, so that a test that would hang fails and reports what did not happen.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use super::lag::Lag;
 
-/// Fine enough to be exact for a test, coarse enough to leave it the processor.
+/// Fine enough for a test to be exact, coarse enough to leave it the processor.
 const POLL: Duration = Duration::from_millis(2);
 
 /// Blocks until `holds` is true; panics with `what` once `limit` has passed.
@@ -19,7 +18,7 @@ pub fn eventually(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) 
     }
 }
 
-/// As [`eventually`], leaving the runtime free between two looks.
+/// Like [`eventually`], but leaves the runtime free between two checks.
 pub async fn eventually_async(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -28,7 +27,7 @@ pub async fn eventually_async(limit: Duration, what: &str, mut holds: impl FnMut
     }
 }
 
-/// As [`eventually_async`] with `limit`, and as much longer as `lag` has lagged by then.
+/// Like [`eventually_async`], with `limit` extended by the lag so far.
 pub async fn eventually_but_for(lag: &Lag, limit: Duration, what: &str, holds: impl FnMut() -> bool) {
     const HANGS: Duration = Duration::from_secs(20);
     let start = Instant::now();

@@ -1,8 +1,7 @@
-//! A raw connection that owes nothing to any client library.
+//! A raw connection, independent of any client library.
 //!
-//! Tests look at the server's state through it, so that a fault in the library
-//! or in its client cannot hide itself. It also plays "somebody else" who
-//! deletes, steals or lengthens a lock behind the library's back.
+//! Tests read the server's state through it, so that a fault in the library or in its client cannot hide itself. It
+//! also acts as another client that deletes, steals or extends a lock behind the library's back.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -35,7 +34,7 @@ impl Wire {
         Self::try_to_port(port).unwrap_or_else(|error| panic!("no connection to 127.0.0.1:{port}: {error}"))
     }
 
-    /// As [`Wire::to_port`], for callers that expect it may fail.
+    /// Like [`Wire::to_port`], for callers that expect a failure.
     pub fn try_to_port(port: u16) -> std::io::Result<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let stream = TcpStream::connect_timeout(&address, HANGS)?;
@@ -58,7 +57,7 @@ impl Wire {
         self.try_cmd(args).unwrap_or_else(|error| panic!("{args:?} got no reply: {error}"))
     }
 
-    /// As [`Wire::cmd`], for callers that expect the connection may break.
+    /// Like [`Wire::cmd`], for callers that expect a broken connection.
     pub fn try_cmd(&mut self, args: &[&str]) -> std::io::Result<Value> {
         self.send(args)?;
         self.reply()
@@ -85,7 +84,7 @@ impl Wire {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => self.unread.extend_from_slice(&chunk[..read]),
-                // A signal to us has nothing to do with this.
+                // The signal is unrelated to this read.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -99,8 +98,8 @@ impl Wire {
         (!value.is_nil()).then(|| value.text())
     }
 
-    /// The token in a lock's value, which is the same on every node: the value without its fence. What is no value of
-    /// ours is as it is.
+    /// The token in a lock's value, which is the same on every node: the value without its fence. Any other value is
+    /// returned unchanged.
     #[track_caller]
     pub fn token(&mut self, key: &str) -> Option<String> {
         self.get(key).map(|value| token_in(&value))
@@ -112,14 +111,13 @@ impl Wire {
         self.must(&["SET", key, value]);
     }
 
-    /// Deletes a key and tells whether there was one.
+    /// Deletes a key and returns whether it existed.
     #[track_caller]
     pub fn del(&mut self, key: &str) -> bool {
         self.must(&["DEL", key]).int() == 1
     }
 
-    /// What the server says of a key's life: milliseconds, -1 for no expiry,
-    /// -2 for no key.
+    /// The key's time to live as reported by the server, in milliseconds: -1 without an expiry, -2 without a key.
     #[track_caller]
     pub fn pttl(&mut self, key: &str) -> i64 {
         self.must(&["PTTL", key]).int()
@@ -146,7 +144,7 @@ impl Wire {
         self.try_info_field(section, field).unwrap_or_else(|error| panic!("INFO {section} got no reply: {error}"))
     }
 
-    /// As [`Wire::info_field`], for callers that expect the connection may break.
+    /// Like [`Wire::info_field`], for callers that expect a broken connection.
     pub fn try_info_field(&mut self, section: &str, field: &str) -> std::io::Result<Option<String>> {
         let text = self.try_cmd(&["INFO", section])?.text();
         Ok(text
@@ -155,7 +153,7 @@ impl Wire {
             .map(|value| value.trim().to_owned()))
     }
 
-    /// How often the server has run a command, also in scripts.
+    /// How often the server has run a command, including in scripts.
     #[track_caller]
     pub fn calls(&mut self, command: &str) -> usize {
         self.statistic(command, "calls")
@@ -174,14 +172,14 @@ impl Wire {
         pairs.find(|(name, _)| *name == what).map_or(0, |(_, number)| number.parse().expect("a number"))
     }
 
-    /// How many scripts the server has run: the first time on a connection a script goes out by its text, then by its
+    /// The number of scripts that the server has run: on each connection a script is first sent as text, then as its
     /// hash.
     #[track_caller]
     pub fn scripts(&mut self) -> usize {
         self.calls("evalsha") + self.calls("eval")
     }
 
-    /// Runs a command whose error reply would mean that the test is wrong.
+    /// Runs a command whose error reply would mean a bug in the test.
     #[track_caller]
     pub fn must(&mut self, args: &[&str]) -> Value {
         let value = self.cmd(args);

@@ -2,9 +2,9 @@
 //!
 //! # What is checked, and why it is sound
 //!
-//! A lease is believed *for certain* from `start`, a look at the clock after its acquire had returned, to `end`. That
-//! is a look at the clock before a check that said yes, or a deadline that the holder knew of and that only a loss of
-//! the key could have preceded.
+//! A lease is believed *for certain* from `start`, a reading of the clock after its acquire had returned, to `end`.
+//! That is a reading of the clock before a check that succeeded, or a deadline that the holder knew and that only a
+//! loss of the key could have preceded.
 //!
 //! - (a) No two leases of one name are believed at one instant, unless both share it. For these see `check/sharing.rs`.
 //! - (b) Fences grow in the order of acquisition. If one acquire had returned before another was begun, the order is
@@ -15,16 +15,16 @@
 //!   other was begun. It refuses no holder that believes in the lease afterwards, because a refused holder had a
 //!   successor.
 //! - (d) No holder believes in a lease after the servers have let go of it. A look at the servers finds an instant at
-//!   which no majority had the token; a lease that was believed before the look and after it was believed at that
-//!   instant. One server never gives back what it has lost, so there it must not be believed at any later time.
-//! - (e) No holder is told of a loss that did not happen. If it is told that the key is gone, or is another token's,
-//!   this has a cause on a server between the acquire and the telling; or a release is told so after the lease's
-//!   deadline. No holder is told that time is up before a deadline that it knew of, or is told anything else: no lease
-//!   here has a longest time, and none is left when its worker closes.
-//! - (f) Everything ends. An acquire and a release end in their time, and the signal of a loss comes by the deadline,
-//!   but for the time for which their process was stopped or the machine stood still. After the last fault every worker
+//!   which no majority had the token. A lease that was believed before the look and after it was believed at that
+//!   instant. One server never gives back a lost key, so there the lease must not be believed at any later time.
+//! - (e) No holder is told of a loss that did not happen. If its key is reported gone, or another token's, this has a
+//!   cause on a server between the acquire and the report. Otherwise the report answers a release after the lease's
+//!   deadline. No lease is reported expired before a deadline that its holder knew. No other loss is reported, because
+//!   no lease here has a longest time, and none is left when its worker closes.
+//! - (f) Everything ends. An acquire and a release end in their time. The signal of a loss comes by the deadline, or
+//!   later by the time for which its process was stopped or the machine stood still. After the last fault every worker
 //!   comes to rest, and another process can acquire every lock. When all have gone, no lock and no queue is left, and
-//!   nothing that never expires.
+//!   no key without an expiry.
 //! - (g) Memory has a bound: a process at rest has not grown by more than [`GROWTH`] since its work began, whatever its
 //!   servers, its links and its log did meanwhile.
 //! - (h) Every process hears of a new primary within two seconds, and none goes back to the old one.
@@ -34,15 +34,15 @@
 //! # What is forgiven
 //!
 //! A server may lose a key before its time: the key is deleted, the server restarts empty, its clock jumps ahead, or
-//! its address leads to another server, which is a loss that lasts until every process has gone over. The holder is not
-//! notified at that instant, so the promise is void between the loss and the signal. What a lease rests on was sent
-//! before the end of the loss, for a TTL at most. So a lease that was asked for before a loss of its name on a server
-//! of its own is forgiven from the loss until its own TTL later. If the key was deleted on one server, and nothing else
-//! happened to that server, to the holder or between them, it is forgiven until a third of its TTL, when the next
-//! renewal reports the loss. It is forgiven not a moment longer. No lease is forgiven that was granted after the loss:
-//! none that was asked for after it, and none whose own key was seen after it on the one server that had lost it. A
-//! quorum's node that restarts empty is covered by its restart delay, and (a) to (c) forgive nothing for it. For
-//! failovers see `check/failovers.rs`.
+//! its address resolves to another server. The last of these lasts until every process has gone over. The holder is not
+//! notified at that instant, so the promise is void between the loss and the signal. The requests that confirm a lease
+//! were sent before the end of the loss, for a TTL at most. So a lease that was asked for before a loss of its name on
+//! a server of its own is forgiven from the loss until its own TTL later. The time is shorter if the key was deleted on
+//! one server, and nothing else happened to that server, to the holder or between them. Then the lease is forgiven
+//! until a third of its TTL, when the next renewal reports the loss. It is forgiven not a moment longer. A lease that
+//! was granted after the loss is not forgiven. Such a lease was asked for after it, or its own key was seen after it on
+//! the one server that had lost it. A quorum's node that restarts empty is covered by its restart delay, and (a) to (c)
+//! forgive nothing for it. For failovers see `check/failovers.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -52,7 +52,7 @@ use crate::{
     record::{Ending, LeaseId, MILLI, Nanos, Process, Written},
 };
 
-/// How late the news of a loss may be, with nothing in its way.
+/// How late the report of a loss may be, with nothing in its way.
 const NEWS: Nanos = 100 * MILLI;
 /// An event this long before a loss is not in the way of its news.
 const OVER: Nanos = 5_000 * MILLI;
@@ -141,7 +141,7 @@ impl<'a> Judge<'a> {
         self.servers.len()
     }
 
-    /// Whether the loss may have taken the lease's key. A key that is there when all are gone came later; but a clock
+    /// Whether the loss may have taken the lease's key. A key that is there when all are gone came later. But a clock
     /// that jumps leaves some keys, and a quorum brings its own back.
     fn can_hit(&self, loss: &Loss, lease: &Lease) -> bool {
         if let Cause::Failover(failover) = loss.cause {
@@ -166,7 +166,7 @@ impl<'a> Judge<'a> {
         self.nodes() > 1 && loss.cause == Cause::EmptyRestart
     }
 
-    /// The time that is forgiven a lease for each loss that could have hit it.
+    /// The times for which a lease is forgiven: one for each loss that could have hit it.
     fn forgiven(&self, lease: &Lease) -> impl Iterator<Item = (&'a Loss, Nanos, Nanos)> {
         let held = |loss: &&&Loss| lease.end.is_some_and(|end| loss.from <= end);
         let losses = self.losses.iter().filter(held).filter(|loss| self.can_hit(loss, lease));
@@ -187,7 +187,7 @@ impl<'a> Judge<'a> {
         let in_its_way = |mark: &Mark| match mark.whom {
             Whom::Process(process) => process == lease.id.process,
             Whom::Link { slot, server } => slot == lease.id.process.slot && self.servers.contains(&server),
-            // Its own mark contains the loss.
+            // The server's own mark contains the loss.
             Whom::Log(_) | Whom::Shard(_) => false,
             Whom::Server(server) => self.servers.contains(&server) && !(mark.from <= loss.from && loss.to <= mark.to),
         };
@@ -202,7 +202,7 @@ impl<'a> Judge<'a> {
         self.forgiven(lease).any(|(loss, begin, end)| !self.is_covered(loss) && begin <= from && to <= end)
     }
 
-    /// Whether another server may have granted it beside this one, with a larger fence: the resource refuses the
+    /// Whether another server may have granted the lock beside this one, with a larger fence: the resource refuses the
     /// smaller for good.
     fn had_a_rival(&self, lease: &Lease, at: Nanos) -> bool {
         self.losses.iter().filter(|loss| lease.end.is_some_and(|end| loss.from <= end)).any(|loss| match loss.cause {
@@ -346,7 +346,7 @@ impl<'a> Judge<'a> {
             let first = looks.partition_point(|look| look.from < lease.start);
             let during = looks.get(first..).unwrap_or_default().iter().take_while(|look| look.from < end);
             for look in during.filter(|look| !self.may_hold(lease, look)) {
-                // Each node of a quorum is excused by itself.
+                // On one server a loss excuses the look; for each node of a quorum, `may_hold` does.
                 let excused = self.forgiven(lease).filter(|_| self.nodes() == 1);
                 let excused = excused.filter(|(_, from, to)| *from <= look.to && look.from <= *to);
                 let allowed = excused.map(|(_, _, to)| to).max().unwrap_or(look.to);
@@ -378,7 +378,7 @@ impl<'a> Judge<'a> {
             let what = format!("{} is told of a loss that nothing here can bring about", lease.id);
             found.push(self.violation('e', lease.told, &[lease], what));
         }
-        // By its deadline a key may have expired; but a signal says so then.
+        // A key may have expired by its deadline; but a signal reports that as such.
         for (lease, at) in signals.chain(releases.filter(|(lease, at)| *at < lease.until)) {
             if !self.losses.iter().any(|loss| self.can_hit(loss, lease) && loss.from <= at) {
                 let what =
@@ -412,7 +412,7 @@ impl<'a> Judge<'a> {
                     *fence == lease.fence && leases.contains(&lease.known_as) && lease.mode.is_shared()
                 }
             };
-            // A quorum's lease outlives the loss of a key on one node; the others are judged all the same.
+            // A quorum's lease outlives the loss of a key on one node; the other nodes are judged all the same.
             let lost = || {
                 nodes > 1
                     && self

@@ -1,4 +1,4 @@
-//! The clients of a worker, and where they take the primaries to be.
+//! The clients of a worker, and the primaries that they know.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},

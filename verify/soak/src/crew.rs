@@ -23,6 +23,9 @@ use crate::{
 /// How long a worker may take to rest, and to end, when it is told to.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
+/// The soak of another build, whose workers take every second place; unset where all are of this one.
+const OTHER_BUILD: &str = "LEASEHOLD_SOAK_OTHER_BUILD";
+
 /// What every scene has.
 pub struct Crew {
     pub stage: Stage,
@@ -88,7 +91,9 @@ impl Crew {
             password,
             servers,
         };
-        let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("leasehold-soak"));
+        let this = || std::env::current_exe().unwrap_or_else(|_| PathBuf::from("leasehold-soak"));
+        let other = std::env::var_os(OTHER_BUILD).filter(|_| process.slot % 2 == 1);
+        let program = other.map_or_else(this, PathBuf::from);
         let mut command: Command = spawner::mortal(&program);
         command.arg("worker").args(part.to_args()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = spawner::spawn(command).expect("a worker starts");

@@ -1,4 +1,4 @@
-//! One or two holders, step by step, for what a random nemesis meets too rarely to rely on.
+//! One or two holders, step by step, for faults that a random nemesis causes too rarely to rely on.
 
 use std::{
     future::Future,
@@ -32,7 +32,7 @@ const A: usize = LONE + 1;
 const B: usize = LONE + 2;
 const C: usize = LONE + NODES;
 
-/// One of the two, with links of its own.
+/// One of the two holders, with links of its own.
 struct Duellist<'a> {
     scene: &'a Scene,
     process: Process,
@@ -52,7 +52,7 @@ impl<'a> Duellist<'a> {
 
     /// A duellist on the lone server.
     async fn alone(scene: &'a Scene) -> Self {
-        // The link is slow, and has to be made anew at times.
+        // The link is slow, and has to be re-established at times.
         let builder = builder(DUELLISTS[0]).url(scene.links[0][LONE].url()).command_timeout(Duration::from_secs(4));
         let leases = builder.build().await.expect("the server is there");
         Self { scene, process: DUELLISTS[0], leases, lock: LONE_LOCK, numbers: AtomicU32::new(0) }
@@ -83,7 +83,7 @@ impl<'a> Duellist<'a> {
         Some(held)
     }
 
-    /// Believes in the lease for as long as it may, or until it is `enough`.
+    /// Believes in the lease for as long as it may, or until `enough` holds.
     async fn believe(&self, held: &mut Held, enough: impl Fn() -> bool) -> bool {
         while !enough() {
             if let Err(how) = held.check() {
@@ -101,7 +101,7 @@ impl<'a> Duellist<'a> {
         held.release().await.ok();
     }
 
-    /// Cuts the way from here to this node.
+    /// Cuts this process's link to a node.
     fn cut_off(&self, slot: usize, server: usize) {
         let from = now();
         let link = &self.scene.links[slot][server];
@@ -130,7 +130,7 @@ fn played<F: Future<Output = ()>>(seed: u64, play: impl FnOnce(&'static Scene) -
     round::judge(seed, start.elapsed(), &scene.crew)
 }
 
-/// Every answer takes a good part of the TTL, and the link comes to a stand after the acquire, or after some renewals.
+/// Every answer takes a good part of the TTL. The link stops after the acquire, or after some renewals.
 pub fn slow_link() -> Outcome {
     played(12, |scene| async move {
         let one = Duellist::alone(scene).await;
@@ -153,8 +153,8 @@ pub fn slow_link() -> Outcome {
     })
 }
 
-/// One node's clock jumps ahead of what the first has seen of it, so that the nodes draw different fences, and the
-/// second reaches the node that drew the smaller one.
+/// One node's clock jumps ahead after the first holder has seen it, so that the nodes draw different fences. The second
+/// holder reaches the node that drew the smaller one.
 pub fn clocks_apart() -> Outcome {
     played(15, |scene| async move {
         let (one, other) = (Duellist::new(scene, 0, RESTART_DELAY).await, Duellist::new(scene, 1, RESTART_DELAY).await);
@@ -180,8 +180,8 @@ pub fn forgetful_node() -> Outcome {
         // Longer than the TTLs here.
         let restart_delay = Duration::from_secs(10);
         let one = Duellist::new(scene, 0, restart_delay).await;
-        // The second holder proposes fences that no clock has reached, so that its nodes draw them alike, and none has
-        // to be raised.
+        // The second holder proposes fences that no clock has reached. So its nodes draw equal fences, and none has to
+        // be raised.
         scene.servers.clock(B).forward(Duration::from_secs(5));
         let other = Duellist::new(scene, 1, restart_delay).await;
         other.cut_off(1, A);

@@ -1,4 +1,4 @@
-//! What happened to each name, as far as its witnesses have reported it: what the [checks](crate::check) judge.
+//! The events of each name, as far as witnesses have reported them: the input of the [checks](crate::check).
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +20,7 @@ pub struct Name {
 #[derive(Debug, Clone)]
 pub struct Lease {
     pub id: LeaseId,
-    /// What its token is called on the server: another lease, if it continues that one.
+    /// The lease whose name its token has on the server: another lease, if it continues that one.
     pub known_as: LeaseId,
     pub name: usize,
     pub mode: Mode,
@@ -50,26 +50,27 @@ pub struct Write {
     pub written: Written,
 }
 
-/// A release that was told that the lock was no longer its lease's.
+/// A release whose answer was that the lock was no longer its lease's.
 #[derive(Debug, Clone)]
 pub struct LostRelease {
     pub lease: LeaseId,
     pub at: Nanos,
 }
 
-/// What a look found under a name on a server.
+/// The content of a name on a server, by one look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// It did not answer.
+    /// The server did not answer.
     Unknown,
     Nothing,
     /// A token of this process, and the fence beside it. A foreign token has no process.
     Token(Option<Process>, u64),
-    /// The fence of a phase, and its sharers, each of them before its time was over.
+    /// The fence of a phase, and its sharers, each of them before its expiry.
     Shared(u64, Box<[LeaseId]>),
 }
 
-/// What every server of a name had, each at some moment between `from` and `to`: for each server, one or more looks.
+/// The content of a name on every server, each at some moment between `from` and `to`: for each server, one or more
+/// looks.
 #[derive(Debug, Clone)]
 pub struct Look {
     pub name: usize,
@@ -78,7 +79,7 @@ pub struct Look {
     pub found: Box<[Found]>,
 }
 
-/// Something took keys away from a server, at some moment between `from` and `to`.
+/// An event that took keys away from a server, at some moment between `from` and `to`.
 #[derive(Debug, Clone)]
 pub struct Loss {
     pub server: usize,
@@ -89,7 +90,7 @@ pub struct Loss {
     pub cause: Cause,
 }
 
-/// What took keys away.
+/// The cause that took keys away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// A command; the server kept running.
@@ -99,7 +100,8 @@ pub enum Cause {
     EmptyRestart,
     /// The keys run out before their time.
     ClockJump,
-    /// The address leads to another server; this one keeps running for processes that have not looked yet.
+    /// The address resolves to another server; this one keeps running for processes that have not resolved it again
+    /// yet.
     Move,
     /// A replica has taken over, which may lack the last writes: the number of the failover.
     Failover(usize),
@@ -113,9 +115,9 @@ pub struct Failover {
     pub new: u16,
     /// A moment when it was still a replica, and one when it was a primary.
     pub promoted: (Nanos, Nanos),
-    /// The moment by which it could be known: another server, or a Sentinel, named it.
+    /// The moment by which the takeover could be known: another server, or a Sentinel, named the new primary.
     pub named: Nanos,
-    /// The old one said nothing after this; `None` if it keeps running.
+    /// The old primary was silent after this; `None` if it keeps running.
     pub dead: Option<Nanos>,
     /// Whether it may lack a write that the old one had confirmed: one that hands over in peace waits until it has all.
     pub loses: bool,
@@ -140,12 +142,12 @@ pub struct Timed {
     pub to: Nanos,
 }
 
-/// An observer's leader with a smaller fence than that of the one before.
+/// An observed leader with a smaller fence than the previous leader's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fall {
     pub process: Process,
     pub name: usize,
-    /// When the previous one was told, and this one.
+    /// When the previous leader was reported, and when this one was.
     pub from: Nanos,
     pub to: Nanos,
     pub before: u64,
@@ -161,11 +163,11 @@ pub struct Remnant {
     pub at: Nanos,
     /// How long until it expires, if it does.
     pub lasts: Option<Nanos>,
-    /// The server's address leads to another server.
+    /// The server's address resolves to another server.
     pub is_left: bool,
 }
 
-/// Something the nemesis did, for readers of the history, and to know which processes could not be in time.
+/// An action of the nemesis, for readers of the history, and to know which processes could not be in time.
 #[derive(Debug, Clone)]
 pub struct Mark {
     pub from: Nanos,
@@ -174,14 +176,14 @@ pub struct Mark {
     pub text: String,
 }
 
-/// What a fault hits.
+/// The target of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whom {
     Server(usize),
-    /// Servers of a shard of a cluster, or what looks after them.
+    /// The servers of a shard of a cluster, or the Sentinels that monitor them.
     Shard(usize),
     Process(Process),
-    /// What a process writes its log to: no excuse for anything.
+    /// The sink of a process's log, which is not an excuse for anything.
     Log(Process),
     Link {
         slot: u16,

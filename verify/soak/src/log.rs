@@ -1,7 +1,7 @@
-//! A log that takes no line while it is told to stall, as a full pipe does: the nemesis of whatever writes to it.
+//! A log that stops taking lines on command, as a full pipe does: the nemesis of any code that logs.
 //!
-//! It holds up only threads that the worker has not started itself. The worker's own thread, on which its jobs run,
-//! would be as if it was stopped, which is another fault.
+//! It blocks only threads that the worker has not started itself. If it blocked the worker's own thread, on which its
+//! jobs run, the worker would be as if stopped, which is another fault.
 
 use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -15,7 +15,7 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 
-/// A line that is held up for longer is let through.
+/// The longest time that a line is blocked.
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// The log of this process.

@@ -91,7 +91,7 @@ fn soak(stage: Stage, min_replicas: u8, seconds: u64, first_seed: u64) -> ExitCo
         if left.is_zero() {
             break;
         }
-        // A long outage takes a longer round, and the time of as many rounds.
+        // A long outage needs a longer round, which replaces as many short ones.
         let has_outage = plan::has_outage(stage, seed);
         let length = if has_outage { left.min(plan::LONG_ROUND) } else { left.min(longest) };
         left -= length;

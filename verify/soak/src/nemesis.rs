@@ -16,10 +16,10 @@ use crate::{
     setup::{GONE_OVER, Kind, LONE, RESTART_DELAY, USER, nanos},
 };
 
-/// Behind what a clock has shown, and its servers' rounding.
+/// The allowance for a clock that lags behind what it has shown, and for its servers' rounding.
 const MARGIN: Nanos = 100 * MILLI;
 
-/// Goes through a lane until the time is up. Returns the process that is still at work then.
+/// Carries out a lane until the time is up. Returns the process that is still at work then.
 pub fn run(scene: &Scene, lane: Lane, until: Instant) -> Option<Worker> {
     match lane {
         Lane::Server(server) => {
@@ -42,12 +42,12 @@ struct ServerLane<'a> {
     scene: &'a Scene,
     server: usize,
     until: Instant,
-    /// Until when its clock shows a time that it has shown before.
+    /// Until when its clock shows times that it has shown before.
     behind_until: Nanos,
-    /// When it lost all that it had, and by how much its clock was set back since.
+    /// When it lost all its data, and by how much its clock was set back since.
     emptied_at: Nanos,
     set_back: Nanos,
-    /// From then on its uptime is above the restart delay, however its clock jumps.
+    /// When its uptime exceeds the restart delay, however its clock jumps.
     seasoned_at: Nanos,
 }
 
@@ -58,7 +58,7 @@ impl ServerLane<'_> {
                 return;
             }
             let Fault::Server(fault) = step.fault else { continue };
-            // What it waits for is part of the rest before the fault.
+            // The wait is part of the rest before the fault.
             let in_time = match fault {
                 ServerFault::RestartEmpty(_) | ServerFault::FlushAll | ServerFault::Move => {
                     self.await_moment(self.behind_until)
@@ -80,8 +80,8 @@ impl ServerLane<'_> {
     }
 
     /// Waits for a moment, and returns whether it comes before the end. Fences grow across a loss of all data only if
-    /// the clock is not behind what it has shown, then or later. A node's uptime is its wall clock, so a jump while it
-    /// is young would have it vote too early. Both are assumptions of the promises.
+    /// the clock is never behind a time that it has shown. A node's uptime is its wall clock, so a jump while it is
+    /// young would have it vote too early. Both are assumptions of the promises.
     fn await_moment(&self, moment: Nanos) -> bool {
         rest(Duration::from_nanos(moment.saturating_sub(now())), self.until)
     }
@@ -197,7 +197,7 @@ impl ServerLane<'_> {
     }
 }
 
-/// Has a server that does not run forget everything.
+/// Makes a server that does not run forget everything.
 pub fn empty(scene: &Scene, server: usize) {
     for data in ["appendonlydir", "appendonly.aof"] {
         let path = scene.server(server).directory().join(data);
@@ -213,8 +213,8 @@ pub fn delete(scene: &Scene, server: usize, kind: &Kind) {
     seen_empty(scene, server, Some(name), from);
 }
 
-/// Records that the server had no key of this name, or of any, at one moment since then, which is as good as a look.
-/// One node of a quorum is not.
+/// Records that the server had no key of this name, or of any, at one moment since then. That is as good as a look,
+/// except for one node of a quorum.
 fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
     let to = now();
     let mut recorder = scene.recorder();
@@ -226,7 +226,7 @@ fn seen_empty(scene: &Scene, server: usize, name: Option<usize>, from: Nanos) {
     recorder.history.looks.extend(looks);
 }
 
-/// Keeps one worker going, one life after the other; the last one keeps running.
+/// Restarts one worker again and again. The last process keeps running.
 pub fn process_lane(scene: &impl Scenery, slot: u16, until: Instant) -> Worker {
     let mut worker = scene.worker(Process { slot, life: 0 });
     for step in plan(scene.stage, scene.seed, Lane::Process(slot)) {
@@ -269,7 +269,7 @@ fn links_lane(scene: &Scene, slot: u16, until: Instant) {
         let Fault::Link(server, fault) = step.fault else { continue };
         let _trouble = (server == LONE).then(|| scene.troubled());
         let (from, link) = (now(), &scene.links[usize::from(slot)][server]);
-        // On a silent link no command may come by.
+        // A silent link may carry no command.
         let one = |nth, action| {
             let rule = link.on(Match::any(), nth, action);
             rule.wait_hit(Duration::from_millis(500));

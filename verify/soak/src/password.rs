@@ -1,4 +1,4 @@
-//! The password with which workers use the server on its own, and the one that stands in for it.
+//! The password with which workers use the lone server and its stand-in.
 
 use std::{fs, path::PathBuf};
 
@@ -13,7 +13,7 @@ pub struct Password {
 }
 
 impl Password {
-    /// A password that these servers know, and whoever reads the file beside the first one's data.
+    /// A password that these servers know, and any reader of the file beside the first one's data.
     pub fn new(servers: [&Server; 2]) -> Self {
         let password = Self { file: servers[0].directory().join("password"), turn: 0 };
         password.tell_servers(servers);
@@ -21,7 +21,7 @@ impl Password {
         password
     }
 
-    /// The file where workers find it.
+    /// The file that workers read it from.
     pub fn file(&self) -> PathBuf {
         self.file.clone()
     }

@@ -1,14 +1,14 @@
-//! What the nemesis will do: a function of the seed alone.
+//! The faults that the nemesis will cause: a function of the seed alone.
 //!
-//! Each lane goes through its own list, one step after the other: each server has a lane, each worker process, and the
-//! links of each worker. So faults of one kind overlap with those of every other, but never with themselves.
+//! Each lane has its own list of steps: there is a lane for each server, for each worker process, and for the links of
+//! each worker. So faults of one kind overlap with those of every other, but never with themselves.
 //!
-//! In one round of five, which is longer, the server on its own and a majority of the quorum are away for minutes; a
-//! process lives through it.
+//! In one round of five, which is longer, the lone server and a majority of the quorum are away for minutes. One
+//! process lives through that outage.
 //!
-//! The plan keeps to what the promises assume (`docs/safety.md`), because otherwise the checks would only find that
-//! these assumptions are needed: the clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the
-//! restart delay, and only a restart makes a node forget its fences.
+//! The plan keeps to the assumptions of the promises (`docs/safety.md`), because otherwise the checks would only find
+//! that these are needed. The clocks of a quorum's nodes stay within 0.8 s of each other, which is less than the
+//! restart delay. Only a restart makes a node forget its fences.
 
 use std::{fmt, time::Duration};
 
@@ -31,7 +31,7 @@ pub fn has_outage(stage: Stage, seed: u64) -> bool {
     stage == Stage::Servers && seed % 5 == 0
 }
 
-/// A lane of faults, by what they hit.
+/// A lane of faults, by its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     Server(usize),
@@ -39,7 +39,7 @@ pub enum Lane {
     Links(u16),
 }
 
-/// What happens to a server.
+/// The faults of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerFault {
     Stop(Duration),
@@ -59,9 +59,9 @@ pub enum ServerFault {
     /// Another library sets the key, without checking it, for this long.
     Overwrite(&'static Kind, Duration),
     KillClients,
-    /// The workers' password changes. The side that knows it first has it for this long before the other.
+    /// The workers' password changes. One side knows it first, for this long.
     Rotate(First, Duration),
-    /// The address leads to another server with other data; this one keeps running.
+    /// The address resolves to another server with other data; this one keeps running.
     Move,
 }
 
@@ -72,7 +72,7 @@ pub enum First {
     Workers,
 }
 
-/// What happens to a worker.
+/// The faults of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessFault {
     Kill(Duration),
@@ -81,7 +81,7 @@ pub enum ProcessFault {
     StallLog(Duration),
 }
 
-/// What happens to a worker's link to a server.
+/// The faults of a worker's link to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkFault {
     Cut,
@@ -124,8 +124,8 @@ pub fn plan(stage: Stage, seed: u64, lane: Lane) -> impl Iterator<Item = Step> {
     let is_away = has_outage(stage, seed) && matches!(lane, Lane::Server(0..=2));
     let lives = has_outage(stage, seed) && lane == Lane::Process(0);
     let outage = Step { after: OUTAGE_AFTER, fault: Fault::Server(ServerFault::Outage(OUTAGE)) };
-    // Where all wait in one line, a stopped worker holds up all others: with rests as short, hardly anything would
-    // happen.
+    // Here all tasks wait in one line, so a stopped worker delays all others. With the usual short rests, hardly
+    // anything would happen.
     let rests = if stage == Stage::Shared && !matches!(lane, Lane::Server(_)) { 3 } else { 1 };
     let steps = std::iter::repeat_with(move || match lane {
         Lane::Server(LONE) => {
@@ -173,7 +173,7 @@ fn lone_server(chance: &mut Chance) -> ServerFault {
     }
 }
 
-/// Its address stays where it is, because each of two servers would admit as many as it may.
+/// A fault without a move of the address, because each of two servers would admit as many sharers as it may.
 fn sharing_server(chance: &mut Chance) -> ServerFault {
     match chance.below(14) {
         0 => ServerFault::DeletePlaces(one_of(chance, Stage::Shared, false)),
@@ -200,7 +200,7 @@ fn node(chance: &mut Chance, astray: &mut i64) -> ServerFault {
         6..=7 => ServerFault::Restart(chance.millis(0, 300)),
         8..=10 => ServerFault::RestartEmpty(chance.millis(0, 300)),
         11..=13 => {
-            // To anywhere within the bounds.
+            // A step to anywhere within the bounds.
             let to = i64::try_from(chance.below(2 * 400 + 1)).unwrap_or(0) - ASTRAY;
             let by = Duration::from_millis((to - *astray).unsigned_abs());
             let forward = to > *astray;
@@ -229,7 +229,7 @@ fn link(chance: &mut Chance) -> LinkFault {
 }
 
 impl Fault {
-    /// The word under which it is counted.
+    /// The word under which the fault is counted.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Server(fault) => match fault {

@@ -1,5 +1,4 @@
-//! After the last fault: no worker begins anything any more, so every lock can be acquired, and then nothing is left of
-//! any.
+//! After the last fault: no worker begins anything any more, so every lock can be acquired, and then no keys are left.
 
 use std::time::Duration;
 
@@ -16,11 +15,11 @@ use crate::{
     setup::{Access, GIVEN_UP, LONE, RESTART_DELAY, Stage, TTLS, nanos},
 };
 
-/// How soon every holder has let go of its lock, or its key has run out by a clock that was set back. By then the dead
-/// in its queue have had their grants, and nodes that forgot vote again.
+/// How soon every holder has released its lock, or its key has expired by a clock that was set back. By then the grants
+/// to dead waiters have lapsed, and nodes that forgot vote again.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Ends the workers in peace, and looks at what they leave.
+/// Ends the workers in peace, and looks at the keys that they leave.
 pub fn run(scene: &Scene, workers: Vec<Worker>) {
     end(scene, workers, acquire_all(scene));
     // Longer than any TTL by any clock.
@@ -31,7 +30,7 @@ pub fn run(scene: &Scene, workers: Vec<Worker>) {
     }
 }
 
-/// Has the workers rest, and end when `meanwhile` is done.
+/// Makes the workers rest, and end when `meanwhile` is done.
 pub fn end(crew: &Crew, mut workers: Vec<Worker>, meanwhile: impl Future<Output = ()>) {
     for worker in &mut workers {
         worker.rest();
@@ -39,7 +38,7 @@ pub fn end(crew: &Crew, mut workers: Vec<Worker>, meanwhile: impl Future<Output 
     for worker in &mut workers {
         worker.rested(crew);
     }
-    // This happens while they live, because a worker still renews what it did not let go of.
+    // This happens while the workers live, because a worker still renews leases that it did not release.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(meanwhile);
     for worker in &mut workers {
@@ -50,7 +49,7 @@ pub fn end(crew: &Crew, mut workers: Vec<Worker>, meanwhile: impl Future<Output 
     }
 }
 
-/// A new process acquires each lock, past every proxy, and lets go of it.
+/// Acquires each lock in a new process, past every proxy, and releases it.
 async fn acquire_all(scene: &Scene) {
     let process = somebody(scene.links.len());
     let (lone, nodes) = (scene.server(LONE).url(), scene.servers.urls().split_off(LONE + 1));
@@ -83,7 +82,7 @@ fn as_shared(leases: &Client, name: &str, access: Access) -> Lock {
     }
 }
 
-/// A process that is not one of this many workers.
+/// A process other than those of the workers.
 pub fn somebody(workers: usize) -> Process {
     Process { slot: u16::try_from(workers).unwrap_or(u16::MAX), life: 0 }
 }

@@ -1,7 +1,7 @@
-//! What a worker reports about itself, line by line, and the clock that all processes here use.
+//! A worker's reports about itself, line by line, and the clock that all processes here use.
 //!
 //! A worker may be killed at any instant, so it writes each line at once, and *before* it acts on it: a release is
-//! reported before it is asked for. What was not reported by then did not happen for the check.
+//! reported before it is requested. For the check, an unreported event did not happen.
 
 use std::{fmt, str::FromStr};
 
@@ -177,11 +177,11 @@ words! {
 /// The primaries as a process sees them: their ports, in order.
 pub type Ports = Box<[u16]>;
 
-/// One line.
+/// A line of a worker's report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
     /// An acquire, begun at `invoked`, had given a lease by `start`. `until` is a deadline that the holder knew for
-    /// certain, or nothing if the first check already said no. Its token is called `known_as`.
+    /// certain, or nothing if the first check already failed. Its token is called `known_as`.
     Acquired {
         lease: LeaseId,
         known_as: LeaseId,
@@ -193,7 +193,7 @@ pub enum Line {
         start: Nanos,
         until: Option<Nanos>,
     },
-    /// A check that began at `at` said yes.
+    /// A check that began at `at` succeeded.
     Believed {
         lease: LeaseId,
         at: Nanos,
@@ -226,8 +226,7 @@ pub enum Line {
         from: Nanos,
         to: Nanos,
     },
-    /// An observer was told of a leader with a smaller fence than the previous one, which it had been told of at
-    /// `from`.
+    /// An observer got a leader with a smaller fence than the previous one's, which it got at `from`.
     Fell {
         process: Process,
         name: usize,
@@ -236,13 +235,14 @@ pub enum Line {
         before: u64,
         after: u64,
     },
-    /// From this moment these were the primaries to the process, and others before.
+    /// From this moment on, the process took these servers for the primaries.
     Named {
         process: Process,
         at: Nanos,
         ports: Ports,
     },
-    /// It has nothing under way and begins nothing more. Its resident memory at the start of its work and now, in KiB.
+    /// The worker has nothing under way and begins nothing more. Its resident memory at the start of its work and now,
+    /// in KiB.
     Rested {
         process: Process,
         before: u64,

@@ -16,11 +16,11 @@ use crate::{
     setup::LONE,
 };
 
-/// How much before and after a violation is shown at most, and how much before the leases that are involved.
+/// The longest times that are shown before and after a violation, and before the leases involved.
 const BEFORE: Nanos = 1_500 * MILLI;
 const AFTER: Nanos = 300 * MILLI;
 const LEAD: Nanos = 20 * MILLI;
-/// And how many lines.
+/// The most lines that are shown.
 const LINES: usize = 60;
 
 /// A violation, and what happened to its name around it.
@@ -49,7 +49,7 @@ pub fn timeline(history: &History, violation: &Violation) -> String {
         if let Some(end) = lease.end {
             lines.push((end, format!("{} believed in it until here ({}){involved}", lease.id, lease.how)));
         }
-        // An accepted write is news only after one that was not accepted.
+        // An accepted write is shown only after one that was not accepted.
         let mut last = Written::Accepted;
         for write in history.writes.iter().filter(|write| write.lease == lease.id) {
             if std::mem::replace(&mut last, write.written) != write.written
@@ -182,14 +182,13 @@ impl Totals {
         }
     }
 
-    /// Whether there is a lock that was never held in one of its modes, or nothing was seen of the servers or the
-    /// resource.
+    /// Whether some lock was never held in one of its modes, or the servers or the resource were never observed.
     pub fn is_hollow(&self) -> bool {
         let is_unheld = |mode: &(String, u32)| !self.by_mode.contains_key(mode);
         self.modes.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
     }
 
-    /// Acquires that failed for another reason than servers that are away and locks that are held.
+    /// Acquires that failed for another reason than absent servers and held locks.
     pub fn failed(&self) -> u64 {
         self.outcomes.get(&Outcome::Failed).copied().unwrap_or(0)
     }

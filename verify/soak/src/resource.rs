@@ -1,5 +1,5 @@
-//! The resource that the locks protect, as a worker sees it: it refuses a write whose fence is older than one that it
-//! has seen. It does not use the library.
+//! The resource that the locks protect, from a worker's view: it refuses a write with an older fence than the newest
+//! that it has seen. It does not use the library.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use crate::record::Written;
 pub struct Resource {
     port: u16,
     key: Arc<str>,
-    /// Made when it is needed.
+    /// The connection, made at its first use.
     wire: Arc<Mutex<Option<Wire>>>,
 }
 

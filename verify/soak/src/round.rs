@@ -21,7 +21,7 @@ pub const WORKERS: u16 = 3;
 const LOOK_EVERY: Duration = Duration::from_millis(8);
 const ALL: u64 = u64::MAX;
 
-/// What a round has shown.
+/// The results of a round.
 pub struct Outcome {
     pub seed: u64,
     pub lasted: Duration,

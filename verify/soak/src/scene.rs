@@ -22,11 +22,10 @@ use crate::{
 pub struct Scene {
     pub crew: Crew,
     pub servers: Nodes,
-    /// A server by the lone server's clock, to which the lone server's address leads at times.
+    /// A server with the lone server's clock, to which the lone server's address sometimes resolves.
     stand_in: Server,
     stands_in: AtomicBool,
-    /// Shared while something is in the way of a worker that looks where the address leads; held alone while the
-    /// address moves.
+    /// Shared while a fault affects workers that resolve the address again; held exclusively while the address moves.
     calm: RwLock<()>,
     /// The links of each worker, one to each server.
     pub links: Vec<Vec<Proxy>>,
@@ -47,7 +46,7 @@ impl Scenery for Scene {
         self.hire(process, urls(&self.links[usize::from(process.slot)]), password)
     }
 
-    /// No address moves while this is held.
+    /// Keeps all addresses where they are while the guard is held.
     fn troubled(&self) -> Option<RwLockReadGuard<'_, ()>> {
         Some(self.calm.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -56,7 +55,7 @@ impl Scenery for Scene {
 impl Scene {
     /// Servers that keep their data over a restart and have been up for long, and links for this many workers.
     pub fn new(stage: Stage, seed: u64, workers: u16, kinds: u64) -> Self {
-        // No fsync: what a killed process has written is there all the same.
+        // Without fsync, because the writes of a killed process survive anyway.
         let lasting = |server: ServerBuilder| server.aof(true).arg("--appendfsync", "no");
         let servers = Nodes::with(stage.servers(), lasting).season();
         let stand_in = lasting(Server::builder().clock(servers.clock(LONE))).start();
@@ -73,12 +72,12 @@ impl Scene {
         }
     }
 
-    /// The server to which the address of this one leads.
+    /// The server to which this server's address resolves.
     pub fn server(&self, at: usize) -> &Server {
         if at == LONE && self.stands_in.load(Ordering::SeqCst) { &self.stand_in } else { &self.servers[at] }
     }
 
-    /// The lone server and the one that stands in for it at times.
+    /// The lone server and its stand-in.
     pub fn lone_servers(&self) -> [&Server; 2] {
         [&self.servers[LONE], &self.stand_in]
     }
@@ -91,7 +90,7 @@ impl Scene {
         }
     }
 
-    /// While this is held, nothing is in the way of a worker that looks where an address leads.
+    /// Keeps workers that resolve an address free of faults while the guard is held.
     pub fn calm(&self) -> RwLockWriteGuard<'_, ()> {
         self.calm.write().unwrap_or_else(PoisonError::into_inner)
     }

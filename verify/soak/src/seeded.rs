@@ -1,5 +1,5 @@
-//! The checks, checked: each seeded bug has a scene in which it shows. A program with the bug's patch must find it
-//! there; a program without the patch must find nothing.
+//! The checks, checked: each seeded bug has a scene that shows it. A program with the bug's patch must find it there; a
+//! program without the patch must find no violation.
 
 use std::{
     sync::atomic::AtomicBool,

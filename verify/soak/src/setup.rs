@@ -1,4 +1,4 @@
-//! The locks, their servers, and how workers use them: the same for the parent and its workers.
+//! The locks, their servers, and how workers use them: shared by the parent and its workers.
 
 use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{
     record::{Nanos, Unreadable},
 };
 
-/// What keeps the locks.
+/// The servers that keep the locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// A server on its own, and the nodes of a quorum.
@@ -18,28 +18,28 @@ pub enum Stage {
     Cluster,
     /// A primary with two replicas, and three Sentinels.
     Sentinel,
-    /// A server on its own, and names that several may hold at a time.
+    /// A lone server, and names that several may hold at a time.
     Shared,
 }
 
-/// The server on its own, and how many nodes the quorum has behind it.
+/// The index of the lone server. The nodes of the quorum follow it.
 pub const LONE: usize = 0;
 pub const NODES: usize = 3;
 pub const SERVERS: usize = 1 + NODES;
 
-/// How often workers look where the lone server's address leads; and how long after a move the last of them has gone
-/// over, with nothing in its way: two looks, each with a new connection, and the news in every task.
+/// How often workers resolve the lone server's address, and how long an undisturbed move takes until the last of them
+/// has gone over. That takes two resolutions, each with a new connection, and the news in every task.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub const GONE_OVER: Duration = Duration::from_secs(3);
 
-/// The user as whom the workers use the server on its own; its password changes.
+/// The workers' user on the lone server; its password changes.
 pub const USER: &str = "worker";
 
 /// Longer than the longest TTL by the second that a server's uptime may be wrong by.
 pub const RESTART_DELAY: Duration = Duration::from_secs(2);
 pub const TTLS: [Duration; 3] = [Duration::from_millis(300), Duration::from_millis(500), Duration::from_secs(1)];
 pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(400);
-/// How long after its time a call is given up, which is for the checks to judge.
+/// How long after its limit a call is given up. The checks judge it.
 pub const GIVEN_UP: Duration = Duration::from_secs(5);
 
 pub fn nanos(duration: Duration) -> Nanos {
@@ -92,7 +92,7 @@ pub const KINDS: [Kind; 18] = [
     kind("plain-2", false, false, Pace::Quick, 1),
     kind("plain-3", false, false, Pace::Quick, 1),
     kind("crowded", false, false, Pace::Quick, 2),
-    // So many of one process that most of their requests are batched.
+    // Many tasks of one process, so that most of their requests are batched.
     kind("together-1", false, false, Pace::Quick, 2),
     kind("together-2", false, false, Pace::Quick, 2),
     kind("together-3", false, false, Pace::Quick, 2),
@@ -187,7 +187,7 @@ impl Stage {
         matches!(self, Self::Cluster | Self::Sentinel)
     }
 
-    /// The number of servers that run by themselves: the one on its own, and behind it the nodes of a quorum.
+    /// The number of stand-alone servers: the lone one, and behind it the nodes of a quorum.
     pub fn servers(self) -> usize {
         if self == Self::Servers { SERVERS } else { 1 }
     }

@@ -1,4 +1,4 @@
-//! What a task does with a name that several may hold at a time.
+//! The actions of a task on a name that several may hold at a time.
 
 use leasehold::{Error, Lock, Mode};
 

@@ -1,4 +1,4 @@
-//! Looks at the servers, past every proxy, as long as a round lasts, for check (d).
+//! Looks at the servers directly, past every proxy, for as long as a round lasts, for check (d).
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -43,7 +43,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Looks at all names on these servers until it is over.
+/// Looks at all names on these servers until `over`.
 pub fn run(scene: &Scene, servers: std::ops::Range<usize>, every: Duration, over: &AtomicBool) {
     let names: Vec<(usize, Name)> = {
         let recorder = scene.recorder();
@@ -66,8 +66,8 @@ pub fn run(scene: &Scene, servers: std::ops::Range<usize>, every: Duration, over
         let from = now();
         let sweep = Sweep { from, found: eyes.iter_mut().map(|eye| eye.look(scene, names.len())).collect() };
         let to = now();
-        // The nodes of a quorum need not have had what was seen at one instant: a key may go from one and come to
-        // another meanwhile. If it was seen twice, that would have to happen twice.
+        // The nodes of a quorum need not have had these contents at one instant: a key may go from one and come to
+        // another meanwhile. For two equal looks in a row, that would have to happen twice.
         let earlier = last.replace(sweep).filter(|_| servers.len() > 1);
         let sweeps: Vec<&Sweep> = earlier.iter().chain(last.iter()).collect();
         if sweeps.len() == servers.len().min(2) {
@@ -108,11 +108,11 @@ impl Asked {
 
 struct Sweep {
     from: u64,
-    /// What was found of each name, for each server.
+    /// The finding for each name, on each server.
     found: Vec<Vec<Found>>,
 }
 
-/// A connection to whatever an address leads to; made again when that changes, or when it breaks.
+/// A connection to the server that an address resolves to; made again when that changes, or when it breaks.
 struct Eye {
     server: usize,
     port: u16,
@@ -178,7 +178,7 @@ fn places(of_name: &Value) -> Found {
     let [value, fence, tokens @ ..] = &parts[..] else { return Found::Unknown };
     let phase = if value.is_nil() { None } else { phase_of(&value.text()) };
     let Some(phase) = phase else { return found(&[value.clone(), fence.clone()]) };
-    // What a release has left belongs to no process.
+    // A place that a release has left belongs to no process.
     let leases = tokens.iter().filter_map(|token| label(&token.text())?.parse::<LeaseId>().ok());
     Found::Shared(phase, leases.collect())
 }

@@ -1,4 +1,4 @@
-//! A worker: it acquires, believes, writes, lets go, and reports all that, until a word comes by its input; then it
+//! A worker: it acquires, believes, writes, releases, and reports all that, until a byte arrives on its input; then it
 //! rests until its input ends.
 
 use std::{
@@ -21,15 +21,15 @@ use crate::{
     setup::{Access, COMMAND_TIMEOUT, GIVEN_UP, Kind, Pace, Stage, nanos},
 };
 
-/// A call that is late by less is not worth a line.
+/// A call that is late by less is not reported.
 const LATE: Duration = Duration::from_millis(100);
 
-/// What the parent tells a worker by its input.
+/// The byte on a worker's input that tells it to rest.
 pub const REST: u8 = b'.';
 pub const STALL_LOG: u8 = b's';
 pub const UNSTALL_LOG: u8 = b'u';
 
-/// What the parent tells a worker on its command line.
+/// A worker's arguments.
 #[derive(Debug, Clone)]
 pub struct Part {
     pub stage: Stage,
@@ -37,7 +37,7 @@ pub struct Part {
     pub seed: u64,
     /// Which of the stage's kinds it works on, by their bits.
     pub kinds: u64,
-    /// How many replicas must have what it is granted.
+    /// How many replicas must confirm a grant.
     pub min_replicas: u8,
     /// The port of the resource, which no fault hits.
     pub resource: u16,
@@ -176,7 +176,7 @@ pub struct Job {
     pub lock: Lock,
     pub leases: Client,
     resource: Resource,
-    /// The place of the last ticket that was handed over, and the fence of the last ticket that was looked at.
+    /// The place of the last ticket that was handed over, and the fence of the last ticket that was read.
     tickets: Resource,
     last_ticket: Option<u64>,
     pub chance: Chance,
@@ -184,7 +184,7 @@ pub struct Job {
     numbers: Arc<AtomicU32>,
 }
 
-/// What was asked for, and when.
+/// The request for a lease, and when it was made.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
     pub id: LeaseId,
@@ -194,11 +194,11 @@ pub struct Asked {
     pub invoked: Nanos,
 }
 
-/// A lease that its holder looks after.
+/// A lease, as its holder keeps it.
 pub struct Held {
     id: LeaseId,
     pub lease: Lease,
-    /// The newest check that said yes, and a deadline known for certain; reported or not.
+    /// The newest successful check, and a deadline known for certain; reported or not.
     at: Nanos,
     until: Nanos,
 }
@@ -286,7 +286,7 @@ impl Job {
         None
     }
 
-    /// The outcome of a call that has to end within a time; `None` if it does not end.
+    /// The outcome of a call that has to end within a limit; `None` if it does not.
     pub async fn in_time<T>(&self, call: Call, within: Duration, outcome: impl Future<Output = T>) -> Option<T> {
         let from = now();
         let outcome = tokio::time::timeout(within + GIVEN_UP, outcome).await.ok();
@@ -310,7 +310,7 @@ impl Job {
         None
     }
 
-    /// Works for as long as it wants to. Returns `None` if the lease is lost before.
+    /// Works for as long as it wants to. Returns `None` if the lease is lost before that.
     pub async fn hold_to_its_end(&mut self, lease: Lease, asked: Asked, start: Nanos) -> Option<Held> {
         let mut held = Held::new(asked.id, lease);
         let kept = match self.say_acquired(&mut held, asked, start) {
@@ -342,7 +342,7 @@ impl Job {
         None
     }
 
-    /// Holds the lease for as long as this cycle wants to, and checks it to the last.
+    /// Holds the lease for as long as this cycle wants to, and checks it until the end.
     async fn work(&mut self, held: &mut Held, ttl: Duration) -> Result<(), Ending> {
         let time = self.hold_for(ttl);
         if self.stage.is_routed() && self.chance.one_in(20) {
@@ -371,7 +371,7 @@ impl Job {
         held.check()
     }
 
-    /// A part of the job asks for the lock by itself, and has the same fence. A lease with another fence is its own.
+    /// A part of the job acquires the lock by itself, and has the same fence. A lease with another fence is its own.
     async fn enter_again(&self, held: &Held, ttl: Duration) {
         let invoked = now();
         let Ok(Some(lease)) = self.lock.clone().ttl(ttl).try_acquire().await else { return };
@@ -390,7 +390,7 @@ impl Job {
         LeaseId { process: self.process, number: self.numbers.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Reports that a lease is there, and checks it for the first time.
+    /// Reports a new lease, and checks it for the first time.
     fn say_acquired(&self, held: &mut Held, asked: Asked, start: Nanos) -> Result<(), Ending> {
         let Asked { id, known_as, mode, ttl, invoked } = asked;
         assert_eq!(held.lease.mode(), mode, "it is held as it was asked for");
@@ -497,7 +497,7 @@ impl Held {
     pub fn check(&mut self) -> Result<(), Ending> {
         let at = now();
         self.lease.check().map_err(|error| error.lost().map_or(Ending::OtherLoss, |lost| Ending::of(lost.reason())))?;
-        // What remains was calculated from a later moment, so the deadline is not before this.
+        // The remaining time was calculated at a later moment, so the deadline is not before this.
         let remaining = u64::try_from(self.lease.remaining().as_nanos()).unwrap_or(0);
         self.at = at;
         self.until = at + remaining;

@@ -37,7 +37,7 @@ pub(super) enum Action {
     Step(usize),
 }
 
-/// A message, by its place on the net; the other fields are for people.
+/// A message, by its place on the net; the other fields are for descriptions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) at: usize,
@@ -47,7 +47,7 @@ pub(super) struct Place {
     pub(super) is_reply: bool,
 }
 
-/// What a client learns of a message that does not arrive.
+/// The notice that a client gets of a message that does not arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notice {
     Nothing,

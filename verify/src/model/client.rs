@@ -255,12 +255,12 @@ impl Run<'_> {
         });
     }
 
-    /// Lets go of the lease, because the job is done.
+    /// Releases the lease, because the job is done.
     pub(super) fn let_go(&mut self, me: usize, number: Number) {
         self.with(me, number, Self::leave);
     }
 
-    /// The lease becomes a ticket, and needs no more work.
+    /// Turns the lease into a ticket, after which it needs no more work.
     pub(super) fn hand_over(&mut self, me: usize, number: Number) {
         let owner = (u8::try_from(me).unwrap_or_default(), number);
         self.with(me, number, |run, _, session| {

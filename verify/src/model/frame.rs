@@ -19,7 +19,7 @@ pub(super) trait Model: Clone + Send + Sync + 'static {
     /// The rule for a state without further actions: everything [is over](Self::is_over).
     const IN_THE_END: &'static str = "in the end nothing is left";
 
-    /// The word for what has the keys, for people.
+    /// The word for a holder of keys, for people.
     const SERVER: &'static str = "server";
 
     fn name(&self) -> &'static str;
@@ -65,7 +65,7 @@ pub(super) trait Model: Clone + Send + Sync + 'static {
         iter::empty()
     }
 
-    /// The tokens by which clients believe that they have the lock.
+    /// The tokens of the clients that believe to hold the lock.
     fn believers(&self, state: &Self::State) -> Vec<Owner> {
         let now = self.clock().shows(Self::now(state));
         Self::leases(state).filter(|(_, lease)| now < lease.valid_until()).map(|(owner, _)| owner).collect()
@@ -106,7 +106,7 @@ impl<M: Model> Run<'_, M> {
 /// The description of time that passes. It is shown where that changes something.
 pub(super) const TIME_PASSES: &str = "time passes";
 
-/// A path through the states: a line for everything that happened, and who believed what after it.
+/// A path through the states: a line for each event, and the believers after it.
 pub(super) fn told<M: Model>(model: &M, path: Path<M::State, M::Action>) -> String {
     let steps = path.into_vec();
     let mut text = String::new();

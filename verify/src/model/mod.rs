@@ -1,7 +1,7 @@
 //! The protocol, searched: every order in which two clients, one or three nodes and a bounded number of faults can take
 //! turns, by [stateright]. The shipped code decides: the machines of [`leasehold_protocol`], and its [`Store`] as each
-//! node. Only what carries messages and sets timers is written again. `docs/evidence/model.md` has the bounds and the
-//! figures.
+//! node. Only the code that carries messages and sets timers is written again. `docs/evidence/model.md` has the bounds
+//! and the figures.
 //!
 //! # What a run is
 //!
@@ -11,26 +11,27 @@
 //!    fault, and faults are counted.
 //! 2. Timers are on time, unless their client stands still, which is a fault. Then its clock runs on, but the client
 //!    hears and does nothing until it continues, at any later moment.
-//! 3. Time passes to the next moment at which something is due for a client or a node (a timer, a time limit, a
-//!    deadline, the expiry of a key, the end of a restart delay), and to every multiple of the grid. A decision that
-//!    compares times is the same in between. There are two exceptions, which are met where a moment falls anyway: the
-//!    end of the tries to undo, and a clock that was set back and passes a node's floor of fences again.
-//! 4. At the close no fault happens any more and every client lets go, so that every run ends. What must come about at
-//!    some time is therefore a rule about ends, which `eventually` of stateright could miss where two paths meet.
+//! 3. Time passes to the next moment at which something is due, and to every multiple of the grid. Due are a timer, a
+//!    time limit, a deadline, the expiry of a key, and the end of a restart delay. A decision that compares times is
+//!    the same in between. There are two exceptions: the end of the tries to undo, and a clock that was set back and
+//!    passes a node's floor of fences again. They are met where a moment falls anyway.
+//! 4. At the close no fault happens any more and every client lets go, so that every run ends. A property that must
+//!    hold eventually is therefore a rule about ends, because `eventually` of stateright could miss it where two paths
+//!    meet.
 //!
 //! # What is checked
 //!
 //! In every state: no two clients believe at the same instant. Fences grow in the order of the leases and, whatever the
 //! clocks do, from every lease to every attempt that began after it. A client that asks the nodes sees the lease's
-//! fence. A lock whose release is confirmed is free, an unused key is taken off, a client that asks for a free lock
-//! gets it, nothing is lost without a fault, an expired lease stays expired, and at the end of every run nothing is
+//! fence. A lock whose release is confirmed is free, an unused key is taken off, and a client that asks for a free lock
+//! gets it. Nothing is lost without a fault, an expired lease stays expired, and at the end of every run no key is
 //! left. And what should be possible is possible.
 //!
 //! The combiner, which decides which requests to one node are batched, is searched by itself in [`combining`]. So are a
 //! [failover], a slot that is [moved](migrating) from server to server, leases that [replicas](replication) confirm,
 //! and locks that are [shared](sharing). Each of them has its rules; what they share is [their frame](frame).
 //!
-//! Outside of the assumptions the search must find what breaks, which shows that it would notice.
+//! Outside of the assumptions the search must find a broken rule, which shows that it would notice one.
 
 use std::time::Duration;
 
@@ -115,7 +116,7 @@ struct Setup {
     hands_over: bool,
     /// How far ahead of the highest clock a fence is that clients propose, if they do.
     proposes: Option<Duration>,
-    /// The bug of the clients, if any.
+    /// The seeded bug of the clients, if any.
     bug: Option<SeededBug>,
     key: Key,
     tokens: Tokens,
@@ -135,12 +136,12 @@ impl Setup {
         self.client_ttl().saturating_sub(drift(self.client_ttl()))
     }
 
-    /// Whose token a release deletes.
+    /// The owner whose token a release deletes.
     fn released_as(&self, owner: Owner, there: Option<Owner>) -> Owner {
         if self.bug == Some(SeededBug::ReleaseUnchecked) { there.unwrap_or(owner) } else { owner }
     }
 
-    /// The fence that a node answers to a replayed acquire.
+    /// The fence that a node returns for a replayed acquire.
     fn replayed(&self, fence: Fence) -> Fence {
         if self.bug != Some(SeededBug::ReplayDrawsAnew) {
             return fence;

@@ -105,7 +105,7 @@ pub(super) struct Server {
     pub(super) stepped: i64,
     /// When it was started, by its own clock, if that was during the run.
     pub(super) started: Option<Micros>,
-    /// Whose key is there, and when it expires by the node's own clock.
+    /// The owner of the key, and when it expires by the node's own clock.
     pub(super) key: Option<(Owner, Micros)>,
     /// The fence in its value, as a look shows it.
     pub(super) shown: Option<Fence>,

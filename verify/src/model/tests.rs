@@ -130,7 +130,7 @@ fn a_replay_that_draws_anew_shows_another_fence() {
     breaks(&one("a replay draws anew", faults).with(SeededBug::ReplayDrawsAnew), SHOWN);
 }
 
-/// This holds whatever the clocks do, and so whoever holds the lock meanwhile. It is enough for the resource.
+/// This holds whatever the clocks do, so whichever client holds the lock meanwhile. It is enough for the resource.
 #[test]
 fn who_begins_later_has_the_larger_fence_whatever_the_clocks_do() {
     let faults = Faults { pauses: 1, ..NO_FAULTS };

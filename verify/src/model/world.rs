@@ -86,7 +86,7 @@ impl Run<'_> {
         Some(())
     }
 
-    /// Notes whose key is on a node now.
+    /// Notes the owner of a node's key now.
     fn look_at(&mut self, node: usize) {
         let now = self.state.time_at(self.setup, node);
         let server = &mut self.state.servers[node];

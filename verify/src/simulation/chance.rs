@@ -14,7 +14,7 @@ pub(super) fn nanos(span: Duration) -> u64 {
 /// One machine's clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Skewed {
-    /// What it showed when the simulation began.
+    /// The time that it showed when the simulation began.
     pub(super) offset: u64,
     /// By how many millionths it runs faster than real time.
     pub(super) gains: i64,
@@ -43,7 +43,7 @@ impl Skewed {
     }
 }
 
-/// Everything that is left to chance, from one seed.
+/// All chance in a run, from one seed.
 #[derive(Debug)]
 pub(super) struct Dice(Jitter);
 

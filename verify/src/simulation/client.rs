@@ -42,7 +42,7 @@ pub(super) struct Client {
     /// Requests without an answer.
     sent: BTreeMap<u64, Sent>,
     tokens: u64,
-    /// Which process of this client it is.
+    /// The number of this client's process.
     life: u32,
 }
 
@@ -128,7 +128,7 @@ impl Client {
         });
     }
 
-    /// Runs `act` on a session, if it still exists, with everything that goes with that.
+    /// Runs `act` on a session, if it still exists, with the bookkeeping around it.
     fn with(&mut self, world: &mut World, id: u64, act: impl FnOnce(&mut Self, &mut World, &mut Session)) {
         let Some(mut session) = self.sessions.remove(&id) else { return };
         session.witness(self.clock, world);
@@ -236,7 +236,7 @@ impl Client {
         self.carry_out(world, session, actions);
     }
 
-    /// What an answer says of the token; what it says of its node is noted.
+    /// The part of an answer about the token. The part about the node is noted.
     fn read(&mut self, world: &mut World, node: usize, now: Time, reply: Reply) -> Result<Said, Failure> {
         let counts = &mut world.history.counts;
         match reply {

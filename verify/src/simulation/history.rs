@@ -1,4 +1,4 @@
-//! What happened, on the one clock that is right, and whether it was allowed to.
+//! The events of a run, on the one clock that is right, and whether they were allowed.
 
 use leasehold_protocol::fence::Fence;
 

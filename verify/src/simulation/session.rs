@@ -1,4 +1,4 @@
-//! What a client knows of one token.
+//! A client's knowledge about one token.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::seeded::SeededBug;
 
-/// One token, from its making until no node can have it any more.
+/// A token, from its creation until no node can have it any more.
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) token: Token,
@@ -87,12 +87,12 @@ impl Session {
         }
     }
 
-    /// Whether no request that may put the token anywhere is under way any more, and what was there is taken away.
+    /// Whether no request is under way that may put the token anywhere, and every key with it has been taken away.
     pub(super) fn is_settled(&self, world: &mut World) -> bool {
         if !self.acquisition.is_over() {
             return false;
         }
-        // What a loss has left runs out.
+        // A key that a loss left behind expires.
         let runs_out = self.acquisition.outliving() != Outliving::NOTHING && self.held.is_some();
         for (node, on) in
             self.nodes.iter().enumerate().take_while(|_| !runs_out).filter(|(_, on)| on.open == 0 && !on.is_given_up)

@@ -32,7 +32,7 @@ pub(super) use self::fault::Fault;
 
 const MILLI: Duration = Duration::from_millis(1);
 
-/// Who holds what, where and when.
+/// The servers, their keys and the messages, over time.
 pub(super) struct World {
     pub(super) now: Real,
     pub(super) dice: Dice,
@@ -56,9 +56,9 @@ pub(super) struct World {
     paused_until: Vec<Real>,
     /// Until when a client's messages to and from a node are lost.
     cut_until: Vec<Vec<Real>>,
-    /// Until when nothing is lost or slow, so that what was arranged takes its course.
+    /// Until when nothing is lost or slow, so that an arranged fault takes its course.
     lull_until: Real,
-    /// What happened, for people, if a trace was asked for.
+    /// The events, for people, if a trace was asked for.
     pub(super) trace: Option<Vec<(Real, String)>>,
 }
 
@@ -221,7 +221,7 @@ impl World {
         nanos(usual + more)
     }
 
-    /// A message is lost. The client hears of it at once, or finds out by waiting.
+    /// A message is lost. The client gets an error at once, or notices by a timeout.
     fn lose(&mut self, client: usize, number: u64) {
         if self.dice.percent(50) {
             self.answer(client, number, Err(Failure::unknown("the connection was reset")));
@@ -316,7 +316,7 @@ impl World {
         }
     }
 
-    /// What a key is to outlive.
+    /// Draws by how much a key outlives its lease.
     pub(super) fn outliving(&mut self) -> Outliving {
         if !self.outlives {
             return Outliving::NOTHING;
@@ -332,7 +332,7 @@ impl World {
         Outliving::new(delay.saturating_sub(MILLI), once_per.saturating_sub(MILLI))
     }
 
-    /// A lease is won: no other client may win before its key can have ended. Two clocks that may be wrong take part.
+    /// Notes that a lease is won: no other client may win before its key can have ended. Two clocks may be wrong.
     pub(super) fn outlives_by(&mut self, session: &Session, lease: usize) {
         let outliving = session.acquisition.outliving();
         let least = |span: Duration| nanos(span) / 100 * 98;
@@ -346,7 +346,7 @@ impl World {
         self.servers[node].clock.shows(self.now).as_nanos() / 1_000
     }
 
-    /// Whose key is on a node.
+    /// The owner of the key on a node.
     pub(super) fn owner(&mut self, node: usize) -> Option<Token> {
         self.holder(node)?.whole_token().cloned()
     }
@@ -356,12 +356,12 @@ impl World {
         self.servers[node].store.holder(now, &self.key)
     }
 
-    /// Since when it is there.
+    /// Since when the key is there.
     pub(super) fn appeared(&self, node: usize) -> Real {
         self.servers[node].appeared
     }
 
-    /// Checks that no node has anything left.
+    /// Checks that no node has a key left.
     pub(super) fn check_is_empty(&mut self) {
         if (0..self.nodes()).any(|node| self.holder(node).is_some()) {
             let at = self.now;

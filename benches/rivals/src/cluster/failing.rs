@@ -28,14 +28,14 @@ use crate::{
 
 /// The number of tasks for each primary.
 const TASKS: usize = 16;
-/// More names than are taken one after the other: a lock that was not released in a failure stays until its TTL has
+/// More names than are taken in one measurement: a lock that was not released in a failure stays until its TTL has
 /// passed.
 const NAMES: usize = 2_000;
-/// How long everything is well, and then how long it is not.
+/// How long the servers are healthy, and then how long they are not.
 const WINDOW: Duration = Duration::from_secs(3);
 /// The most that a contestant may take to find the new primary.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many failures follow each other, where no cluster has as many primaries.
+/// How many failures are measured if each needs servers of its own.
 const SETS: usize = 3;
 
 /// A cycle: when it began, how long it took, and whether it was completed.
@@ -46,7 +46,7 @@ struct Cycle {
     is_done: bool,
 }
 
-/// Tasks that run cycles one after the other until they are told to stop.
+/// Tasks that run cycles until they are stopped.
 struct Load {
     running: JoinSet<Vec<Cycle>>,
     stop: watch::Sender<bool>,
@@ -93,7 +93,7 @@ fn within(cycles: &[Cycle], from: Instant, until: Instant) -> impl Iterator<Item
     cycles.iter().filter(move |cycle| (from..until).contains(&cycle.began))
 }
 
-/// One of three primaries stops answering, and no replica takes its place. Do the others' locks notice?
+/// One of three primaries stops answering, and no replica takes its place. Measures the effect on the others' locks.
 pub async fn frozen(section: &mut Section) -> Result<()> {
     let rows = each(0, async |contestant, cluster| {
         let names = |primary| cluster.names_in(&cluster.slots_of(primary), "job", NAMES);
@@ -155,7 +155,7 @@ pub async fn promoted(section: &mut Section) -> Result<()> {
 }
 
 async fn back(contestant: &Contestant, cluster: &Cluster, fault: Fault) -> Result<Vec<String>> {
-    // The names are asked of a server that fails later.
+    // The names are read from a server that fails later.
     let names_of = |primary| cluster.names_in(&cluster.slots_of(primary), "job", NAMES);
     let names: Vec<Vec<String>> = (0..PRIMARIES).map(names_of).collect();
     let mut times = Vec::new();
@@ -186,7 +186,7 @@ async fn moment_of(mut is_so: impl FnMut() -> bool + Send + 'static) -> Result<I
     looking.await?
 }
 
-/// A task that runs cycles for good, and reports when it has completed one.
+/// A task that runs cycles forever, and reports when it has completed one.
 struct First {
     done: watch::Receiver<Option<Instant>>,
     _running: JoinSet<()>,
@@ -228,7 +228,7 @@ fn shown(times: &[Option<Duration>]) -> String {
     }
 }
 
-/// A primary hands over to its replica by order. How long is the slowest cycle?
+/// A primary hands over to its replica by order. Measures the slowest cycle.
 pub async fn planned(section: &mut Section) -> Result<()> {
     let rows = each(1, async |contestant, cluster| {
         let (mut slowest, mut failed) = (Vec::new(), 0);

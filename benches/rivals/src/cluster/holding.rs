@@ -15,7 +15,7 @@ use crate::{
     stats,
 };
 
-/// Long enough for several looks at the servers' addresses, and several renewals.
+/// Long enough to check the servers' addresses several times, and for several renewals.
 const WINDOW: Duration = Duration::from_secs(30);
 
 pub fn main(section: &mut Section) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Clusters of three primaries, Sentinels, and a replica: what a cycle costs there, and what a failure costs.
+//! Clusters of three primaries, Sentinels, and a replica: the cost of a cycle there, and of a failure.
 
 mod failing;
 mod holding;
@@ -62,8 +62,8 @@ fn cycles(section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// A row for each of [`Contestant::cluster`], each with a cluster of its own, so that none meets what another has
-/// broken.
+/// A row for each of [`Contestant::cluster`], each with a cluster of its own, so that no contestant meets another's
+/// damage.
 async fn each(
     replicas: usize,
     measure: impl AsyncFn(&Contestant, &Cluster) -> Result<Vec<String>>,

@@ -86,7 +86,7 @@ pub async fn main(section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// Has the operator's own tool move the first slots to the second primary.
+/// Runs the operator's own tool to move the first slots to the second primary.
 fn reshard(cluster: &Cluster) -> impl FnOnce() -> Result<std::process::Output> + Send + use<> {
     let address = format!("127.0.0.1:{}", cluster.primaries()[0].port());
     let (from, to, slots) = (cluster.id(0), cluster.id(1), SLOTS.to_string());

@@ -1,4 +1,4 @@
-//! The cost of a lock that a replica has, and of a replica that is missing.
+//! The cost of a lock that a replica has confirmed, and of a missing replica.
 
 use std::time::{Duration, Instant};
 
@@ -28,10 +28,10 @@ const TASKS: usize = 16;
 const HELD: usize = 1_000;
 /// Short, so that there is something to count.
 const TTL: Duration = Duration::from_secs(3);
-/// How long a replica is there, and how long it is not; and how long renewals are counted.
+/// How long the replica answers, then how long it does not; and how long renewals are counted.
 const WINDOW: Duration = Duration::from_secs(15);
-/// The pause between two calls. A server that hears nothing meanwhile looks at its clock every 100 ms, so each call
-/// comes at another part of these 100 ms.
+/// The pause between two calls. An idle server checks its clock every 100 ms, so each call comes at another part of
+/// these 100 ms.
 const PAUSE: Duration = Duration::from_millis(131);
 
 pub fn main(section: &mut Section) -> Result<()> {
@@ -74,8 +74,7 @@ struct Calls {
     late: Duration,
 }
 
-/// A replica stops answering. What do calls notice that do not need it, beside acquires that wait for it until they
-/// time out?
+/// A replica stops answering. Measures calls that do not need it, beside acquires that wait for it until they time out.
 async fn missing(servers: &Replicated) -> Result<Vec<Vec<String>>> {
     let url = servers.primary().url();
     let (other, leases) = (leases_at(&url, TTL, false).await?, leases_that_replicas_have(url, crate::TTL, 1).await?);
@@ -83,7 +82,7 @@ async fn missing(servers: &Replicated) -> Result<Vec<Vec<String>>> {
     let busy = leases.lock("busy");
     let calls = async || {
         let (lag, began, mut calls) = (Lag::start(), Instant::now(), Calls::default());
-        // The calls keep to the clock: a pause behind each answer would keep step with what has delayed it.
+        // The calls follow the clock: a pause after each answer would stay in step with its delays.
         let mut due = interval(PAUSE);
         while began.elapsed() < WINDOW {
             due.tick().await;
@@ -140,7 +139,7 @@ fn acquires(leases: &Client) -> JoinSet<Result<()>> {
     running
 }
 
-/// Figures per second: all commands at the primary but the replica's own, scripts, and `WAIT`s.
+/// Figures per second: all commands at the primary except the replica's own, scripts, and `WAIT`s.
 #[derive(Clone, Copy)]
 struct Commands {
     all: f64,

@@ -15,9 +15,9 @@ use crate::{
     peer::{Peer, monotonic},
 };
 
-/// So long that no lease is renewed.
+/// Long enough that no lease is renewed.
 const TTL: Duration = Duration::from_hours(1);
-/// How many acquires that do not have to wait run at once: more would be one burst.
+/// How many acquires of free locks run at once: more would be one burst.
 const AT_ONCE: usize = 256;
 
 /// Another process of this program, as such a crowd.
@@ -29,23 +29,23 @@ impl Crowd {
         Ok(Self(Peer::start(["crowd", url])?))
     }
 
-    /// Has `count` tasks read a name, which no other task wants to write.
+    /// Makes `count` tasks read a name, which no other task wants to write.
     pub fn read(&mut self, name: &str, count: usize) -> Result<()> {
         self.0.order(&format!("read {count} {name}"))?;
         self.0.report().map(drop)
     }
 
-    /// Has `count` tasks wait for a name, to read it, or each to have it alone.
+    /// Makes `count` tasks wait for a name, to read it, or each to have it alone.
     pub fn wait(&mut self, name: &str, count: usize, reads: bool) -> Result<()> {
         self.0.order(&format!("{} {count} {name}", if reads { "wait-to-read" } else { "wait-alone" }))
     }
 
-    /// When the last of those that wait to read was admitted, by [`monotonic`].
+    /// When the last waiting reader was admitted, by [`monotonic`].
     pub fn all_in(&mut self) -> Result<i128> {
         self.0.report()
     }
 
-    /// Has all its tasks let go of their names, and stop waiting.
+    /// Makes all its tasks release their names, and stop waiting.
     pub fn leave(&mut self) -> Result<()> {
         self.0.order("leave 0 all")?;
         self.0.report().map(drop)

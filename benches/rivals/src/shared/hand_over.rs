@@ -36,7 +36,7 @@ pub async fn contestants(url: &str) -> Result<Vec<Contestant>> {
     ])
 }
 
-/// A hand-over: who has the name, who waits for it, and how many others have a share all the time.
+/// A hand-over: the holder's mode, the waiter's mode, and how many others have a share all the time.
 struct Hand {
     title: &'static str,
     from: usize,

@@ -1,5 +1,5 @@
-//! Names that many hold at a time, compared with fair locks in the same run: what a reader costs, alone and beside
-//! many, how fast a name goes from one to the next, and what a waiting crowd costs at one release.
+//! Names that many hold at a time, compared with fair locks in the same run. Measures a reader, alone and beside many,
+//! the speed of a hand-over, and a waiting crowd at one release.
 
 pub mod crowd;
 mod cycles;

@@ -1,4 +1,4 @@
-//! One release of a writer: what it costs the server, and when all waiting readers are admitted.
+//! One release of a writer: its cost for the server, and when all waiting readers are admitted.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const QUIET: Duration = Duration::from_millis(100);
 /// A poll has more parts than a release.
 const PARTS_OF_A_RELEASE: usize = 12;
 
-/// What one release cost.
+/// The cost of one release.
 struct Released {
     /// The script of the release.
     script: f64,

@@ -11,7 +11,7 @@ fn both() -> [Outliving; 2] {
     [Outliving::new(DELAY, Duration::ZERO), Outliving::new(Duration::ZERO, INTERVAL)]
 }
 
-/// As `held`, and its key outlives this.
+/// Like `held`, with a key that outlives its lease by this.
 fn held_for(nodes: usize, outliving: Outliving) -> Acquisition {
     let mut acquisition = Acquisition::new(Config { outliving, ..config(nodes) }, at(0));
     for node in 0..nodes.min(2) {

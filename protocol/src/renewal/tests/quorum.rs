@@ -1,4 +1,4 @@
-//! The core over three and five nodes, against a reference that keeps nothing but what each node has said, in order.
+//! The core over three and five nodes, against a reference that keeps only the answers of each node, in order.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use crate::forced;
 #[derive(Debug, Clone)]
 enum Event {
     Wait(u64),
-    /// A request that is under way is answered, whichever it is.
+    /// Any request under way is answered.
     RenewalAnswer(prop::sample::Index, RenewalAnswer),
-    /// One that was answered before is answered once more: a late copy, or another verdict.
+    /// An answered request is answered once more: a late copy, or another verdict.
     Again(prop::sample::Index, RenewalAnswer),
     Hint,
     HintOf(usize),
@@ -41,7 +41,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..160)
 }
 
-/// Everything that was said, and what follows from it.
+/// Every answer so far, and its consequences.
 struct Reference {
     said: Vec<Vec<(Time, RenewalAnswer)>>,
     /// The denials for which a repair was ordered.
@@ -75,7 +75,7 @@ impl Reference {
         self.sends(node, |answer| *answer == RenewalAnswer::Confirmed)
     }
 
-    /// The newest send that a majority has confirmed, or something later.
+    /// The newest send such that a majority has confirmed it, or a later one.
     fn confirmed(&self) -> Time {
         let mut sends: Vec<_> = self.nodes().map(|node| self.confirmed_by(node)).collect();
         sends.sort_unstable_by(|one, other| other.cmp(one));
@@ -86,7 +86,7 @@ impl Reference {
         self.confirmed() + VALID
     }
 
-    /// A node's denial, unless the node has confirmed something later since; then older ones count no more.
+    /// A node's denial, unless the node has confirmed a later send since; that confirmation also voids older denials.
     fn denied_by(&self, node: usize) -> Option<(Time, Denial)> {
         let (mut standing, mut back) = (None, Time::ZERO);
         for (sent, answer) in self.said[node].iter().cloned() {
@@ -116,7 +116,7 @@ impl Reference {
         self.nodes().filter(may_confirm).count() < self.majority()
     }
 
-    /// The nodes that are to have the key back now.
+    /// The nodes to be repaired now.
     fn repairs(&mut self) -> Nodes {
         let confirmed = self.confirmed();
         let mut repairs = Nodes::NONE;
@@ -140,7 +140,7 @@ impl Reference {
         }
     }
 
-    /// The nodes that are to have the key back for a hint.
+    /// The nodes to be repaired because of a hint.
     fn repairs_for_hints(&mut self, now: Time, is_well: bool) -> Nodes {
         if self.hinted.is_empty() || now < self.repairs_from {
             return Nodes::NONE;
@@ -157,11 +157,12 @@ impl Reference {
             .collect()
     }
 
-    /// Whether a lease may be at risk from an answer to a request of `sent` on; or from a time on, if no answer came.
+    /// Whether a lease may be at risk after an answer to a request sent at `sent`; or, without an answer, because of
+    /// the time.
     fn may_be_at_risk(&self, sent: Option<Time>, newest_round: Time) -> bool {
         match sent {
             Some(sent) => self.is_hopeless(sent) && sent > self.confirmed(),
-            // A round is out that nobody has confirmed.
+            // A round is under way that no majority has confirmed.
             None => newest_round > self.confirmed(),
         }
     }
@@ -183,7 +184,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// The node, the time of sending and the answer that an event brings; none if nothing is there to be answered.
+    /// The node, the time of sending and the answer of an event; `None` if no request is under way.
     fn answer(&mut self, event: Event) -> Option<(usize, Time, RenewalAnswer)> {
         match event {
             Event::RenewalAnswer(which, answer) if !self.under_way.is_empty() => {

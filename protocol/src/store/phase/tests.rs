@@ -40,7 +40,7 @@ impl Scene {
         (reply.and_then(T::try_from).unwrap(), notified)
     }
 
-    /// With a limit: `Some(0)` to have it alone, `None` to read.
+    /// Polls with a limit: `Some(0)` for exclusive use, `None` to read.
     fn poll(&mut self, token: &Token, limit: Option<u32>) -> Polled {
         let poll = Poll {
             claim: self.claim(token, limit),
@@ -61,7 +61,7 @@ impl Scene {
         }
     }
 
-    /// How many share it by then, and how long it has to wait.
+    /// The number of sharers then, and how long the token has to wait.
     #[track_caller]
     fn waits(&mut self, token: &Token, limit: Option<u32>) -> (Option<u32>, Micros) {
         match self.poll(token, limit) {
@@ -135,7 +135,7 @@ fn one_that_is_over_is_out_while_the_key_of_the_others_lives_on() {
 
 #[test]
 fn one_that_is_over_makes_room_and_does_not_come_back() {
-    // With the longer one the key need not be written when somebody comes in.
+    // With the longer keep, the key need not be written when a sharer is admitted.
     for keep in [TTL, TTL * 10] {
         let (mut scene, [one, other, stays, two]) = (Scene::new(), tokens());
         let fence = scene.comes_in(&one, Some(2));

@@ -91,7 +91,7 @@ fn a_poller_that_is_alive_gets_its_turn_and_no_message() {
     queue.enter(2, &poll(&c), hears("c"));
     queue.enter(MINUTE, &poll(&c), hears("c"));
     assert_eq!(turn(&mut queue, MINUTE, ""), (Some(a), vec![]));
-    assert_eq!(turn(&mut queue, 2 * MINUTE - 1, "").0, Some(c), "the other one was not heard of for its window");
+    assert_eq!(turn(&mut queue, 2 * MINUTE - 1, "").0, Some(c), "the other one was silent for its window");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_process_that_says_nothing_costs_one_grant() {
     queue.enter(4 + SECOND, &poll(&s3), hears("stopped"));
     assert_eq!(turn(&mut queue, 5 + SECOND, "").0, Some(s2), "it has said something");
     assert_eq!(turn(&mut queue, 5 + 2 * SECOND, "").0, None, "and nothing since");
-    assert!(queue.is_over(6 + 2 * SECOND), "nobody waits, so nobody needs the marks");
+    assert!(queue.is_over(6 + 2 * SECOND), "without waiters the marks are not needed");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_process_with_two_grants_under_way_loses_no_waiter() {
     queue.enter(1, &poll(&other), hears("other"));
     assert_eq!(turn(&mut queue, 2, "").0, Some(one));
     assert_eq!(turn(&mut queue, 1 + SECOND, "").0, Some(two), "it may be on its way to confirm the first");
-    assert_eq!(turn(&mut queue, 2 + SECOND, "").0, Some(other), "the second grant has not put that off");
+    assert_eq!(turn(&mut queue, 2 + SECOND, "").0, Some(other), "the second grant has not delayed that");
 }
 
 #[test]

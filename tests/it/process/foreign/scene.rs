@@ -1,4 +1,4 @@
-//! Foreign code that blocks or panics, and leases that must not notice.
+//! Foreign code that blocks or panics, and leases that must not be affected.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -16,7 +16,7 @@ use support::{Cluster, Lag, Nodes, Proxy, SIGNAL, Server, Stamped, Value, eventu
 pub(super) const TTL: Duration = Duration::from_secs(3);
 pub(super) const COMMAND: Duration = Duration::from_millis(200);
 pub(super) const HANGS: Duration = Duration::from_secs(20);
-/// The longest that foreign code blocks here: to its test it is for ever.
+/// The longest that foreign code blocks here: for its test, this is forever.
 const BLOCKS: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) enum Fault {
     Panics,
 }
 
-/// Where foreign code goes wrong. One for the process, for a subscriber is the process's.
+/// The points where foreign code goes wrong. One for the process, because a subscriber is the process's.
 pub(super) struct Trap {
     state: Mutex<State>,
     changed: Condvar,
@@ -34,9 +34,9 @@ pub(super) struct Trap {
 #[derive(Default)]
 struct State {
     armed: Vec<(String, Fault)>,
-    /// Where it has gone wrong, and on which threads.
+    /// The faults that happened, each with its thread.
     sprung: Vec<(String, String)>,
-    /// Everything that was met on a thread of the library, and on which.
+    /// All foreign code that ran on a thread of the library, each with its thread.
     met: Vec<(String, String)>,
 }
 
@@ -54,13 +54,13 @@ impl Trap {
         self.lock().armed.push((name.to_owned(), fault));
     }
 
-    /// What is blocked there goes on.
+    /// Lets code that is blocked at this point continue.
     pub(super) fn disarm(&self, name: &str) {
         self.lock().armed.retain(|(armed, _)| armed != name);
         self.changed.notify_all();
     }
 
-    /// Foreign code of this name runs here. The test's own threads pass.
+    /// Foreign code of this name runs here. It does not go wrong on the test's own threads.
     pub(super) fn meet(&self, name: &str) {
         let thread = thread::current().name().unwrap_or_default().to_owned();
         if !thread.starts_with("leasehold") {
@@ -69,7 +69,7 @@ impl Trap {
         self.spring(name, &thread);
     }
 
-    /// The same on any thread.
+    /// [`meet`](Self::meet) on any thread.
     pub(super) fn meet_anywhere(&self, name: &str) {
         self.spring(name, thread::current().name().unwrap_or_default());
     }
@@ -104,7 +104,7 @@ impl Trap {
     }
 }
 
-/// The program's subscriber: each event is a place where it may go wrong.
+/// The program's subscriber, which may go wrong at each event.
 struct Log;
 
 impl Subscriber for Log {
@@ -134,7 +134,7 @@ pub(super) fn subscribe() {
     ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).expect("there is no other"));
 }
 
-/// A waker of some executor's, which may go wrong when it is called and when it is dropped.
+/// A waker of a foreign executor, which may go wrong when it is called and when it is dropped.
 pub(super) struct Foreign {
     name: &'static str,
     when_dropped: bool,
@@ -176,7 +176,7 @@ pub(super) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker)
     assert!(future.poll(&mut Context::from_waker(waker)).is_pending());
 }
 
-/// The servers.
+/// The servers of a scene.
 pub(super) enum Servers {
     One(Server),
     Quorum(Nodes),
@@ -202,14 +202,14 @@ impl Servers {
 
     fn have(&self, key: &str) -> bool {
         let all = self.all();
-        // A server of a cluster refuses what another has.
+        // A server of a cluster redirects requests for another server's keys.
         let has = |server: &&&Server| matches!(server.wire().cmd(&["EXISTS", key]), Value::Int(1));
         let with = all.iter().filter(has).count();
         with > if matches!(self, Self::Cluster(_)) { 0 } else { all.len() / 2 }
     }
 }
 
-/// A client with leases that have nothing to do with the foreign code.
+/// A client with leases that do not depend on the foreign code.
 pub(super) struct Scene {
     pub(super) others: Others,
     pub(super) leases: Client,
@@ -244,7 +244,8 @@ impl Scene {
         within(HANGS, "the lock", self.leases.lock(name).acquire()).await.expect("it is free")
     }
 
-    /// They are renewed for longer than a TTL, and told by their deadlines when the servers are gone.
+    /// Checks that the other leases are renewed for longer than a TTL, and are reported lost by their deadlines during
+    /// an outage.
     pub(super) async fn others_do_not_notice(self) {
         self.others.are_renewed(&self.servers).await;
         self.servers.stop();
@@ -253,7 +254,7 @@ impl Scene {
     }
 }
 
-/// What holders rely on.
+/// The promises that holders rely on.
 pub(super) struct Others {
     leases: Vec<Lease>,
     lost: Vec<oneshot::Receiver<Stamped<Lost>>>,
@@ -285,7 +286,7 @@ impl Others {
         self.leases.iter().map(Lease::handle).chain([self.running.clone()]).collect()
     }
 
-    /// By requests that were sent after a quarter of a TTL from now: their deadlines say so.
+    /// Checks that the leases' deadlines show renewals sent later than a quarter of a TTL from now.
     async fn are_renewed(&self, servers: &Servers) {
         let handles = self.handles();
         let began = Instant::now();
@@ -301,9 +302,9 @@ impl Others {
         }
     }
 
-    /// The servers are silent from now on.
+    /// Checks that each loss is reported by its deadline once the servers are silent.
     async fn are_told(self, lag: &Lag) {
-        // A renewal under way may extend them once more. When a later one fails, they are final.
+        // A renewal under way may extend the deadlines once more. They are final when a later one fails.
         let mut deadlines: Vec<Instant> = Vec::new();
         for lease in self.handles() {
             eventually_async(HANGS, "a renewal fails", || lease.status() == Status::AtRisk).await;

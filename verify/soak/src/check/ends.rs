@@ -8,8 +8,8 @@ use crate::{
 
 /// How late a call may be on a machine that does not lag.
 const SLACK: Nanos = 500 * MILLI;
-/// How long after the last knock a fair lock may know of waiters, such as one that was killed when it was its turn, or
-/// that went over to another server.
+/// How long after the last knock a fair lock may know of waiters, such as one that was killed at its turn, or one that
+/// went over to another server.
 const MARKS: Nanos = 30_000 * MILLI;
 
 impl Judge<'_> {
@@ -33,7 +33,7 @@ impl Judge<'_> {
             let may_last = match remnant.key.rsplit_once(":lh:").or(remnant.key.rsplit_once(":lht:")) {
                 Some((_, "fence")) => Nanos::MAX,
                 Some((_, "wait")) => MARKS,
-                // No waiter came back to leave it.
+                // No waiter came back to leave the queue.
                 Some((_, "queue")) if remnant.is_left => MARKS,
                 _ => 0,
             };

@@ -1,13 +1,13 @@
-//! What a failover forgives, and whether every process heard of it.
+//! The excuses by a failover, and whether every process heard of it.
 //!
 //! Replication is asynchronous: a replica that takes over may lack what its primary has confirmed last, and a primary
 //! that stood still meanwhile keeps answering. Both end for a process when it knows of the new primary (rule 11), which
 //! it reports; and for all processes when the old one is dead.
 //!
 //! So a lease may be lost by a failover if its acquire had returned by then: its answer had to come before, from the
-//! old primary. What it rests on was sent before too, so it ends a TTL later at the most. It ends soon after its
-//! process knows, unless that process is stopped, because a check at the new primary reports the loss. A lease that
-//! came later is forgiven nothing, nor is any lease where a primary hands over in peace.
+//! old primary. The requests that confirm it were sent before too, so it ends a TTL later at the most. It ends soon
+//! after its process knows, unless that process is stopped, because a check at the new primary reports the loss. A
+//! lease that came later is forgiven nothing, nor is any lease where a primary hands over in peace.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ use crate::{
     record::{Ending, MILLI, Nanos, Process},
 };
 
-/// On a machine that does not lag: how long after an answer its acquire has returned, and how long after it knows of a
-/// new primary a process has checked there what it holds.
+/// Limits on a machine that does not lag: from an answer until its acquire has returned, and from hearing of a new
+/// primary until a process has checked its leases there.
 const ANSWERED: Nanos = 100 * MILLI;
 const LOOKED: Nanos = 600 * MILLI;
 
@@ -74,7 +74,7 @@ impl<'a> Failovers<'a> {
         failover.dead.or_else(|| self.known(failover, process)).unwrap_or(Nanos::MAX)
     }
 
-    /// Until when a process may have been told what the old primary says, which grants on where it keeps running.
+    /// Until when a process may have received answers of the old primary, which grants on if it keeps running.
     pub fn believed(&self, failover: usize, process: Process) -> Nanos {
         let silent = self.at(failover).map_or(0, |failover| self.silent(failover, process));
         silent.saturating_add(ANSWERED + self.history.lag)
@@ -101,7 +101,7 @@ impl<'a> Failovers<'a> {
         let deadline = self.silent(failover, process).saturating_add(lease.ttl);
         let told = self.known(failover, process).map(|known| known + LOOKED + self.history.lag);
         match told.filter(|told| self.stopped(process, failover.promoted.0, *told) == 0) {
-            // A killed process would have been told at an unknown time.
+            // It is not known when a killed process would have noticed.
             Some(told) if lease.how != Ending::Killed => told.min(deadline),
             _ => deadline,
         }

@@ -1,18 +1,17 @@
 //! Sharers of a lock (rules 15 to 17 of `docs/safety.md`).
 //!
-//! # What is checked of them, and why it is sound
+//! # What is checked, and why it is sound
 //!
-//! - (a) Of the sharers that are believed at one instant, there are no more than N with a limit of N or less: the last
-//!   of these that was admitted found all others there. And no sharer is admitted beside as many others as its own
-//!   limit: those that had been admitted before it asked, and are believed when it has the lock, were there when it was
-//!   admitted.
+//! - (a) Of the sharers that are believed at one instant, no more than N have a limit of N or less. The last of these
+//!   that was admitted found all others there. And no sharer is admitted beside as many others as its own limit. The
+//!   others that count were admitted before it asked, and are believed when it has the lock.
 //! - (b) Sharers that are believed at one instant have one fence, that of their phase. A phase that a look has found to
 //!   be over does not continue: no lease that was asked for after that look has its fence. And no lease has a fence
 //!   between that of a writer and that with which the writer continued as a reader, because there was no moment between
 //!   the two.
 //!
-//! What is forgiven is as for any lease, and each sharer is forgiven by itself. A deletion of the sharers of a lock is
-//! a loss for them, and none for a holder that has it alone.
+//! Sharers are forgiven as any lease is, each by itself. A deletion of the sharers of a lock is a loss for them, but
+//! not for a holder that has it alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -38,7 +38,7 @@ fn loss(server: usize, name: Option<usize>, from: u64, to: u64) -> Loss {
     Loss { server, name, from: from * MILLI, to: to * MILLI, cause: Cause::Deletion }
 }
 
-/// A loss by a server on its own that forgets all: the holder is not told before the deadline.
+/// A loss by a lone server that forgets everything: the holder is not notified before the deadline.
 fn restart(from: u64, to: u64) -> Loss {
     Loss { cause: Cause::EmptyRestart, ..loss(0, None, from, to) }
 }
@@ -118,7 +118,7 @@ fn a_loss_forgives_one_ttl_and_only_those_before_it() {
 
 #[test]
 fn who_was_granted_it_after_the_loss_is_not_forgiven() {
-    // Two leases that have waited since before it.
+    // Two leases whose acquires have waited since before the loss.
     let waited = |lease| Lease { invoked: 90 * MILLI, ..lease };
     let with = |cause, looks: &[Look]| {
         let losses = vec![Loss { cause, ..loss(0, None, 100, 101) }];
@@ -150,7 +150,7 @@ fn a_lease_that_was_held_while_an_address_moved_may_be_refused_for_good() {
     let with = |of: Lease| {
         let (at, writes) = (of.end.unwrap() / MILLI, vec![]);
         let writes = [writes, vec![write(&of, at - 20, at - 10, Written::Refused)]].concat();
-        // It is seen there to its end.
+        // A look sees the lease until its end.
         let looks = vec![look(0, at - 15, at - 14, &[token(1, 8)])];
         found(&History { losses: vec![moved.clone()], writes, looks, ..with_leases([of]) })
     };
@@ -162,7 +162,7 @@ fn a_lease_that_was_held_while_an_address_moved_may_be_refused_for_good() {
 fn while_an_address_moves_two_may_hold_and_not_for_longer_than_a_ttl_after() {
     let moved = Loss { cause: Cause::Move, ..loss(0, None, 1_000, 4_000) };
     let with = |leases: &[Lease]| found(&History { losses: vec![moved.clone()], ..with_leases(leases.to_vec()) });
-    // One asked the old server at the last moment, the other the new one.
+    // One lease is from the old server at the last moment, the other from the new one.
     let new = |start, end| lease(2, 9, start, end);
     assert_eq!(with(&[lease(1, 8, 3_990, 4_290), new(3_995, 4_400)]), "");
     assert_eq!(with(&[lease(1, 8, 3_990, 4_310), new(3_995, 4_400)]), "a");
@@ -215,7 +215,7 @@ fn fences_that_fall_or_stand_still_are_wrong() {
     let waited = Lease { invoked: 0, ..lease(2, 9, 200, 210) };
     assert_eq!(found(&with_leases([lease(1, 10, 100, 110), waited.clone()])), "b");
     let never = Lease { end: None, ..lease(1, 10, 100, 110) };
-    assert_eq!(found(&with_leases([never, waited])), "", "nobody knows which was first");
+    assert_eq!(found(&with_leases([never, waited])), "", "it is not known which was first");
     // A grant that is heard late, after its key was deleted and another lease had it.
     let late = Lease { invoked: 10 * MILLI, ..lease(1, 10, 160, 160) };
     let lost = vec![loss(0, None, 100, 101)];
@@ -265,7 +265,7 @@ fn what_one_server_has_lost_does_not_come_back() {
     let (gone, back) = (look(0, 150, 151, &[Found::Nothing]), look(0, 430, 431, &[token(1, 10)]));
     assert_eq!(with(440, std::slice::from_ref(&gone)), "");
     assert_eq!(with(600, std::slice::from_ref(&gone)), "d");
-    assert_eq!(with(440, &[gone, back]), "d", "nobody may bring it back");
+    assert_eq!(with(440, &[gone, back]), "d", "no process may bring it back");
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_call_ends_in_its_time() {
     assert_eq!(with(901, 0, &[(one, 0, 999)]), "f", "before it");
     assert_eq!(with(901, 0, &[(one, 1_902, 4_000)]), "f", "after it");
     assert_eq!(with(901, 0, &[(other, 1_200, 2_000)]), "f");
-    assert_eq!(with(901, 0, &[(Whom::Server(0), 1_200, 2_000)]), "f", "a server that hangs is no reason");
+    assert_eq!(with(901, 0, &[(Whom::Server(0), 1_200, 2_000)]), "f", "a server that hangs is not a cause");
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn belief_ends_with_the_last_good_check_or_a_known_deadline() {
     assert_eq!(end_of(vec![believed.clone(), ended(Ending::Release)], false), Some(20));
     assert_eq!(end_of(vec![believed.clone(), ended(Ending::Deleted)], false), Some(20), "the signal came at any time");
     assert_eq!(end_of(vec![believed.clone(), ended(Ending::Expired)], false), Some(600));
-    assert_eq!(end_of(vec![believed.clone()], true), Some(600), "a killed holder is none until its deadline");
+    assert_eq!(end_of(vec![believed.clone()], true), Some(600), "a killed holder counts until its deadline");
     assert_eq!(end_of(vec![believed, ended(Ending::Drop)], true), Some(20), "it had let go before");
 }
 

@@ -1,5 +1,5 @@
-//! Which server was the primary of which lock, and when: as it was seen during a round, and what follows from that for
-//! its history.
+//! Which server was the primary of which lock, and when: as observed during a round, with the conclusions for its
+//! history.
 
 use crate::{
     history::{Cause, Failover, History, Look, Loss},
@@ -32,7 +32,7 @@ pub struct Stay {
     pub to: Nanos,
 }
 
-/// What was seen of one server that reported before and after it that it was a primary.
+/// An observation of one server, which reported before and after it that it was a primary.
 #[derive(Debug, Clone)]
 pub struct Seen {
     pub shard: usize,
@@ -45,13 +45,13 @@ pub struct Ledger {
     /// The first primary of each shard, by the shard's number.
     pub first: Vec<usize>,
     pub promotions: Vec<Promotion>,
-    /// When servers were told to take over from a primary that waits until they have all.
+    /// When servers were ordered to take over from a primary that waits until they have all its writes.
     pub in_peace: Vec<During>,
     /// When servers were dead.
     pub dead: Vec<During>,
     pub stays: Vec<Stay>,
     pub seen: Vec<Seen>,
-    /// When a Sentinel first named a server, one after the other.
+    /// The servers that a Sentinel named, in order, each with the first time.
     pub named: Vec<(usize, Nanos)>,
 }
 
@@ -90,8 +90,8 @@ impl Ledger {
         self.stays.iter_mut().filter(here).for_each(|stay| stay.to = now);
     }
 
-    /// Enters into a history what the checks need. The servers have these ports. If all replicas confirm what is
-    /// granted, one that takes over may lack only what is on its way to its shard, because nothing waits for the
+    /// Enters the input of the checks into a history. The servers have these ports. If all replicas confirm each grant,
+    /// one that takes over may lack only the keys on their way to its shard, because their move does not wait for the
     /// replicas there.
     pub fn enter(&self, history: &mut History, ports: &[u16], all_replicas_confirm: bool) {
         for (at, promotion) in self.promotions.iter().enumerate() {
@@ -125,7 +125,7 @@ impl Ledger {
 
     fn failover(&self, promotion: &Promotion, old: usize, ports: &[u16]) -> Failover {
         let &Promotion { shard, server, from, to } = promotion;
-        // It was still a replica when it was told to take over.
+        // It was still a replica when it was ordered to take over.
         let in_peace = |during: &During| during.server == server && during.from <= to && to <= during.to;
         let is_dead = |during: &&During| during.server == old && during.from <= to && to <= during.to;
         let named = self.named.iter().filter(|(named, at)| *named == server && *at >= from);

@@ -16,7 +16,7 @@ use crate::{
     record::{Nanos, now},
 };
 
-/// How soon a replica has taken over that was told to, or will not.
+/// How soon a replica that was ordered to take over has done so, or will not.
 const IN_PEACE: Duration = Duration::from_secs(8);
 /// How soon another has taken over from a dead primary. It may be denied its first votes.
 const ELECTED: Duration = Duration::from_secs(40);
@@ -39,7 +39,7 @@ fn of_shard(scene: &Scene, shard: usize, fault: Fault) {
     let needs_votes = matches!(fault, Fault::Planned | Fault::Kill { .. } | Fault::Freeze { .. });
     let _election = needs_votes.then(|| scene.election());
     let _alone = scene.alone_with(&[shard]);
-    // A server may have been taken for dead meanwhile.
+    // A server may have been considered dead meanwhile.
     scene.await_whole(shard);
     let (primary, replicas) = scene.roles(shard);
     let (old, from) = (scene.server(primary), now());
@@ -98,7 +98,7 @@ fn of_shard(scene: &Scene, shard: usize, fault: Fault) {
     scene.await_whole(shard);
 }
 
-/// Tells a replica to take over. That may be refused, if a server seems to be dead just now.
+/// Orders a replica to take over. The order may be refused, if a server seems to be dead just now.
 fn order(scene: &Scene, replica: usize) -> bool {
     let answer = match &scene.set {
         Set::Cluster(cluster) => cluster.servers()[replica].wire().cmd(&["CLUSTER", "FAILOVER"]),

@@ -1,4 +1,4 @@
-//! What the nemesis of a cluster, or of Sentinels, will do: a function of the seed alone.
+//! The faults that the nemesis of a cluster, or of Sentinels, will cause: a function of the seed alone.
 //!
 //! In a *calm* round, one of three, nothing can lose a write: a primary hands over in peace, slots are moved, replicas
 //! and Sentinels stand still. No second holder is forgiven there.
@@ -12,7 +12,7 @@ pub fn is_calm(seed: u64) -> bool {
     seed % 3 == 0
 }
 
-/// A lane of faults, by what they hit.
+/// A lane of faults, by its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// A primary and its replicas.
@@ -24,7 +24,7 @@ pub enum Lane {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// A replica is told to take over.
+    /// A replica is ordered to take over.
     Planned,
     /// The primary is killed when its replicas have been cut off for this long, and started as a replica this long
     /// after another has taken over.
@@ -112,7 +112,7 @@ fn one_of_each_slot(stage: Stage) -> Vec<usize> {
 }
 
 impl Fault {
-    /// The words under which it is counted, and then its details.
+    /// The words under which the fault is counted, and then its details.
     fn words(self) -> (&'static str, String) {
         match self {
             Self::Planned => ("planned failover", String::new()),

@@ -7,12 +7,12 @@ use support::{Cluster, Server, Value, Wire};
 use super::scene::{Scene, waited};
 use crate::record::now;
 
-/// How soon all have heard who has the slot.
+/// How soon all servers have heard of the slot's new owner.
 const AGREED: Duration = Duration::from_secs(20);
 /// The most rounds in which keys are moved: the locks of a slot have few keys.
 const ROUNDS: usize = 1_000;
 
-/// Moves the slot of this lock from one shard to the other, and has it on its way for this long.
+/// Moves the slot of this lock from one shard to the other, and keeps it on its way for this long.
 pub fn move_slot(scene: &Scene, cluster: &Cluster, name: usize, (from, to): (usize, usize), takes: Duration) {
     let kinds = scene.stage.kinds();
     let (source, target) = (scene.roles(from).0, scene.roles(to).0);
@@ -39,9 +39,9 @@ pub fn move_slot(scene: &Scene, cluster: &Cluster, name: usize, (from, to): (usi
     }
     let agree = || cluster.servers().iter().all(|server| has_heard(server, &slot, &ids[1]));
     assert!(waited(AGREED, agree), "all hear that slot {slot} is at {}", ids[1]);
-    // The replicas that had confirmed them were others.
+    // The replicas that had confirmed the keys were others.
     let written = at_target.info_field("replication", "master_repl_offset").and_then(|offset| offset.parse().ok());
-    let written = written.expect("a server tells how much it has written");
+    let written = written.expect("a server reports its offset");
     assert!(waited(AGREED, || scene.is_confirmed(to, written)), "what was moved to shard {to} is replicated");
     scene.ledger().have_moved(&names, from, now());
 }
@@ -54,7 +54,7 @@ fn move_one(source: &mut Wire, slot: &str, port: u16) -> bool {
     true
 }
 
-/// Insists as an operator does: a server may say for a moment that its cluster is down.
+/// Retries as an operator does, because a server may report for a moment that its cluster is down.
 fn insist(wire: &mut Wire, command: &[&str]) {
     let (start, mut refused) = (Instant::now(), None);
     while start.elapsed() < AGREED {

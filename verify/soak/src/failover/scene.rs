@@ -20,10 +20,10 @@ const PRIMARIES: usize = 3;
 
 /// How soon a replica has taken over, and the former primary is its replica.
 const SETTLED: Duration = Duration::from_secs(40);
-/// How often to check that.
+/// How often to check for that state.
 const POLL: Duration = Duration::from_millis(5);
 
-/// What keeps the locks.
+/// The servers that keep the locks.
 pub enum Set {
     Cluster(Cluster),
     Sentinel(Box<Sentinels>),
@@ -33,7 +33,7 @@ pub enum Set {
 pub struct Scene {
     crew: Crew,
     pub set: Set,
-    /// Held while something is done to a shard that it has to recover from.
+    /// Held during a change to a shard that the shard has to recover from.
     shards: Vec<Mutex<()>>,
     /// Held while a replica is being elected, which needs the other primaries.
     election: Mutex<()>,
@@ -61,7 +61,7 @@ impl Set {
         }
         let all = Sentinels::start();
         for sentinel in all.sentinels() {
-            // Between two attempts of theirs they wait for twice as long.
+            // Sentinels wait for twice as long between two attempts.
             sentinel.wire().must(&["SENTINEL", "SET", SERVICE, "failover-timeout", "2500"]);
             // Longer than a busy machine takes a core away.
             sentinel.wire().must(&["SENTINEL", "SET", SERVICE, "down-after-milliseconds", "1000"]);
@@ -91,7 +91,7 @@ impl Set {
         }
     }
 
-    /// The URL that leads to all of them.
+    /// The URL that resolves to all of them.
     pub fn url(&self) -> String {
         match self {
             Self::Cluster(cluster) => cluster.url_of(cluster.servers()),
@@ -130,14 +130,14 @@ impl Scene {
         self.set.servers().iter().map(Server::port).collect()
     }
 
-    /// Nothing else is done to these shards while this is held. They are locked in order.
+    /// Reserves these shards while the guards are held. They are locked in order.
     pub fn alone_with(&self, shards: &[usize]) -> Vec<MutexGuard<'_, ()>> {
         let mut shards = shards.to_vec();
         shards.sort_unstable();
         shards.iter().map(|&shard| self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)).collect()
     }
 
-    /// While this is held, all other primaries are there to elect one.
+    /// Keeps all other primaries available for an election while the guard is held.
     pub fn election(&self) -> MutexGuard<'_, ()> {
         self.election.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -178,8 +178,8 @@ impl Scene {
         is_primary && replicas.iter().all(replicates) && self.is_known(primary) && self.is_confirmed(shard, 1)
     }
 
-    /// Whether as many replicas of a shard as its workers need have acknowledged this much. A replica that has just
-    /// begun to follow takes a second until it says anything.
+    /// Whether enough replicas of a shard for its workers have acknowledged this much. A replica that has just begun to
+    /// follow takes a second until its first acknowledgement.
     pub fn is_confirmed(&self, shard: usize, written: u64) -> bool {
         let primary = self.server(self.roles(shard).0);
         let has_it = |at: &u8| {
@@ -211,7 +211,7 @@ impl Scene {
         }
     }
 
-    /// What every server says of every other, to find out why a wait timed out.
+    /// The view that every server has of every other, to find out why a wait timed out.
     pub fn picture(&self) -> String {
         let say = |server: &Server| {
             let words: &[&str] =

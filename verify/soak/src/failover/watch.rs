@@ -1,4 +1,4 @@
-//! Looks at the servers, past every client, as long as a round lasts: who is a primary, and what it has.
+//! Looks at the servers directly, for as long as a round lasts: which are primaries, and which keys they have.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// How long such a server is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Looks at the servers of one shard until it is over.
+/// Looks at the servers of one shard until `over`.
 pub fn run(scene: &Scene, shard: usize, over: &AtomicBool) {
     let first = scene.ledger().primary(shard);
     let eye = |server| Eye {
@@ -43,7 +43,7 @@ pub fn run(scene: &Scene, shard: usize, over: &AtomicBool) {
     }
 }
 
-/// Hears which server the Sentinels name, until it is over.
+/// Asks which server the Sentinels name, until `over`.
 pub fn hear(scene: &Scene, all: &Sentinels, over: &AtomicBool) {
     let ports = scene.ports();
     let mut last = vec![None; all.sentinels().len()];
@@ -69,8 +69,8 @@ pub fn hear(scene: &Scene, all: &Sentinels, over: &AtomicBool) {
 }
 
 /// Two failovers may follow each other so closely that the second one promotes a server that is still a primary. No
-/// role changes then, and the server is the primary from when it is named on. Other changes of roles are known within
-/// this time.
+/// role changes then, and the server is the primary from the moment at which it is named. Other changes of roles are
+/// known within this time.
 const SEEN: Nanos = 500 * MILLI;
 
 fn name_again(scene: &Scene, last: &[Option<usize>], unnamed: &[Nanos]) {
@@ -91,7 +91,7 @@ struct Eye {
     server: usize,
     wire: Option<Wire>,
     closed_until: Instant,
-    /// The moment before a look at which it said that it was a replica.
+    /// The moment before the last look at which it reported being a replica.
     replica_at: Nanos,
     is_primary: bool,
 }

@@ -21,7 +21,7 @@ pub(super) enum Action {
     Decide(Number),
     /// A caller drops its future, or its lease.
     Drop(Number),
-    /// A caller reads what it was told.
+    /// A caller reads its answer.
     Look(Ticket),
     /// The server executes a message.
     Execute(usize),

@@ -1,4 +1,4 @@
-//! What the library does around a request, written again.
+//! The library's code around a request, written again.
 
 use std::mem::take;
 
@@ -132,7 +132,7 @@ impl Run<'_> {
         }
     }
 
-    /// A caller reads what it was told.
+    /// A caller reads its answer.
     pub(super) fn look(&mut self, ticket: Ticket) {
         let alone = Place::Flies { is_counted: false };
         let Some(ask) = self.state.ask(ticket) else { return };

@@ -1,4 +1,4 @@
-//! What `src/node/redis/server/combining.rs` does around the combiner, written again.
+//! The code of `src/node/redis/server/combining.rs` around the combiner, written again.
 
 use std::{cell::RefCell, mem::take};
 
@@ -152,7 +152,7 @@ impl Run<'_> {
         }
     }
 
-    /// A batch has landed, and its callers are told.
+    /// A batch has landed, and its callers are notified.
     pub(super) fn landed(&mut self, at: usize, outcome: Outcome) {
         let flusher = self.flusher(at);
         flusher.step = Step::Landed;

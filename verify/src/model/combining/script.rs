@@ -1,5 +1,5 @@
-//! Compares `combined.lua`, with votes and without, and `combined_slots.lua` on a server with the model's script: every
-//! batch of up to two requests of one lock, whoever has it.
+//! Compares `combined.lua`, with and without votes, and `combined_slots.lua` on a server with the model's script: every
+//! batch of up to two requests for one lock, whichever token holds it.
 
 use std::iter::once;
 
@@ -24,15 +24,15 @@ const MEMORY: &str = "86400000";
 /// Larger than what any server issues by itself.
 const PROPOSAL: &str = "4000000000000000";
 
-/// What one of three tokens asks for.
+/// The request of one of three tokens.
 #[derive(Debug, Clone, Copy)]
 enum Ask {
     Acquire(Number),
-    /// With its own fence if it has the lock, or with another.
+    /// A release with the holder's own fence, if `true`, or with another.
     Release(Number, bool),
 }
 
-/// The outcome of each request of a batch, and who has the lock after it.
+/// The outcome of each request of a batch, and the holder after it.
 type Outcome = (Vec<&'static str>, Option<Number>);
 
 #[test]
@@ -143,7 +143,7 @@ fn by_script(
         };
     }
     let after = wire.get(&lock).and_then(|value| Token::read_value(&value));
-    // Its holder got it with a fence that no later fence falls below.
+    // The holder's fence is the floor, below which no later fence falls.
     let floor = wire.get(&fence).map(|floor| floor.parse::<u64>().unwrap());
     assert!(after.as_ref().is_none_or(|(_, fence)| floor == Some(u64::from(*fence))), "{after:?} {floor:?}");
     (said, after.map(|(token, _)| setup.session(&token)))

@@ -103,7 +103,7 @@ pub(super) struct Ask {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Place {
-    /// It has entered, and waits to be told.
+    /// It is queued, and waits for its answer.
     Waits,
     /// Its caller has not read the answer yet.
     Told(Told),
@@ -111,7 +111,7 @@ pub(super) enum Place {
     Flies { is_counted: bool },
 }
 
-/// What a caller is told: its reply, or that it has to ask alone.
+/// The answer to a caller: its reply, or that it has to ask alone.
 pub(super) type Told = Result<Option<Said>, Failure>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -161,7 +161,7 @@ impl Flusher {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Message {
     pub(super) what: Payload,
-    /// What waits for the answer, if anything does.
+    /// The waiter for the answer, if there is one.
     pub(super) hearer: Option<Hearer>,
     /// Whether it is on the keeper's connection.
     pub(super) is_keepers: bool,

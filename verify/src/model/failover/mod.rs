@@ -3,8 +3,8 @@
 //!
 //! # What happens to the servers
 //!
-//! 1. *Replicate*: the replica gets all that the primary has written. It may do so after each write, or never.
-//! 2. *Promote*: the replica takes over, in a larger epoch. Whatever it has not received by then is lost.
+//! 1. *Replicate*: the replica gets all the primary's writes. It may do so after each write, or never.
+//! 2. *Promote*: the replica takes over, in a larger epoch. Every write that it has not received by then is lost.
 //! 3. *The old one answers*, as if nothing had happened, until it *hears* that it is a replica. Then it redirects every
 //!    client to the new one.
 //! 4. *Word gets round*: from then on others name the new primary to clients that ask them. Before that they name the
@@ -14,13 +14,13 @@
 //! # Which promise is checked
 //!
 //! Rule 11, as it stands. It does not prevent a lock from being granted twice when a failover loses a write. So two
-//! clients may believe at one moment: one because of a lost write, until it is told, and another because of the new
+//! clients may believe at one moment: one because of a lost write, until it is notified, and another because of the new
 //! primary.
 //!
 //! - At most one client has a belief that rests on a write that was not lost. A lost write that a client counts after
 //!   it has heard of the new primary is treated as one that was not lost.
 //! - After a client has heard of the new primary, it counts no answer of the old one, whatever views it hears later. It
-//!   asks about its leases at the new one. A holder that is told of a loss stops, and is told why.
+//!   asks about its leases at the new one. A holder whose lease is reported lost stops, and gets the reason.
 //! - Once others know, answers of the old primary count for at most [`AFTER`] from the first one.
 //! - A client that begins after a lease was won, and is not deceived, has a larger fence, even than a lease of a lost
 //!   write. For that, the new primary's clock must not be behind.

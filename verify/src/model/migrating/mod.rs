@@ -3,13 +3,13 @@
 //!
 //! # What happens to the servers
 //!
-//! 1. *The move begins*. From then on the source redirects requests if it has none of their keys (`ASK`), and turns
-//!    away those of whose keys it has only some (`TRYAGAIN`). The target does as much for requests that say that they
-//!    were redirected.
+//! 1. *The move begins*. From then on the source redirects requests if it has none of their keys (`ASK`), and refuses
+//!    those for which it has only some keys (`TRYAGAIN`). The target does the same for requests that say that they were
+//!    redirected.
 //! 2. *The lock moves*, *the floor moves*: each once it is at the source. It keeps its remaining time.
 //! 3. *The move ends*, once the source has no key. First the target knows that the slot is its own, then the source,
 //!    which redirects every request there from then on (`MOVED`).
-//! 4. *The move is given up*, a fault: the slot is the source's again, and whatever was moved to the target is
+//! 4. *The move is given up*, a fault: the slot is the source's again, and the keys that were moved to the target are
 //!    forgotten. The move is not begun again. (If it were at once, a request that had been redirected before could
 //!    leave a key at the target, beside the key of a holder at the source. That key has no fence, gives no client a
 //!    lease, and expires within one TTL.)
@@ -17,8 +17,8 @@
 //! # Which promise is checked
 //!
 //! - There is never more than one holder. A move that is given up may forget the lock of a lease. Then another client
-//!   may have it before the first is told, as `docs/deployments.md` says; such a lease is not counted. What was
-//!   forgotten before a lease was granted is no excuse.
+//!   may have it before the first is notified, as `docs/deployments.md` says; such a lease is not counted. A key that
+//!   was forgotten before a lease was granted does not excuse that lease.
 //! - Fences grow from lease to lease, though the target's clock is behind; but not after a move that was given up,
 //!   because that may forget the floor too.
 //! - A confirmed release leaves no key, and neither does an attempt that has failed.

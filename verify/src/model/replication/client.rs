@@ -1,4 +1,4 @@
-//! A state on its way to the next one, and what each client does: the driver of [`Acquisition`].
+//! A state on its way to the next one, and the actions of each client: the driver of [`Acquisition`].
 
 use leasehold_protocol::{
     acquisition::{Acquisition, Actions, Ask, Leaving, News, Said, Sent},

@@ -60,7 +60,7 @@ pub(super) struct Connection {
     pub(super) written: u8,
     pub(super) replication: Replication<Who>,
     pub(super) driver: Driver,
-    /// The numbers by which others wait for replicas, and until when.
+    /// The numbers of other writers that wait for replicas, and until when.
     pub(super) others: Vec<(u64, Time)>,
 }
 
@@ -176,7 +176,7 @@ impl State {
         setup.servers[server].shows(self.now).as_nanos() / 1_000
     }
 
-    /// Whose key a server has, and until when by its own clock.
+    /// The owner of the key on a server, and until when by the server's own clock.
     pub(super) fn key_at(&self, setup: &Setup, server: usize) -> Option<(Owner, Micros)> {
         let now = self.time_at(setup, server);
         let holder = self.servers[server].store.clone().holder(now, &setup.key)?;

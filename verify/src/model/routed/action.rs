@@ -20,7 +20,7 @@ pub(in crate::model) enum Action<E> {
     Expire(usize, Number),
     /// A message arrives, and its answer is heard at once.
     Arrive(usize),
-    /// A client asks others who has the slot, because an answer has counted.
+    /// A client asks others for the owner of the slot, because an answer has counted.
     Ask(usize),
     /// A client asks others for another reason.
     Doubt(usize),

@@ -1,4 +1,4 @@
-//! A state on its way to the next one, and what each client does: the driver of [`Acquisition`].
+//! A state on its way to the next one, and the actions of each client: the driver of [`Acquisition`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -70,7 +70,7 @@ impl<H: Handover> Run<'_, H> {
             topology.owner(self.setup.slot).and_then(|owner| topology.place(owner)) == Some(&super::place_of(1));
         let client = self.client(me);
         if is_second && !client.has_heard {
-            // Others have nothing newer to say.
+            // The other servers have nothing newer.
             (client.has_heard, client.check, client.counted, client.deceived) =
                 (true, CrossCheck::default(), Time::ZERO, None);
         }

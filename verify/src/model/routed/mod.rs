@@ -1,7 +1,8 @@
-//! Clients of two servers, one of which has the slot of their lock: what the searches of a [failover](super::failover)
-//! and of a [slot that is moved](super::migrating) share. The shipped code decides: [`Topology`] says whose answers
-//! count, [`Trip`] where a request goes, [`Stepwise`] which steps an acquire has while keys are in two places,
-//! [`CrossCheck`] when others are asked, `Acquisition` what follows, and [`Store`] what each server does.
+//! Clients of two servers, one of which has the slot of their lock: the parts that the searches of a
+//! [failover](super::failover) and of a [slot that is moved](super::migrating) share. The shipped code decides.
+//! [`Topology`] says whose answers count, [`Trip`] where a request goes, and [`Stepwise`] which steps an acquire has
+//! while keys are in two places. [`CrossCheck`] says when others are asked, `Acquisition` what follows, and [`Store`]
+//! what each server does.
 //!
 //! # What a run is
 //!
@@ -99,7 +100,7 @@ pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static
     /// The view that others have now.
     fn view(&self) -> usize;
 
-    /// What becomes of a server's writes from now on.
+    /// The outcome of a server's writes from now on.
     fn ground(&self, server: usize) -> Ground;
 
     /// Called once the first server is not asked any more, so that its content does not matter.
@@ -117,7 +118,7 @@ pub(super) trait Handover: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static
     fn is_expected(&self, good: &str, are_both: bool) -> bool;
 }
 
-/// What the servers have, and when.
+/// The servers' contents, and the times on their clocks.
 pub(super) struct Scene<'a> {
     pub(super) servers: &'a [Server; 2],
     /// The times on their clocks.

@@ -1,4 +1,4 @@
-//! A server: what it does when it does not redirect a request.
+//! A server, executing the requests that it does not redirect.
 
 use leasehold_protocol::{fence::Fence, holder::Holder, key::Key, message::Claim, store::Store, time::Micros};
 
@@ -14,7 +14,7 @@ use crate::model::{
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(in crate::model) struct Server {
     pub(in crate::model) store: Store,
-    /// Whose key is there, and when it expires by the server's own clock.
+    /// The owner of the key, and when it expires by the server's own clock.
     pub(in crate::model) key: Option<(Owner, Micros)>,
     /// The fence in its value, as a look shows it.
     pub(super) shown: Option<Fence>,
@@ -23,7 +23,7 @@ pub(in crate::model) struct Server {
 }
 
 impl Server {
-    /// Notes whose key is there now.
+    /// Notes the owner of the key now.
     pub(super) fn look<H: Handover>(&mut self, setup: &Setup<H>, now: Micros) {
         let holder = self.store.holder(now, &setup.key);
         self.shown = holder.as_ref().and_then(Holder::fence);

@@ -43,7 +43,7 @@ pub(super) struct Broken {
     pub(super) release_did_not: bool,
 }
 
-/// What becomes of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::model) enum Ground {
     /// It may still be lost.
@@ -154,7 +154,7 @@ pub(super) struct Message {
 pub(super) enum Content {
     /// It arrives before any time passes unless it is late.
     Request { is_late: bool },
-    /// A reply that is late, and what becomes of the write.
+    /// A late reply, and the outcome of the write.
     Reply(Answer, Ground),
 }
 

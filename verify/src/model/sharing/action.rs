@@ -21,7 +21,7 @@ pub(super) enum Action {
     Cancel(usize, Number),
     /// It is time for a waiter to poll.
     Poll(usize, Number),
-    /// It is time to check what is held.
+    /// It is time to check a lease.
     Look(usize, Number),
     LetGo(usize, Number),
     /// The holder that has the lock alone continues as a reader.
@@ -88,7 +88,7 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
     }
 }
 
-/// Collects what may become of a message that was just sent, or of its sender.
+/// Collects what may happen to a message that was just sent, or to its sender.
 fn sending(state: &State, message: &Message, is_closing: bool, actions: &mut Vec<Action>) {
     let (left, me) = (&state.left, usize::from(message.owner.0));
     actions.push(Action::Arrive(0));
@@ -160,8 +160,8 @@ fn faults(state: &State, actions: &mut Vec<Action>) {
 }
 
 impl State {
-    /// Clients that want the same are alike, so it leaves nothing out that they begin for the first time in their
-    /// order.
+    /// Clients that want the same are alike, so letting them begin for the first time in their order leaves nothing
+    /// out.
     fn comes_before_its_like(&self, setup: &Setup, me: usize) -> bool {
         let part = setup.parts[me];
         let is_like = |other: &usize| setup.parts[*other] == part && self.clients[*other].begun == 0;

@@ -18,9 +18,9 @@
 //!
 //! # What is checked
 //!
-//! [`rules`] compares the server before and after each request: rules 15, 16 and 17. What clients may believe is
-//! checked in every state: a holder that has the lock alone beside no other, no more holders than the limits allow, and
-//! one fence for all sharers.
+//! [`rules`] compares the server before and after each request: rules 15, 16 and 17. The clients' beliefs are checked
+//! in every state. A holder that has the lock alone is beside no other, no more holders than the limits allow have it,
+//! and all sharers have one fence.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ const TOKENS: u64 = 6;
 /// How long a lock waits for the confirmation of a grant.
 const GRANT: Duration = Duration::from_millis(300);
 
-/// How soon a waiter notices that another's time is over: what a server's clock gains in a TTL, and a few milliseconds.
+/// How soon a waiter notices that another's time is over: a server clock's gain in a TTL, and a few milliseconds.
 const A_MOMENT: Duration = Duration::from_millis(20);
 
 // The names of the rules and of the good things that tests refer to.
@@ -181,9 +181,9 @@ impl Setup {
         Claim { mode, ..self.tokens.claim(&self.key, owner) }
     }
 
-    /// How long a client may wait once no fault happens any more and each holder lets go. This adds up the waits for
-    /// holders that cannot let go before they expire, by a clock that was set back; for a server that forgot; for a
-    /// grant that was not heard; and a moment.
+    /// How long a client may wait once no fault happens any more and each holder lets go. This adds up several waits:
+    /// for holders that can only expire, by a clock that was set back; for a server that forgot; and for a grant that
+    /// was not heard.
     fn patience(&self) -> Duration {
         let set_back = Duration::from_micros(self.step.min(0).unsigned_abs()) * u32::from(self.faults.steps);
         TTL + set_back + self.restart_delay + GRANT * u32::from(self.faults.late) + TTL / 10

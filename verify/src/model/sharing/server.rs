@@ -93,7 +93,7 @@ impl Run<'_> {
         self.look();
     }
 
-    /// What a client learns of a message of its own that does not arrive in time.
+    /// Gives a client the notice of a message of its own that does not arrive in time.
     pub(super) fn notice(&mut self, owner: Owner, nth: u8, notice: Notice) {
         if notice == Notice::Reset {
             self.hear(owner, nth, Err(Failure::unknown("the connection was reset")));
@@ -108,7 +108,7 @@ impl Run<'_> {
         self.state.net.retain(|message| !is_its(message) || matches!(message.content, Content::Request(_)));
     }
 
-    /// A client stands still. When it continues, it hears what was on its way.
+    /// A client stands still. When it continues, it receives the messages that were on their way.
     pub(super) fn pause(&mut self, me: usize) {
         self.state.clients[me].is_paused = true;
         for message in &mut self.state.net {
@@ -218,7 +218,7 @@ impl Run<'_> {
         applied.reply.and_then(T::try_from).unwrap()
     }
 
-    /// Notes tokens that came too late, and tokens that were given back.
+    /// Notes belated tokens, and tokens that were given back.
     fn note(&mut self, owner: Owner, nth: u8, asked: &Asked, before: &Seen) {
         let sessions = &self.state.clients[usize::from(owner.0)].sessions;
         let session = sessions.iter().find(|session| session.number == owner.1);

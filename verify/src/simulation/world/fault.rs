@@ -119,9 +119,9 @@ impl World {
         true
     }
 
-    /// A node has just voted for a client. If a repair is held up there of a lease that is about to lose its key on
-    /// another node, and this client's acquire is on its way to that node: forgets the vote, and has the acquire arrive
-    /// when that key is gone.
+    /// A node has just voted for a client. A repair may be held up there, for a lease that is about to lose its key on
+    /// another node. If this client's acquire is on its way to that other node, forgets the vote, and delays the
+    /// acquire until the key is gone.
     pub(super) fn voted(&mut self, client: usize, node: usize) {
         if !self.faults.is_sly {
             return;

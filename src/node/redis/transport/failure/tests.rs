@@ -72,11 +72,11 @@ fn a_neighbours_clusterdown_says_nothing_of_what_was_executed() {
 fn an_error_from_inside_a_script_may_have_done_a_part() {
     let failure = of(ErrorKind::Other, "OOM command not allowed script: ab12, on @user_script:20.");
     assert!(failure.may_have_happened() && !failure.is_refusal());
-    // The line of the script is of no use to a user.
+    // The line number in the script does not help a user.
     assert!(failure.to_string().contains("said \"OOM command not allowed\""), "{failure}");
     let failure = of(ErrorKind::Other, "ERR The user executing the script can't run this command or subcommand");
     assert!(failure.may_have_happened() && failure.is_refusal());
-    // Redis 6.2
+    // Redis 6.2.
     let failure = of(
         ErrorKind::Other,
         "ERR Error running script (call to f_7da5): @user_script:108: @user_script: 108: The user executing the \
@@ -103,7 +103,7 @@ fn a_missing_right_is_told_by_its_command_or_its_key() {
     assert_eq!((more(caught, 1), more(&wrapped, 1)), (more("ERR, user_script:1", 1), more(&at, 1)));
     let failure = of(ErrorKind::Other, caught);
     assert!(failure.is_refusal() && failure.to_string().contains("said \"The user executing"), "{failure}");
-    // Redis 7.4 and later name it.
+    // Redis 7.4 and later name the command.
     let named = "ERR ACL failure in script: User worker has no permissions to run the 'mget' command script: ab12, \
                  on @user_script:20.";
     assert_eq!(more(named, 1), "");

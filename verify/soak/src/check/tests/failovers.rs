@@ -1,4 +1,4 @@
-//! What a failover forgives, and what it does not.
+//! Leases that a failover forgives, and leases that it does not.
 
 use super::*;
 use crate::history::{Failover, Named};
@@ -54,12 +54,12 @@ fn a_lease_that_the_new_primary_lacks_is_believed_until_its_process_has_heard() 
     assert_eq!(stopped(4_500, Whom::Process(process)), "", "a TTL after the last answer of the dead");
     assert_eq!(stopped(4_501, Whom::Process(process)), "a");
     assert_eq!(stopped(3_801, Whom::Process(id(2).process)), "a", "somebody else");
-    assert_eq!(stopped(3_801, Whom::Log(process)), "a", "a log is no reason");
+    assert_eq!(stopped(3_801, Whom::Log(process)), "a", "a log is not an excuse");
     let killed = Lease { how: Ending::Killed, ..long(1, 10, 2_400, 4_500) };
     assert_eq!(
         found(&history_of(true, [killed, long(2, 11, 3_050, 5_000)])),
         "",
-        "nobody knows what it would have heard"
+        "it is not known what it would have heard"
     );
 }
 
@@ -72,7 +72,7 @@ fn nothing_is_forgiven_that_the_old_primary_cannot_have_granted() {
     assert_eq!(with(false, 3_100, 3_300), "", "it was asked before it knew, and answered just then");
     assert_eq!(with(false, 3_100, 3_301), "a");
     assert_eq!(with(false, 3_200, 3_250), "a", "it was asked for when it knew");
-    assert_eq!(with(true, 3_000, 3_050), "a", "nobody answers for the dead");
+    assert_eq!(with(true, 3_000, 3_050), "a", "a dead primary does not answer");
     let late = Lease { invoked: at(2_400), ..long(1, 12, 3_050, 3_100) };
     assert_eq!(found(&history_of(true, [late, long(2, 11, 3_040, 3_300)])), "a", "nor so late");
     let stopped = |by: u64| {
@@ -126,7 +126,7 @@ fn a_holder_is_refused_only_for_one_that_the_old_primary_let_in_later() {
     assert_eq!(with(false, long(1, 12, 3_150, 3_300)), "");
     assert_eq!(with(false, long(1, 10, 2_400, 3_300)), "c", "its fence is smaller");
     assert_eq!(with(false, long(1, 12, 3_350, 3_360)), "ca", "it came later, and from the new one");
-    assert_eq!(with(true, long(1, 12, 2_400, 3_300)), "bc", "the dead lets nobody in");
+    assert_eq!(with(true, long(1, 12, 2_400, 3_300)), "bc", "a dead primary admits no holder");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn an_observer_may_go_back_from_what_the_old_primary_said_until_its_process_has_
     };
     assert_eq!(with(false, 1, 5_100), "", "an answer that was on its way");
     assert_eq!(with(false, 1, 5_101), "i");
-    assert_eq!(with(true, 1, 3_061), "i", "the dead say nothing");
+    assert_eq!(with(true, 1, 3_061), "i", "a dead primary does not answer");
     assert_eq!(with(false, 2, 3_120), "");
     assert_eq!(with(false, 2, 3_121), "i", "this one had heard");
 }

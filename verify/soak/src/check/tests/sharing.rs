@@ -1,4 +1,4 @@
-//! Names that several may hold at a time.
+//! Names that several processes may hold at a time.
 
 use leasehold_protocol::mode;
 
@@ -13,7 +13,7 @@ fn read(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     share(slot, u32::MAX, fence, start, end)
 }
 
-/// A loss of the places in the first lock.
+/// A loss of the sharers' places in the first lock.
 fn places(from: u64, to: u64) -> Loss {
     Loss { cause: Cause::Places, ..loss(0, Some(0), from, to) }
 }
@@ -22,7 +22,7 @@ fn phase(fence: u64, slots: &[u16]) -> Found {
     Found::Shared(fence, slots.iter().map(|slot| id(*slot)).collect())
 }
 
-/// The lease of a writer that continues as a reader: it is known by the name of the writer's lease.
+/// The lease of a writer that continues as a reader: its token is that of the writer's lease.
 fn goes_on(from: &Lease, slot: u16, fence: u64, start: u64, end: u64) -> Lease {
     Lease { known_as: from.id, ..read(slot, fence, start, end) }
 }
@@ -33,7 +33,7 @@ fn readers_share_it_and_a_writer_comes_after_them_and_before_others() {
         lease(1, 8, 100, 200),
         read(2, 9, 201, 300),
         read(3, 9, 220, 400),
-        // Admitted beside the one that was admitted beside the first.
+        // A reader admitted beside the one that was admitted beside the first.
         read(4, 9, 350, 420),
         lease(5, 10, 421, 430),
         share(6, 1, 11, 440, 450),
@@ -102,7 +102,7 @@ fn a_lost_place_forgives_those_who_had_it_and_nobody_else() {
     let losses = vec![places(150, 151)];
     assert_eq!(found(&History { losses: losses.clone(), ..with_leases(late) }), "abb", "a TTL after it");
     let alone = [lease(1, 9, 100, 400), read(2, 10, 200, 210)];
-    assert_eq!(found(&History { losses, ..with_leases(alone) }), "a", "it takes nothing from who is alone");
+    assert_eq!(found(&History { losses, ..with_leases(alone) }), "a", "a holder alone loses nothing");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_share_that_outlives_its_place_is_wrong() {
     assert_eq!(with(phase(9, &[]), &[places(140, 141)]), "");
     let alone = History { looks: vec![look(0, 150, 151, &[phase(9, &[1])])], ..with_leases([lease(1, 9, 100, 330)]) };
     assert_eq!(found(&alone), "d", "it shares it, and was told that it is alone");
-    // A writer that continues as a reader is known by the name that it had.
+    // A writer that continues as a reader is known by its earlier name.
     let writer = lease(1, 9, 100, 140);
     let reader = goes_on(&writer, 2, 10, 145, 200);
     let seen = |slot| vec![look(0, 150, 151, &[phase(10, &[slot])])];
@@ -197,7 +197,7 @@ fn nobody_comes_between_a_writer_and_the_reader_that_it_becomes() {
     let reader = |fence| goes_on(&writer, 2, fence, 210, 300);
     assert_eq!(with(reader(10), &[], &[]), "");
     assert_eq!(with(reader(12), &[read(3, 12, 215, 220)], &[]), "", "one that comes in beside it");
-    // It learns of its lock so late that only the numbers show the order.
+    // Its acquire returns so late that only the fences show the order.
     let other = |fence| Lease { end: None, invoked: 10 * MILLI, ..lease(3, fence, 220, 220) };
     assert_eq!(with(reader(12), &[other(11)], &[]), "b");
     assert_eq!(with(reader(12), &[other(8)], &[]), "");
