@@ -123,9 +123,7 @@ fn readers_and_the_writer_that_waits_for_them_are_shown() {
     let [head, since, first, second, writer, reader, permit] = text.lines().collect::<Vec<_>>()[..] else {
         panic!("{text}")
     };
-    assert!(
-        head.starts_with(&format!("\"job\" is held by 2 sharers (fence {}), the last of them for ", fence.trim()))
-    );
+    assert!(head.starts_with(&format!("\"job\" is held by 2 sharers (fence {}), the last of them for ", fence.trim())));
     assert!(since.starts_with("  since 20"), "{text}");
     let mut both = [first, second];
     both.sort_unstable();

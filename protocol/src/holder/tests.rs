@@ -61,10 +61,7 @@ fn those_who_share_are_told_as_one_and_each_for_itself() {
             all.clone().shared_by(3).ours(),
             "3 sharers, one of them this program (fence 7), the last of them for 1.5 s unless renewed",
         ),
-        (
-            all.clone().shared_by(3).until_the_first(),
-            "3 sharers (fence 7), the first of them for 1.5 s unless renewed",
-        ),
+        (all.clone().shared_by(3).until_the_first(), "3 sharers (fence 7), the first of them for 1.5 s unless renewed"),
         (all.clone().shared_by(1), "1 sharer (fence 7), for 1.5 s unless renewed"),
         (all.shared_by(0).ours(), "no sharer any more (fence 7), though its key lives 1.5 s more"),
     ] {
