@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Lease, LossReason, NodeAnswer, Owner, Status};
-use support::{Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
+use support::{Cluster, Lag, Match, Proxy, SIGNAL, Server, Wire, eventually_async, scripts::RENEW, seen, within};
 
 use crate::common::{COMMAND, Calm, Confirmed as _, LONG, MEDIUM, NAME, are_watched};
 use crate::fair::line::{all_can_be_called, had, nothing_is_left, place, tokens};
@@ -200,6 +200,32 @@ async fn f23_no_more_clients_are_let_in() {
     let took = released.elapsed();
     seen::took("waiter served after a release while full", took, LOOK + SIGNAL, &lag);
     assert!(took <= LOOK + SIGNAL + lag.worst(), "{took:?}");
+}
+
+/// There the reply has other words, and no caller is refused for good either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f23_a_server_of_a_cluster_that_is_full_is_waited_for() {
+    let cluster = Cluster::start(1, 0);
+    let mut wire = cluster.servers()[0].wire();
+    let builder = || Client::builder().url(cluster.url()).ttl(LONG).command_timeout(COMMAND).connect_timeout(COMMAND);
+    let leases = builder().build().await.unwrap();
+    leases.lock("warm").acquire().await.unwrap().release().await.unwrap().confirmed();
+    let before = wire.must(&["CONFIG", "GET", "maxclients"]).array()[1].text();
+    wire.must(&["CONFIG", "SET", "maxclients", "1"]);
+    wire.must(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let tried = within(HANGS, "a try", leases.lock("job").try_acquire()).await.unwrap_err();
+    let built = within(HANGS, "a newcomer", builder().build()).await.unwrap_err();
+    for error in [tried, built] {
+        assert!(
+            matches!(error, Error::Unavailable(_)) && error.to_string().contains("raise its maxclients"),
+            "{error}"
+        );
+    }
+    let waiter = tokio::spawn(leases.lock("job").acquire());
+    tokio::time::sleep(2 * COMMAND).await;
+    assert!(!waiter.is_finished());
+    wire.must(&["CONFIG", "SET", "maxclients", &before]);
+    within(HANGS, "there is room again", waiter).await.unwrap().unwrap().release().await.unwrap().confirmed();
 }
 
 /// A program works with the one connection that it has, and does not wait for another.

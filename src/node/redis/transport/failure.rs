@@ -99,7 +99,7 @@ pub(crate) fn is_wrong_server(error: &Error) -> bool {
 pub(crate) fn is_refusal(error: &Error) -> bool {
     is_wrong_server(error)
         || is_explained(error.details())
-        || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !full(error.details()))
+        || reply_word(error.details()).is_some_and(|word| !NOT_NOW.contains(&word) && !has_no_room(error.details()))
 }
 
 /// Whether the server rejects this user and password.
@@ -114,7 +114,7 @@ pub(super) fn is_unauthenticated(error: &Error) -> bool {
 
 /// Whether the server has no room for us.
 pub(crate) fn is_full(error: &Error) -> bool {
-    full(error.details())
+    has_no_room(error.details())
 }
 
 /// The part of an error that helps a user: without the script's hash and line.
@@ -123,8 +123,9 @@ fn spoken(details: &str) -> &str {
     own.rsplit_once(" script: ").filter(|(_, place)| place.contains("@user_script")).map_or(own, |(said, _)| said)
 }
 
-fn full(details: &str) -> bool {
-    details.contains("max number of clients reached")
+/// Whether a server says that it has reached its limit of clients; in a cluster, of clients and cluster connections.
+pub(crate) fn has_no_room(details: &str) -> bool {
+    details.contains("max number of clients")
 }
 
 /// An ACL's refusal of a command inside a script does not begin with NOPERM on Redis 7.0 and newer servers.
@@ -221,7 +222,7 @@ fn advice(word: &str, details: &str, wanted: RequiredKind) -> &'static str {
             ": a key of the lock holds something else; give the lock another name or a prefix, or delete that key"
         }
         "NOREPLICAS" => ": too few of its replicas are there, see to them or to its min-replicas-to-write",
-        _ if full(details) => ": raise its maxclients, or open fewer connections to it",
+        _ if has_no_room(details) => ": raise its maxclients, or open fewer connections to it",
         _ if details.starts_with("ERR unknown command") && details.to_lowercase().contains("eval") => {
             ": a Sentinel, or a proxy without scripts, is no server for locks; the url must name a primary"
         }
@@ -236,8 +237,11 @@ fn server_said((server, wanted): (&str, RequiredKind), word: &str, details: &str
     if word == "CLUSTERDOWN" || details.contains("non local key") {
         return Failure::unknown(text).redirected(Redirection::read(details, server));
     }
-    let failure =
-        if NOT_NOW.contains(&word) || full(details) { Failure::unavailable(text) } else { Failure::refused(text) };
+    let failure = if NOT_NOW.contains(&word) || has_no_room(details) {
+        Failure::unavailable(text)
+    } else {
+        Failure::refused(text)
+    };
     let failure = failure.redirected(Redirection::read(details, server));
     let failure = if is_about_a_key(details) { failure.of_a_key() } else { failure };
     // A replica refuses the first write of a script, and so all of it.

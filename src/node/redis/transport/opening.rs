@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     endpoint::Endpoint,
-    failure::{classify, is_refusal, is_wrong_server},
+    failure::{classify, has_no_room, is_refusal, is_wrong_server},
     introduction::Role,
     kind::ServerKind,
     left_out::LeftOut,
@@ -203,7 +203,7 @@ pub(crate) fn cannot_connect() -> Error {
 
 fn advice(target: &Target, reason: &str) -> &'static str {
     match target.address {
-        _ if reason.contains(NO_ROOM) => {
+        _ if has_no_room(reason) => {
             "It has no room for another client: raise its maxclients, or open fewer connections (one `Client` is enough for a process)"
         }
         _ if ENDED.iter().any(|ended| reason.contains(ended)) => {
@@ -224,9 +224,6 @@ pub(crate) fn advice_on_tls(target: &Target, reason: &str) -> &'static str {
         _ => "",
     }
 }
-
-/// The reply of a server that has reached its limit of clients.
-const NO_ROOM: &str = "max number of clients reached";
 
 /// Parts of the error texts for a connection that the server ended.
 const ENDED: [&str; 2] = ["reset", "roken pipe"];

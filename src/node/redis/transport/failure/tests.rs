@@ -20,6 +20,7 @@ fn an_error_reply_was_not_executed_and_names_the_servers_reason() {
         ("ASK 9189 127.0.0.1:7941", true),
         ("CROSSSLOT Keys in request don't hash to the same slot", true),
         ("ERR max number of clients reached", false),
+        ("ERR max number of clients + cluster connections reached", false),
     ] {
         let failure = of(ErrorKind::Other, reply);
         assert_eq!((failure.is_refusal(), failure.may_have_happened()), (refused, false), "{failure}");
