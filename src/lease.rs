@@ -199,11 +199,15 @@ impl Lease {
     /// Makes the key of a lease on trial live for the interval of its lock.
     pub(crate) async fn lengthen(&self, limit: Duration) -> Result<(), Error> {
         let LeaseHandle { engine, hold, .. } = &self.view;
-        if !hold.lengthen(engine.now()) {
+        if !hold.is_short(engine.now()) {
             return Ok(());
         }
-        let renewed = engine.watchdog.renew_now(hold, engine.quorum.route(), limit).await;
-        renewed.map_err(Error::of)
+        engine.watchdog.lengthen(hold, limit).await.map_err(Error::of)
+    }
+
+    /// Puts it on trial once more, if no work under it has begun.
+    pub(crate) fn try_out_again(&self) {
+        self.view.hold.try_out_again();
     }
 
     /// Ends the trial of the lease, because the work under it begins.

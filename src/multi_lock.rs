@@ -227,8 +227,8 @@ impl<'a> Acquiring<'a> {
             match self.multi.next(Lease::is_held) {
                 Next::Done => match self.lengthen().await {
                     Ok(_all) => return Ok(self.multi.into_held()),
+                    Err(_) if !self.multi.held().all(Lease::is_held) => self.multi.lost(),
                     Err(error) if !error.is_transient() || self.engine.now() >= self.until => return Err(error),
-                    // One that was lost is acquired again, and one without an answer is asked again.
                     Err(_) => self.engine.host.sleep(backoff.next(None)).await,
                 },
                 Next::Try(missing) => busy = self.try_all(missing).await?,
@@ -275,7 +275,11 @@ impl<'a> Acquiring<'a> {
         let most = self.engine.options.command_timeout;
         let until = if self.patience.is_one_try() { self.started + most } else { self.until };
         let limit = until.since(self.engine.now()).max(SHORTEST_CHECK).min(most);
-        try_join_all(self.multi.held().map(|lease| lease.lengthen(limit))).await
+        let lengthened = try_join_all(self.multi.held().map(|lease| lease.lengthen(limit))).await;
+        if lengthened.is_err() {
+            self.multi.held().for_each(Lease::try_out_again);
+        }
+        lengthened
     }
 
     /// Whether a try that has the first lock was refused one that was acquired just now: perhaps by another try, which

@@ -111,6 +111,11 @@ impl<L> MultiLock<L> {
         Next::Wait(first)
     }
 
+    /// Tries the locks that are missing by now, because one was lost.
+    pub fn lost(&mut self) {
+        self.is_tried = false;
+    }
+
     /// The first lease, if the first lock is held.
     pub fn first(&self) -> Option<&L> {
         self.held.first()?.as_ref()

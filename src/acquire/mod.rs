@@ -246,9 +246,9 @@ impl Acquire {
                 SharedEntry::Over => return Ok(None),
                 SharedEntry::AtRisk => {}
             }
-            // At risk: it is shared only after a renewal has succeeded.
+            // At risk or on trial: it is shared only after a renewal has succeeded.
             let limit = self.limit(now);
-            let renewed = engine.watchdog.renew_now(hold, engine.quorum.route(), limit).await;
+            let renewed = engine.watchdog.lengthen(hold, limit).await;
             if hold.is_over() {
                 return Ok(None);
             }

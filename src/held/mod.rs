@@ -33,7 +33,9 @@ use crate::{
 mod change;
 mod noted;
 mod sharing;
+mod trial;
 
+use self::trial::Trial;
 pub(crate) use self::{
     change::PhaseChange,
     noted::{NOT_HERE, Noted, SCHEDULED},
@@ -74,10 +76,6 @@ pub(crate) struct Hold {
     span: Mutex<Option<LeaseSpan>>,
     /// Whether there ever was a span: most holds have none, and need not lock `span`.
     had_span: AtomicBool,
-    /// Whether no job runs under it yet, so that a release leaves nothing.
-    is_on_trial: AtomicBool,
-    /// Whether its interval does not count yet: a process that dies leaves the key for no longer than without one.
-    is_brief: AtomicBool,
 }
 
 struct State {
@@ -86,6 +84,7 @@ struct State {
     has_first: bool,
     more: Vec<Arc<Board>>,
     end: Option<Lost>,
+    trial: Trial,
 }
 
 impl State {
@@ -133,7 +132,7 @@ impl Hold {
         let claim = Claim { fence: Some(fence), life: outliving.life(claim.ttl, Duration::ZERO), ..claim };
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let keep_until = AtomicU64::new(0);
-        let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None });
+        let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None, trial: Trial::Over });
         let measured = Holding::begins(group, claim.mode);
         let hold = Self {
             claim,
@@ -149,29 +148,9 @@ impl Hold {
             noted: Noted::default(),
             span: Mutex::new(None),
             had_span: AtomicBool::new(false),
-            is_on_trial: AtomicBool::new(false),
-            is_brief: AtomicBool::new(false),
         };
         let hold = Arc::new(hold);
         (hold.clone(), Signal::First(hold))
-    }
-
-    /// Puts it on trial: no job runs under it before it [begins](Self::begin).
-    pub(crate) fn try_out(&self) {
-        self.is_on_trial.store(true, Ordering::Release);
-        self.is_brief.store(true, Ordering::Release);
-    }
-
-    /// Lets its interval count from the next renewal on. Returns whether the work must wait for that renewal.
-    pub(crate) fn lengthen(&self, now: Time) -> bool {
-        self.is_brief.store(false, Ordering::Release);
-        self.is_on_trial.load(Ordering::Acquire) && !self.interval_left(now).is_zero()
-    }
-
-    /// Ends the trial: from now on a job may run under it.
-    pub(crate) fn begin(&self) {
-        self.is_brief.store(false, Ordering::Release);
-        self.is_on_trial.store(false, Ordering::Release);
     }
 
     /// Attaches its events to this span from now on.
@@ -200,7 +179,8 @@ impl Hold {
         if self.outlives_nothing() {
             return claim;
         }
-        let outliving = if self.is_brief.load(Ordering::Acquire) { self.outliving.brief() } else { self.outliving };
+        let is_on_trial = self.state.lock().trial == Trial::On;
+        let outliving = if is_on_trial { self.outliving.brief() } else { self.outliving };
         Claim { life: outliving.life(claim.ttl, now.since(self.acquired)), ..claim }
     }
 
@@ -243,13 +223,14 @@ impl Hold {
     /// interval in which the lock may be acquired once. A lost lease ignores an earlier `keep_for`: its work was not
     /// done.
     pub(crate) fn release_mode(&self, now: Time, keep: Duration) -> ReleaseMode {
-        if self.is_on_trial.load(Ordering::Acquire) {
+        let interval_left = self.interval_left(now);
+        if !interval_left.is_zero() && self.state.lock().trial != Trial::Over {
             return ReleaseMode::Delete;
         }
         let asked = self.kept_for(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
         let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
-        retained(rest.max(self.interval_left(now)), self.claim.token.label())
+        retained(rest.max(interval_left), self.claim.token.label())
     }
 
     /// How long the holder may still rely on it. Read from the clock, so right even if every timer is late (rule 2).

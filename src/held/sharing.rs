@@ -9,7 +9,7 @@ use leasehold_protocol::{
     time::Time,
 };
 
-use super::{Hold, Reaction, State};
+use super::{Hold, Reaction, State, Trial};
 use crate::{
     error::Error,
     lost::Lost,
@@ -21,7 +21,7 @@ use crate::{
 pub(crate) enum SharedEntry {
     /// Another lease on the same acquisition.
     Shared(Signal),
-    /// At risk: shared only after a renewal has succeeded.
+    /// At risk, or on trial with an interval: shared only after a renewal has succeeded.
     AtRisk,
     /// It has ended, or is being released.
     Over,
@@ -61,7 +61,7 @@ impl Hold {
 
     /// Adds a lease, whose holder may begin to work at once.
     fn join(&self, state: &mut State) -> Signal {
-        self.begin();
+        state.trial = Trial::Over;
         let board = Arc::new(Board::beside(self.boards(state).next()));
         state.more.push(board.clone());
         Signal::More(board)
@@ -81,8 +81,12 @@ impl Hold {
     /// Shares the hold with its owner, which acquires again.
     pub(crate) fn enter(self: &Arc<Self>, now: Time) -> (SharedEntry, Reaction) {
         let reaction = self.expire_if_due(now);
+        let has_interval = !self.interval_left(now).is_zero();
         let mut state = self.state.lock();
+        let is_short = has_interval && matches!(state.trial, Trial::On | Trial::Lengthening);
         let entry = match state.acquisition.phase() {
+            // Invariant 2 of a trial.
+            Some(Phase::Held) if is_short => SharedEntry::AtRisk,
             Some(Phase::Held) => SharedEntry::Shared(self.join(&mut state)),
             Some(Phase::AtRisk) => SharedEntry::AtRisk,
             Some(Phase::Over { .. }) | None => SharedEntry::Over,

@@ -90,10 +90,19 @@ fn each_request_has_what_is_left_of_the_life() {
     assert_eq!(hold.remaining(at(0)), held().0.remaining(at(0)), "no deadline depends on it");
     hold.try_out();
     assert_eq!(hold.claim_at(at(1_000)).life, TTL + secs(2), "on trial the interval does not count");
-    assert!(hold.lengthen(at(1_000)) && hold.claim_at(at(1_000)).life == secs(9));
+    let life = || hold.claim_at(at(1_000)).life;
+    let lengthening = hold.lengthen();
+    assert_eq!((life(), hold.is_short(at(1_000))), (secs(9), true));
+    drop(lengthening);
+    assert_eq!((life(), hold.is_short(at(1_000))), (TTL + secs(2), true), "it was not confirmed");
+    hold.lengthen().is_confirmed();
+    assert_eq!((life(), hold.is_short(at(1_000))), (secs(9), false));
     assert_eq!(hold.release_mode(at(1_000), Duration::ZERO), ReleaseMode::Delete, "no work has begun");
+    hold.try_out_again();
+    assert_eq!((life(), hold.is_short(at(1_000))), (TTL + secs(2), true), "another lock was lost");
     hold.begin();
-    assert!(!hold.lengthen(at(1_000)), "there is nothing to wait for");
+    hold.try_out_again();
+    assert_eq!((life(), hold.is_short(at(1_000))), (secs(9), false), "its work has begun");
 }
 
 #[test]

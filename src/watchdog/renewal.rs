@@ -182,6 +182,15 @@ impl Watchdog {
         if hold.is_confirmed(sent) { Ok(()) } else { Err(last) }
     }
 
+    /// Renews a lease at once; if it is on trial, its key lives for the interval of its lock from here on. It goes the
+    /// way of the keeper's renewals, so that none which was sent before follows it.
+    pub(crate) async fn lengthen(self: &Arc<Self>, hold: &Arc<Hold>, limit: Duration) -> Result<(), Failure> {
+        let lengthening = hold.lengthen();
+        self.renew_now(hold, self.route(), limit).await?;
+        lengthening.is_confirmed();
+        Ok(())
+    }
+
     /// Feeds a node's answer to its acquisition. Returns the work that only the driver of the request can do.
     pub(crate) fn on_reply(self: &Arc<Self>, hold: &Arc<Hold>, sent: Sent, said: Result<Said, Failure>) -> FollowUp {
         let now = self.now();

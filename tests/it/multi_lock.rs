@@ -448,6 +448,56 @@ async fn an_interval_that_no_answer_confirms_is_asked_for_again_or_refuses_a_try
     held.release().await.unwrap().confirmed();
 }
 
+/// An owner that enters begins to work at once: by then the interval has to count.
+#[tokio::test]
+async fn an_owner_that_enters_a_lock_on_trial_has_its_whole_interval() {
+    let server = Server::start();
+    let (ours, theirs) = (program_with(server.url(), LONG).await, program_with(server.url(), LONG).await);
+    let second = theirs.lock("b").acquire().await.unwrap();
+    let first = ours.lock("a").reentrant(true).owner(leasehold::Owner::unique()).once_per(INTERVAL);
+    let waiter = tokio::spawn(ours.multi_lock([first.clone(), ours.lock("b")]).acquire());
+    keys_are(&server, &["a", "b"]).await;
+    let entered = within(HANGS, "the lock", first.acquire()).await.unwrap();
+    let left = Duration::from_millis(server.wire().pttl("a").unsigned_abs());
+    assert!(left + HANGS > INTERVAL, "{left:?}");
+    entered.release().await.unwrap().confirmed();
+    second.release().await.unwrap().confirmed();
+    let held = within(HANGS, "all of them", waiter).await.unwrap().unwrap();
+    assert!(Duration::from_millis(server.wire().pttl("a").unsigned_abs()) + HANGS > INTERVAL);
+    held.release().await.unwrap().confirmed();
+}
+
+/// Another program takes one of the locks in the moment in which all are held, and the others are confirmed.
+#[tokio::test]
+async fn a_lock_that_is_lost_before_the_intervals_count_is_waited_for_again() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (ours, theirs) = (program_with(proxy.url(), MEDIUM).await, program_with(server.url(), LONG).await);
+    let both = ours.multi_lock([ours.lock("a").once_per(INTERVAL), ours.lock("b").once_per(INTERVAL)]);
+    for waits in [false, true] {
+        let held_back = proxy.on(Match::script(RENEW), 1, Action::Hold);
+        let acquiring =
+            tokio::spawn(if waits { both.acquire_within(HANGS) } else { both.acquire_within(Duration::ZERO) });
+        within(HANGS, "all are held", held_back.hit()).await;
+        assert!(theirs.lock("b").force_release().await.unwrap());
+        let taken = theirs.lock("b").acquire().await.unwrap();
+        held_back.release();
+        let (mut wire, most) = (server.wire(), i64::try_from(MEDIUM.as_millis()).unwrap());
+        if waits {
+            eventually_async(HANGS, "no interval counts", || (1..=most).contains(&wire.pttl("a"))).await;
+            taken.release().await.unwrap().confirmed();
+            let held = within(HANGS, "all of them", acquiring).await.unwrap().unwrap();
+            assert!(Duration::from_millis(wire.pttl("a").unsigned_abs()) + HANGS > INTERVAL);
+            drop(held);
+            continue;
+        }
+        let refused = within(HANGS, "an answer", acquiring).await.unwrap();
+        assert!(matches!(&refused, Err(Error::TimedOut { name, .. }) if &**name == "b"), "{refused:?}");
+        keys_are(&server, &["b"]).await;
+        taken.release().await.unwrap().confirmed();
+    }
+}
+
 /// Another program holds one permit of two for longer than a try looks back; all holders of shares have its fence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_tries_that_meet_beside_an_older_share_one_wins() {

@@ -1,0 +1,74 @@
+//! A hold of a multi-lock that is not complete yet: no job runs under it, so whatever ends it must leave nothing behind.
+//!
+//! # Invariants
+//!
+//! 1. On trial, the interval of the lock is not in the life of its key: a process that dies leaves the key for a TTL.
+//! 2. A job begins only after a renewal has confirmed the interval, also the job of an owner that enters the hold.
+//! 3. If that renewal is not confirmed, the hold is on trial as before.
+
+use leasehold_protocol::time::Time;
+
+use super::Hold;
+
+/// How far a hold has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trial {
+    /// No job runs under it.
+    On,
+    /// The renewal that makes the key live for the interval is under way.
+    Lengthening,
+    /// That renewal is confirmed.
+    Lengthened,
+    /// A job may run under it.
+    Over,
+}
+
+/// The renewal that makes a key live for the interval of its lock. Unless it is confirmed, a drop takes that back.
+pub(crate) struct Lengthening<'a>(&'a Hold);
+
+impl Lengthening<'_> {
+    pub(crate) fn is_confirmed(self) {
+        self.0.turns(Trial::Lengthening, Trial::Lengthened);
+    }
+}
+
+impl Drop for Lengthening<'_> {
+    fn drop(&mut self) {
+        self.0.turns(Trial::Lengthening, Trial::On);
+    }
+}
+
+impl Hold {
+    /// Puts it on trial: no job runs under it before it [begins](Self::begin).
+    pub(crate) fn try_out(&self) {
+        self.state.lock().trial = Trial::On;
+    }
+
+    /// Puts it on trial once more, because another lock of its multi-lock was lost.
+    pub(crate) fn try_out_again(&self) {
+        self.turns(Trial::Lengthened, Trial::On);
+    }
+
+    /// Lets its interval count from the next renewal on, if the hold is on trial.
+    pub(crate) fn lengthen(&self) -> Lengthening<'_> {
+        self.turns(Trial::On, Trial::Lengthening);
+        Lengthening(self)
+    }
+
+    /// Ends the trial: from now on a job may run under it.
+    pub(crate) fn begin(&self) {
+        self.state.lock().trial = Trial::Over;
+    }
+
+    /// Whether a job has to wait until a renewal has confirmed the interval.
+    pub(crate) fn is_short(&self, now: Time) -> bool {
+        !self.interval_left(now).is_zero() && matches!(self.state.lock().trial, Trial::On | Trial::Lengthening)
+    }
+
+    fn turns(&self, from: Trial, to: Trial) {
+        let mut state = self.state.lock();
+        if state.trial == from {
+            state.trial = to;
+        }
+    }
+}
