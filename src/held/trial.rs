@@ -27,7 +27,7 @@ pub(super) enum Trial {
 pub(crate) struct Lengthening<'a>(&'a Hold);
 
 impl Lengthening<'_> {
-    pub(crate) fn is_confirmed(self) {
+    pub(crate) fn confirm(self) {
         self.0.turns(Trial::Lengthening, Trial::Lengthened);
     }
 }

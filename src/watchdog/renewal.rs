@@ -187,7 +187,7 @@ impl Watchdog {
     pub(crate) async fn lengthen(self: &Arc<Self>, hold: &Arc<Hold>, limit: Duration) -> Result<(), Failure> {
         let lengthening = hold.lengthen();
         self.renew_now(hold, self.route(), limit).await?;
-        lengthening.is_confirmed();
+        lengthening.confirm();
         Ok(())
     }
 
