@@ -11,6 +11,7 @@ use crate::{error::Error, metrics::Group};
 pub(crate) struct LockOptions {
     pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) stall_after: Option<Duration>,
     /// Zero means no delay.
     pub(crate) lock_delay: Duration,
     pub(crate) fair: bool,
@@ -48,6 +49,7 @@ impl Default for LockOptions {
         Self {
             ttl: Duration::from_secs(30),
             max_hold: None,
+            stall_after: None,
             lock_delay: Duration::ZERO,
             fair: false,
             access: Access::Lock,
@@ -62,6 +64,7 @@ impl fmt::Debug for LockOptions {
         f.debug_struct("LockOptions")
             .field("ttl", &self.ttl)
             .field("max_hold", &self.max_hold)
+            .field("stall_after", &self.stall_after)
             .field("lock_delay", &self.lock_delay)
             .field("fair", &self.fair)
             .field("access", &self.access)
@@ -74,6 +77,7 @@ impl LockOptions {
     /// Checks that the options are within their bounds, and fit these servers.
     pub(crate) fn check(&self, is_quorum: bool, restart_delay: Duration) -> Result<(), Error> {
         check_times(self.ttl, self.max_hold, restart_delay)?;
+        check_stall_after(self.stall_after, self.ttl, self.max_hold)?;
         check_lock_delay(self.lock_delay, self.ttl, restart_delay)?;
         check_fence_memory(self.fence_memory)?;
         self.check_access(is_quorum)?;
@@ -181,6 +185,23 @@ fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duratio
     match max_hold {
         Some(max_hold) if max_hold < ttl => {
             Err(Error::config(format!("max_hold is {max_hold:?}: it must be at least the ttl, {ttl:?}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Work that reports as often as renewals go out has not stalled.
+fn check_stall_after(stall_after: Option<Duration>, ttl: Duration, max_hold: Option<Duration>) -> Result<(), Error> {
+    let Some(stall_after) = stall_after else { return Ok(()) };
+    if stall_after < ttl / 3 {
+        return Err(Error::config(format!(
+            "stall_after is {stall_after:?}: it must be at least a third of the ttl, {:?}",
+            ttl / 3
+        )));
+    }
+    match max_hold {
+        Some(max_hold) if stall_after > max_hold => {
+            Err(Error::config(format!("stall_after is {stall_after:?}: it must be at most the max_hold, {max_hold:?}")))
         }
         _ => Ok(()),
     }

@@ -26,7 +26,8 @@ use crate::{
 pub enum Status {
     /// Valid, and the last renewal was confirmed.
     Held,
-    /// Still valid, but a renewal failed: start nothing new. The lease recovers, or is lost at its deadline.
+    /// Still valid, but a renewal failed, or its work reports no [progress](crate::Lock::stall_after): start nothing new.
+    /// The lease recovers, or is lost at its deadline.
     AtRisk,
     /// Lost. Final.
     Lost(Lost),

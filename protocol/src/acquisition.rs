@@ -190,6 +190,23 @@ impl Acquisition {
         matches!(&self.stage, Stage::Held(lease) if lease.is_confirmed(sent))
     }
 
+    /// Notes that the work under the lease has made progress at this time.
+    pub fn progressed(&mut self, at: Time) {
+        if let Stage::Held(lease) = &mut self.stage {
+            lease.progressed(at);
+        }
+    }
+
+    /// For how long the lease is renewed without progress of its work.
+    pub fn stall_after(&self) -> Option<Duration> {
+        if let Stage::Held(lease) = &self.stage { lease.stall_after() } else { None }
+    }
+
+    /// Whether the lease is at risk because its work makes no progress.
+    pub fn awaits_progress(&self) -> bool {
+        matches!(&self.stage, Stage::Held(lease) if lease.awaits_progress())
+    }
+
     /// Notes that a replica has taken over from the server that had the lease's key, and may lack it.
     pub fn note_takeover(&mut self, now: Time) {
         if let Stage::Held(lease) = &mut self.stage {

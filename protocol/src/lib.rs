@@ -9,6 +9,7 @@
 //! | [`attempt`] | whether an acquire has won, and which floors of fences to raise before it has |
 //! | [`renewal`] | when a held lease is renewed or repaired, and when it ends |
 //! | [`release_tally`] | the outcome of a release on all nodes together |
+//! | [`progress`] | whether the work under a held lease makes progress |
 //! | [`outliving`] | how much longer a lock's key lives than its lease |
 //! | [`ticket`] | the text that a lease which is handed over leaves for its heir |
 //! | [`undo`] | how often, and for how long, a node is asked to undo a token |
@@ -70,6 +71,7 @@ pub mod observer;
 pub mod outliving;
 pub mod place;
 pub mod plurality;
+pub mod progress;
 pub mod queue_position;
 pub mod reconnect;
 pub mod release_tally;

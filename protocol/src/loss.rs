@@ -43,6 +43,11 @@ pub enum LossReason {
     ///
     /// [`close`]: https://docs.rs/leasehold/latest/leasehold/struct.Client.html#method.close
     MaxHold,
+    /// Its work made no progress for as long as [`stall_after`] allows, so it was not renewed any more. Its deadline was
+    /// that of the last renewal, so the job had that time to stop, or to report progress.
+    ///
+    /// [`stall_after`]: https://docs.rs/leasehold/latest/leasehold/struct.Lock.html#method.stall_after
+    Stalled,
     /// Not a loss: [`release`] was called or the lease was dropped.
     ///
     /// [`release`]: https://docs.rs/leasehold/latest/leasehold/struct.Lease.html#method.release
@@ -91,6 +96,7 @@ impl fmt::Display for LossReason {
             Self::FailedOver => "its key was lost in a failover: the replica that took over did not have it",
             Self::Forced => "it was taken away by force",
             Self::MaxHold => "it reached its max_hold",
+            Self::Stalled => "its work made no progress",
             Self::Released => "it was released",
             Self::HandedOver => "it was handed over",
             Self::Closing => "its Client is being shut down; it is held until it is released",
@@ -136,7 +142,7 @@ pub fn was_denied(reason: LossReason) -> bool {
 /// lease has reached its `max_hold` is notified in time.
 pub fn is_unforeseen(reason: LossReason) -> bool {
     was_denied(reason) && reason != LossReason::Forced
-        || matches!(reason, LossReason::Expired | LossReason::NoQuorum | LossReason::KeeperEnded)
+        || matches!(reason, LossReason::Expired | LossReason::NoQuorum | LossReason::Stalled | LossReason::KeeperEnded)
 }
 
 /// The label of a loss in metrics; `None` if the reason is not a loss.
@@ -161,6 +167,7 @@ fn word(reason: LossReason) -> &'static str {
         LossReason::FailedOver => "failed_over",
         LossReason::Forced => "forced",
         LossReason::MaxHold => "max_hold",
+        LossReason::Stalled => "stalled",
         LossReason::Released => "released",
         LossReason::HandedOver => "handed_over",
         LossReason::Closing => "closing",

@@ -30,6 +30,8 @@
 //! 12. A hint from a node that lacks the key orders a repair of that node, and no renewal on the others. Each renewal
 //!     would wake every waiter. Waiters would then ask the node that is free, and that would cause the next hint. Such
 //!     hints order at most one repair in 20 ms, and none is forgotten while the lease is not at risk.
+//! 13. From the moment on at which the work has [stalled](crate::progress) nothing is ordered that lengthens the key's
+//!     life, so the lease ends by its deadline. If progress is reported before that, a renewal goes out at once.
 
 use std::time::Duration;
 
@@ -38,6 +40,7 @@ use crate::{
     jitter::Jitter,
     loss::{Loss, LossReason},
     message::{Denial, Owned},
+    progress::{Pace, Progress},
     tally::{Nodes, Tally, deadline},
     time::Time,
 };
@@ -62,6 +65,8 @@ pub struct LeaseConfig {
     pub max_hold: Option<Duration>,
     /// The longest wait for the answer to a round, before the next goes out beside it.
     pub patience: Duration,
+    /// For how long it is renewed without progress of its work.
+    pub stall_after: Option<Duration>,
 }
 
 /// The state of a lease.
@@ -69,7 +74,7 @@ pub struct LeaseConfig {
 pub enum Phase {
     /// A majority confirms it.
     Held,
-    /// Valid, but no majority is left to confirm a round, or none has for too long.
+    /// Valid, but no majority is left to confirm a round, or none has for too long; or its work makes no progress.
     AtRisk,
     /// It has ended.
     Over {
@@ -134,7 +139,11 @@ pub struct HeldLease {
     tally: Tally,
     deadline: Time,
     hold_ends: Time,
+    /// The phase by the answers of the nodes alone.
     phase: Phase,
+    progress: Progress,
+    /// The pace at the last event.
+    pace: Pace,
     next_round: Time,
     /// When a hint is to be followed.
     ask_at: Time,
@@ -156,7 +165,7 @@ impl HeldLease {
     /// A lease as the winning attempt left it: `tally` has the nodes that granted, with the attempt's send.
     pub fn new(config: LeaseConfig, tally: Tally, jitter: Jitter) -> Self {
         let sent = tally.confirmed();
-        let LeaseConfig { ttl, max_hold, patience } = config;
+        let LeaseConfig { ttl, max_hold, patience, stall_after } = config;
         let mut lease = Self {
             ttl,
             patience: patience.min(ttl / 3 / 2),
@@ -164,6 +173,8 @@ impl HeldLease {
             deadline: deadline(sent, ttl),
             hold_ends: max_hold.map_or(Time::NEVER, |max| sent + max),
             phase: Phase::Held,
+            progress: Progress::new(stall_after, sent),
+            pace: Pace::Good,
             next_round: Time::NEVER,
             ask_at: Time::NEVER,
             to_repair: Nodes::NONE,
@@ -181,7 +192,27 @@ impl HeldLease {
 
     /// The state of the lease.
     pub fn phase(&self) -> Phase {
-        self.phase
+        match self.phase {
+            Phase::Held if self.awaits_progress() => Phase::AtRisk,
+            phase => phase,
+        }
+    }
+
+    /// Whether it is at risk because its work makes no progress: then the next tick is due when progress is reported.
+    pub fn awaits_progress(&self) -> bool {
+        self.pace != Pace::Good
+    }
+
+    /// For how long it is renewed without progress of its work.
+    pub fn stall_after(&self) -> Option<Duration> {
+        self.progress.span()
+    }
+
+    /// Notes that its work has made progress at this time.
+    pub fn progressed(&mut self, at: Time) {
+        if self.progress.report(at) && self.awaits_progress() {
+            self.next_round = self.next_round.min(at);
+        }
     }
 
     /// Why the lease ended, with what the nodes have said about it; `None` before its end.
@@ -226,7 +257,11 @@ impl HeldLease {
             Phase::Over { .. } => None,
             Phase::Held | Phase::AtRisk => {
                 let repairs = if self.to_repair.is_empty() { Time::NEVER } else { self.repairs_from };
-                Some(self.next_round.min(self.ask_at).min(repairs).min(self.valid_until()))
+                let next = match self.pace {
+                    Pace::Stalled => self.next_round,
+                    pace => self.next_round.min(self.ask_at).min(repairs).min(self.progress.next_change(pace)),
+                };
+                Some(next.min(self.valid_until()))
             }
         }
     }
@@ -234,11 +269,15 @@ impl HeldLease {
     /// Ends the lease if its time is up (invariant 2).
     pub fn expire_if_due(&mut self, now: Time) -> Orders {
         let end = self.valid_until();
+        if let Some(due) = self.next_tick() {
+            self.progress.stood_still(due, now);
+        }
         if self.is_over() || now < end {
             return Orders::default();
         }
         let reason = match self.phase {
             _ if self.hold_ends <= self.deadline => LossReason::MaxHold,
+            Phase::Held if self.pace == Pace::Stalled => LossReason::Stalled,
             // If no round was in doubt, it was this process that stood still.
             Phase::AtRisk if self.tally.nodes() > 1 => LossReason::NoQuorum,
             _ => LossReason::Expired,
@@ -276,6 +315,12 @@ impl HeldLease {
         if self.is_over() {
             return orders;
         }
+        orders.news |= self.follow_progress(now);
+        if self.pace == Pace::Stalled {
+            // A driver may have missed that progress was reported.
+            self.next_round = now + self.third() / 8;
+            return orders;
+        }
         if now >= self.ask_at {
             self.ask_at = Time::NEVER;
             orders.renew = true;
@@ -302,7 +347,8 @@ impl HeldLease {
     /// lease that is due, if one batch takes all leases.
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Orders {
         let mut orders = self.expire_if_due(now);
-        if self.phase != Phase::Held || self.unanswered > 0 || self.last_sent + self.grain() > now {
+        let is_well = self.phase == Phase::Held && self.progress.pace(now) != Pace::Stalled;
+        if !is_well || self.unanswered > 0 || self.last_sent + self.grain() > now {
             return orders;
         }
         // Hints are spread, so that they do not all come at once: they join their nearest neighbours only.
@@ -351,7 +397,10 @@ impl HeldLease {
                 self.not_confirmed(now, node, sent, answer)
             }
         };
-        if self.is_over() { orders } else { Orders { repair: self.tally.repairs(), ..orders } }
+        if self.is_over() || self.pace == Pace::Stalled {
+            return orders;
+        }
+        Orders { repair: self.tally.repairs(), ..orders }
     }
 
     /// The holder lets go, or its `Client` closes. The caller releases what is left on the nodes.
@@ -421,7 +470,15 @@ impl HeldLease {
     }
 
     fn move_to(&mut self, phase: Phase) -> bool {
-        std::mem::replace(&mut self.phase, phase) != phase
+        let before = self.phase();
+        self.phase = phase;
+        self.phase() != before
+    }
+
+    fn follow_progress(&mut self, now: Time) -> bool {
+        let before = self.phase();
+        self.pace = self.progress.pace(now);
+        self.phase() != before
     }
 
     fn third(&self) -> Duration {

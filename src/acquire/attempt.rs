@@ -146,9 +146,9 @@ impl Acquire {
 
     /// The settings of an acquisition on this route.
     pub(super) fn config(&self, route: Route) -> Config {
-        let (engine, LockOptions { ttl, max_hold, .. }) = (&self.engine, self.wanted.options);
+        let (engine, LockOptions { ttl, max_hold, stall_after, .. }) = (&self.engine, self.wanted.options);
         Config {
-            lease: LeaseConfig { ttl, max_hold, patience: engine.options.command_timeout },
+            lease: LeaseConfig { ttl, max_hold, patience: engine.options.command_timeout, stall_after },
             outliving: self.outliving(),
             nodes: engine.quorum.len(),
             route,

@@ -24,7 +24,7 @@ impl PhaseChange {
     /// Adds the cause, and the place, if servers are the reason.
     pub(crate) fn because(&mut self, trouble: impl FnOnce() -> Option<String>, place: impl FnOnce() -> Option<String>) {
         match &mut self.event {
-            Event::AtRisk { cause, node, .. } => (*cause, *node) = (trouble(), place()),
+            Event::AtRisk { cause: cause @ None, node, .. } => (*cause, *node) = (trouble(), place()),
             Event::Lost { lost, cause, .. } if matches!(lost.reason(), LossReason::Expired | LossReason::NoQuorum) => {
                 *cause = trouble();
             }

@@ -64,6 +64,9 @@ pub(crate) struct Hold {
     outliving: Outliving,
     /// A copy of the acquisition's `valid_until`, so that `check` is one load and one read of the clock.
     valid_until: AtomicU64,
+    /// When progress was reported last, and whether the lease waits for that: a report is a store and a load.
+    progressed: AtomicU64,
+    awaits_progress: AtomicBool,
     /// Until when the key is kept, whenever it is released: nanoseconds on our clock, zero for no longer than it is
     /// held.
     keep_until: AtomicU64,
@@ -141,6 +144,8 @@ impl Hold {
             acquired,
             outliving,
             valid_until,
+            progressed: AtomicU64::new(0),
+            awaits_progress: AtomicBool::new(false),
             keep_until,
             state,
             first: Board::new(),
@@ -202,9 +207,12 @@ impl Hold {
     /// The options of a lease that continues this one from `now` on.
     pub(crate) fn options(&self, now: Time, access: Access) -> LockOptions {
         let Claim { ttl, fence_memory, .. } = self.claim;
-        let hold_ends = self.state.lock().acquisition.hold_ends();
+        let state = self.state.lock();
+        let (hold_ends, stall_after) = (state.acquisition.hold_ends(), state.acquisition.stall_after());
+        drop(state);
         LockOptions {
             ttl,
+            stall_after,
             max_hold: (hold_ends != Time::NEVER).then(|| hold_ends.since(now)),
             lock_delay: self.outliving.lock_delay(),
             fair: false,
@@ -252,6 +260,16 @@ impl Hold {
         }
         // The server counts in whole milliseconds.
         self.claim.token.owns(value) && left >= self.remaining(now) && left < self.claim.life + Duration::from_millis(1)
+    }
+
+    /// Notes that the work makes progress. Returns whether the lease is at risk for want of it, so that it is due now.
+    pub(crate) fn progress(&self, now: Time) -> bool {
+        self.progressed.store(now.as_nanos(), Ordering::Relaxed);
+        let is_awaited = self.awaits_progress.load(Ordering::Relaxed);
+        if is_awaited {
+            self.state.lock().acquisition.progressed(now);
+        }
+        is_awaited
     }
 
     pub(crate) fn next_tick(&self) -> Option<Time> {
@@ -337,7 +355,13 @@ impl Hold {
 
     fn feed(self: &Arc<Self>, now: Time, event: impl FnOnce(&mut Acquisition) -> Actions) -> Reaction {
         let mut state = self.state.lock();
+        let progressed = self.progressed.load(Ordering::Relaxed);
+        if progressed > 0 {
+            state.acquisition.progressed(Time::from_nanos(progressed));
+        }
         let actions = event(&mut state.acquisition);
+        let awaits_progress = state.acquisition.awaits_progress();
+        self.awaits_progress.store(awaits_progress, Ordering::Relaxed);
         self.valid_until.store(state.acquisition.valid_until().as_nanos(), Ordering::Release);
         let (Some(acquisition::News::Phase), Some(phase)) = (&actions.news, state.acquisition.phase()) else {
             return Reaction { actions, news: None };
@@ -357,17 +381,18 @@ impl Hold {
         }
         let leases = self.signals(&state);
         drop(state);
-        let (event, span) = (self.event(now, phase, end.as_ref()), self.span());
+        let cause = awaits_progress.then(|| "its work reports no progress".to_owned());
+        let (event, span) = (self.event(now, phase, end.as_ref(), cause), self.span());
         let end = end.map(|lost| (lost.reason(), now.since(self.acquired)));
         Reaction { actions, news: Some(Box::new(PhaseChange { leases, stage, end, event, span })) }
     }
 
-    fn event(&self, now: Time, phase: Phase, end: Option<&Lost>) -> Event {
+    fn event(&self, now: Time, phase: Phase, end: Option<&Lost>, cause: Option<String>) -> Event {
         let (lock, label) = (self.claim.key.name().to_owned(), self.claim.token.label().to_owned());
         match end {
             Some(lost) => Event::Lost { label, lost: lost.clone(), cause: None },
             None if phase == Phase::AtRisk => {
-                Event::AtRisk { lock, label, node: None, left: self.remaining(now), cause: None }
+                Event::AtRisk { lock, label, node: None, left: self.remaining(now), cause }
             }
             None => Event::Recovered { lock, label },
         }

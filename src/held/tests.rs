@@ -23,7 +23,7 @@ fn held() -> (Arc<Hold>, Signal) {
 
 /// A hold whose key outlives its lease by this.
 fn held_for(outliving: Outliving) -> (Arc<Hold>, Signal) {
-    let lease = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3 };
+    let lease = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3, stall_after: None };
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));
     let config = Config { lease, outliving, nodes: 1, route, renew_first_after: None, jitter };
     let Some(acquisition) = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO) else {

@@ -254,7 +254,20 @@ macro_rules! view {
                 self.view().hold.holds()
             }
 
-            /// Extends the lease now, instead of waiting for the keeper: before a step that needs a full TTL.
+            /// Reports that the work makes progress, for a lease with [`stall_after`](crate::Lock::stall_after). It
+            /// costs a look at the clock, so call it for each step: a row copied, a batch done. Never call it from a
+            /// timer, which goes on while the work hangs.
+            ///
+            /// Any thread may call it, and any of the leases that share a hold.
+            pub fn progress(&self) {
+                let LeaseHandle { engine, hold, .. } = self.view();
+                if hold.progress(engine.now()) {
+                    engine.watchdog.reschedule(hold);
+                }
+            }
+
+            /// Extends the lease now, instead of waiting for the keeper: before a step that needs a full TTL. It counts
+            /// as [progress](Self::progress).
             ///
             /// # Errors
             ///
@@ -268,6 +281,7 @@ macro_rules! view {
             #[doc(alias = "extend")]
             pub async fn renew(&self) -> Result<(), Error> {
                 self.check()?;
+                self.progress();
                 let LeaseHandle { engine, hold, .. } = self.view();
                 let sent = engine.now();
                 let limit = hold.remaining(sent).min(engine.options.command_timeout);

@@ -26,6 +26,37 @@ impl Lock {
         self
     }
 
+    /// The longest time without progress for which a lease is renewed; from a third of the TTL to the `max_hold`. It ends
+    /// leases whose work hangs, without a bound on how long the work may take. `None`, the default, renews regardless.
+    ///
+    /// The work reports each step with [`progress`](crate::LeaseHandle::progress); the acquire counts as the first. After
+    /// half of the time without progress the lease is [at risk](crate::Status::AtRisk). After all of it the lease is not
+    /// renewed any more: it ends by its deadline, up to a TTL later, with [`Stalled`](crate::LossReason::Stalled).
+    /// Progress that is reported before that renews it at once.
+    ///
+    /// Time for which the process stood still does not count as time without progress.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # async fn copy(_: u32) -> Result<(), leasehold::Error> { Ok(()) }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::in_memory();
+    /// let lock = client.lock("import").stall_after(Duration::from_secs(60));
+    /// lock.run(async |lease| {
+    ///     for row in 0..1_000 {
+    ///         copy(row).await?;
+    ///         lease.progress();
+    ///     }
+    ///     Ok::<_, leasehold::Error>(())
+    /// })
+    /// .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn stall_after(mut self, span: impl Into<Option<Duration>>) -> Self {
+        self.scope.options.stall_after = span.into();
+        self
+    }
+
     /// Lets the same [`Owner`] acquire the lock again while it holds it: it gets another [`Lease`](crate::Lease) on the
     /// same acquisition, with the same fence and TTL. The key is released with the last of these leases.
     ///

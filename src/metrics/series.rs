@@ -52,7 +52,7 @@ const SHARED: Option<&str> = Some("shared");
 /// A counter: its name, its label, the label's value, and its mode, if it is reported by mode.
 type Counter = (&'static str, &'static str, &'static str, Option<&'static str>);
 
-const COUNTERS: [Counter; 27] = [
+const COUNTERS: [Counter; 28] = [
     (ACQUIRES, "outcome", "acquired", EXCLUSIVE),
     (ACQUIRES, "outcome", "busy", EXCLUSIVE),
     (ACQUIRES, "outcome", "timed_out", EXCLUSIVE),
@@ -79,6 +79,7 @@ const COUNTERS: [Counter; 27] = [
     (LOSSES, "reason", "failed_over", None),
     (LOSSES, "reason", "forced", None),
     (LOSSES, "reason", "max_hold", None),
+    (LOSSES, "reason", "stalled", None),
     (LOSSES, "reason", "keeper_ended", None),
 ];
 

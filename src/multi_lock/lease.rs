@@ -236,6 +236,11 @@ macro_rules! view {
                 self.check().is_ok()
             }
 
+            /// Reports that the work makes progress, to every lease: see [`Lease::progress`].
+            pub fn progress(&self) {
+                self.view().leases().iter().for_each(LeaseHandle::progress);
+            }
+
             /// How long all leases are certain to last: the shortest of their [`remaining`](Lease::remaining) times.
             #[must_use]
             pub fn remaining(&self) -> Duration {

@@ -103,7 +103,7 @@ fn a_call_is_heard_or_known_to_be_for_nobody() {
 }
 
 fn hold() -> Arc<Hold> {
-    let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 };
+    let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3, stall_after: None };
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));
     let config = Config { lease, outliving: Outliving::NOTHING, nodes: 1, route, renew_first_after: None, jitter };
     let won = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO).expect("it is in time");

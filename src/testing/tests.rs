@@ -120,6 +120,21 @@ async fn max_hold_passes_in_no_time() {
 }
 
 #[tokio::test]
+async fn work_stalls_in_no_time() {
+    let (leases, clock) = leases().await;
+    let lease = leases.lock("job").stall_after(2 * HOUR).acquire().await.unwrap();
+    for _ in 0..5 {
+        soon("an hour", clock.pass(ALMOST, &leases)).await;
+        assert_eq!(lease.status(), Status::Held);
+        lease.progress();
+    }
+    soon("an hour", clock.pass(HOUR, &leases)).await;
+    assert_eq!(lease.status(), Status::AtRisk);
+    soon("the rest", clock.pass(2 * HOUR, &leases)).await;
+    assert_eq!(soon("the signal", lease.lost()).await.reason(), LossReason::Stalled);
+}
+
+#[tokio::test]
 async fn a_wait_of_an_hour_is_over_in_no_time() {
     let (leases, clock) = leases().await;
     let lock = leases.lock("job").ttl(2 * HOUR);

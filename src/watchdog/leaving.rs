@@ -35,8 +35,8 @@ struct Leaver {
 }
 
 impl Watchdog {
-    /// Takes a waiter off the one server, in the background, once its last request is answered. What it may have
-    /// acquired already stays if the mode says so.
+    /// Takes a waiter off the one server, in the background, once its last request is answered. A lock that it has
+    /// acquired already is kept if the mode says so.
     pub(crate) fn leave_line<T: Send + 'static>(
         self: &Arc<Self>,
         claim: Claim,

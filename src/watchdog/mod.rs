@@ -304,7 +304,7 @@ impl Watchdog {
     }
 
     /// Reschedules a hold, and wakes the loop if the hold is due before the planned check.
-    fn reschedule(&self, hold: &Arc<Hold>) {
+    pub(crate) fn reschedule(&self, hold: &Arc<Hold>) {
         if self.table.lock().schedule(hold) {
             self.wake.notify_one();
         }

@@ -327,7 +327,7 @@ mod tests {
     }
 
     fn held_for(name: &str, ttl: Duration) -> Arc<Hold> {
-        let lease = LeaseConfig { ttl, max_hold: None, patience: Duration::from_secs(1) };
+        let lease = LeaseConfig { ttl, max_hold: None, patience: Duration::from_secs(1), stall_after: None };
         let config = Config {
             lease,
             outliving: Outliving::NOTHING,

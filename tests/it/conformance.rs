@@ -92,6 +92,7 @@ macro_rules! every {
             renewing_by_hand_extends
             a_lock_taken_by_force_is_told_everywhere
             max_hold_tells_and_lets_the_key_run_out
+            a_lease_whose_work_stalls_ends_by_its_deadline
             release_after_max_hold_deletes_and_is_ok
             a_release_is_told_as_such
             status_changes_end_with_the_last_status
@@ -240,6 +241,7 @@ macro_rules! share {
                 renewing_by_hand_extends
                 a_lock_taken_by_force_is_told_everywhere
                 max_hold_tells_and_lets_the_key_run_out
+                a_lease_whose_work_stalls_ends_by_its_deadline
                 release_after_max_hold_deletes_and_is_ok
                 re_entry_shares_the_acquisition
                 a_handle_shares_its_lease_by_value
@@ -626,6 +628,19 @@ async fn max_hold_tells_and_lets_the_key_run_out(place: Place) {
     assert!(lease.check().is_err());
     // The key stays until the deadline, to give the job time to stop.
     assert!(two.lock("job").try_acquire().await.unwrap().is_none(), "the key is still there");
+    drop(within(TTL + HANGS, "the key's end", two.lock("job").acquire()).await.unwrap());
+}
+
+async fn a_lease_whose_work_stalls_ends_by_its_deadline(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let lease = one.lock("job").stall_after(TTL / 2).acquire().await.unwrap();
+    let mut changes = lease.status_changes();
+    assert_eq!(within(HANGS, "a slow step", changes.next()).await, Some(Status::AtRisk));
+    lease.progress();
+    assert_eq!(within(HANGS, "the next step", changes.next()).await, Some(Status::Held));
+    let lost = within(HANGS, "lost()", lease.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Stalled);
+    assert!(lease.check().is_err());
     drop(within(TTL + HANGS, "the key's end", two.lock("job").acquire()).await.unwrap());
 }
 

@@ -37,6 +37,7 @@ mod servers;
 mod set_back;
 mod settings;
 mod sharing;
+mod stalling;
 mod stopping;
 mod threads;
 mod tls;

@@ -20,7 +20,7 @@ fn fence(number: u64) -> Fence {
 }
 
 fn config(nodes: usize) -> Config {
-    let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3 };
+    let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3, stall_after: None };
     Config {
         lease,
         outliving: Outliving::NOTHING,

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod quorum;
+mod stalling;
 
 const TTL: Duration = Duration::from_secs(3);
 /// The TTL minus 1 % and 2 ms.
@@ -20,7 +21,7 @@ fn core_with(ttl: Duration, max_hold: Option<Duration>, nodes: usize) -> HeldLea
     for node in 0..nodes {
         tally.confirm(node, at(1_000));
     }
-    let config = LeaseConfig { ttl, max_hold, patience: Duration::from_secs(1) };
+    let config = LeaseConfig { ttl, max_hold, patience: Duration::from_secs(1), stall_after: None };
     HeldLease::new(config, tally, Jitter::from_seed(7))
 }
 
@@ -47,7 +48,7 @@ fn a_renewal_is_due_within_a_tenth_before_the_third() {
     for seed in 0..200 {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
-        let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+        let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1), stall_after: None };
         let due = HeldLease::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap();
         assert!(due <= at(2_000) && due >= at(1_900), "{due:?}");
     }
@@ -57,7 +58,7 @@ fn a_renewal_is_due_within_a_tenth_before_the_third() {
 fn gap_after(sent: Time, seed: u64) -> Duration {
     let mut tally = Tally::new(1);
     tally.confirm(0, sent);
-    let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+    let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1), stall_after: None };
     HeldLease::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap().since(sent)
 }
 
@@ -330,7 +331,7 @@ fn the_pause_after_a_failure_is_between_half_and_all_of_its_bound() {
         .map(|seed| {
             let mut tally = Tally::new(1);
             tally.confirm(0, at(1_000));
-            let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+            let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1), stall_after: None };
             let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
             assert!(core.tick(at(2_000)).renew);
             let _ = core.answer(at(2_000), 0, at(2_000), RenewalAnswer::Unclear);
@@ -369,8 +370,12 @@ fn a_new_connection_has_three_patiences_as_well() {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
         // A third of its TTL is a little shorter than three patiences.
-        let config =
-            LeaseConfig { ttl: Duration::from_millis(8_700), max_hold: None, patience: Duration::from_secs(1) };
+        let config = LeaseConfig {
+            ttl: Duration::from_millis(8_700),
+            max_hold: None,
+            patience: Duration::from_secs(1),
+            stall_after: None,
+        };
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
         let mut reconnected_at = Vec::new();
         while let Some(look) = core.next_tick() {
@@ -478,7 +483,11 @@ fn what_a_node_never_had_is_not_on_it() {
     tally.confirm(0, at(1_000));
     tally.confirm(1, at(1_000));
     tally.deny(2, at(1_000), Denial::Gone);
-    let mut core = HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
+    let mut core = HeldLease::new(
+        LeaseConfig { ttl: TTL, max_hold: None, patience: TTL, stall_after: None },
+        tally,
+        Jitter::from_seed(7),
+    );
     assert_eq!(core.may_be_on(), [0, 1].into_iter().collect());
     // The node has the key, because it was repaired.
     assert_eq!(core.answer(at(2_001), 0, at(2_000), RenewalAnswer::Confirmed).repair, [2].into_iter().collect());
@@ -490,7 +499,11 @@ fn lacking_the_third() -> HeldLease {
     tally.confirm(0, at(1_000));
     tally.confirm(1, at(1_000));
     tally.deny(2, at(1_000), Denial::Taken);
-    HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7))
+    HeldLease::new(
+        LeaseConfig { ttl: TTL, max_hold: None, patience: TTL, stall_after: None },
+        tally,
+        Jitter::from_seed(7),
+    )
 }
 
 #[test]
@@ -518,7 +531,11 @@ fn invariant_12_a_node_that_has_confirmed_nothing_yet_lacks_the_key_and_one_that
     tally.confirm(0, at(1_000));
     tally.confirm(1, at(1_000));
     tally.suspect(2);
-    let mut core = HeldLease::new(LeaseConfig { ttl: TTL, max_hold: None, patience: TTL }, tally, Jitter::from_seed(7));
+    let mut core = HeldLease::new(
+        LeaseConfig { ttl: TTL, max_hold: None, patience: TTL, stall_after: None },
+        tally,
+        Jitter::from_seed(7),
+    );
     core.hint_of(2, at(1_010));
     assert_eq!(core.tick(at(1_010)), Orders { repair: Nodes::one(2), ..NOTHING });
     core.hint_of(1, at(1_011));
@@ -543,7 +560,7 @@ fn a_short_lease_is_not_renewed_much_before_its_third() {
     for seed in 0..200 {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
-        let config = LeaseConfig { ttl: Duration::from_millis(120), max_hold: None, patience: TTL };
+        let config = LeaseConfig { ttl: Duration::from_millis(120), max_hold: None, patience: TTL, stall_after: None };
         let due = HeldLease::new(config, tally, Jitter::from_seed(seed)).next_tick().unwrap();
         assert!(due <= at(1_040) && due >= at(1_040 - 4), "{due:?}");
     }
@@ -634,7 +651,7 @@ proptest! {
     fn the_core_agrees_with_a_reference_that_remembers_everything(events in events(), seed: u64) {
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
-        let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+        let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1), stall_after: None };
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
         let mut reference = Reference { confirmed: vec![at(1_000)], over: false };
         let (mut now, mut sent, mut answered) = (at(1_000), Vec::new(), Vec::new());
@@ -694,7 +711,7 @@ proptest! {
         let ttl = Duration::from_millis(ttl_ms);
         let mut tally = Tally::new(1);
         tally.confirm(0, at(1_000));
-        let config = LeaseConfig { ttl, max_hold: None, patience: Duration::from_secs(1) };
+        let config = LeaseConfig { ttl, max_hold: None, patience: Duration::from_secs(1), stall_after: None };
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
         let mut in_flight = std::collections::VecDeque::new();
         let (mut rounds, mut looks) = (0_u64, 0_u64);

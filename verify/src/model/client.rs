@@ -30,7 +30,7 @@ pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The configuration of an attempt.
 pub(super) fn config(ttl: Duration, nodes: usize, renew_first_after: Option<Duration>) -> Config {
-    let lease = LeaseConfig { ttl, max_hold: None, patience: COMMAND_TIMEOUT };
+    let lease = LeaseConfig { ttl, max_hold: None, patience: COMMAND_TIMEOUT, stall_after: None };
     let (outliving, route, jitter) = (Outliving::NOTHING, Route::Home, Jitter::from_seed(0));
     Config { lease, outliving, nodes, route, renew_first_after, jitter }
 }

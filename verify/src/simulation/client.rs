@@ -166,7 +166,7 @@ impl Client {
         let token = format!("lh1:{}@client-{}.{id}", Uuid::from_u64_pair(self.me as u64, id), self.me);
         let ttl = if world.dice.percent(50) { world.ttl } else { world.dice.between(world.ttl / 2, world.ttl) };
         let max_hold = world.dice.percent(10).then(|| ttl * 3 / 2);
-        let lease = LeaseConfig { ttl, max_hold, patience: world.command_timeout };
+        let lease = LeaseConfig { ttl, max_hold, patience: world.command_timeout, stall_after: None };
         let outliving = world.outliving();
         let (nodes, jitter) = (world.nodes(), world.dice.jitter());
         let config =

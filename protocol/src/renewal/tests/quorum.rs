@@ -214,7 +214,7 @@ proptest! {
     ) {
         let mut tally = Tally::new(nodes);
         (0..nodes).for_each(|node| tally.confirm(node, at(1_000)));
-        let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1) };
+        let config = LeaseConfig { ttl: TTL, max_hold: None, patience: Duration::from_secs(1), stall_after: None };
         let mut core = HeldLease::new(config, tally, Jitter::from_seed(seed));
         let mut reference = Reference::new(nodes);
         let mut now = at(1_000);

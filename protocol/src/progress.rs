@@ -1,0 +1,132 @@
+//! Whether the work under a lease makes progress: pure.
+//!
+//! # Invariants
+//!
+//! 1. Work is slow once half of the span has passed without progress, and has stalled once all of it has.
+//! 2. The latest report counts; a report from before it changes nothing.
+//! 3. Work has all of its span after a time in which its process stood still. The lease's deadline does not depend on
+//!    this.
+
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// A process whose event comes later than this part of the span stood still.
+const LATE: u32 = 8;
+
+/// The pace of the work, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Pace {
+    /// It makes progress, or is not watched.
+    #[default]
+    Good,
+    /// There was no progress for half of the span.
+    Slow,
+    /// There was none for all of it: the lease is not renewed.
+    Stalled,
+}
+
+/// The progress of the work under one lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Progress {
+    /// Zero if progress is not watched.
+    span: Duration,
+    last: Time,
+}
+
+impl Progress {
+    /// Watches progress from the acquire on; without a span it is not watched.
+    pub fn new(span: Option<Duration>, acquired: Time) -> Self {
+        Self { span: span.unwrap_or_default(), last: acquired }
+    }
+
+    /// The span without progress after which the work has stalled; `None` if progress is not watched.
+    pub fn span(&self) -> Option<Duration> {
+        Some(self.span).filter(|span| !span.is_zero())
+    }
+
+    /// Notes progress that was reported at this time. Returns whether it is the latest.
+    pub fn report(&mut self, at: Time) -> bool {
+        let is_latest = at > self.last;
+        self.last = self.last.max(at);
+        is_latest
+    }
+
+    /// An event comes at `now`, where one was due at `due`: a process that stood still in between begins anew.
+    pub fn stood_still(&mut self, due: Time, now: Time) {
+        if now.since(due) > self.span / LATE {
+            self.last = now;
+        }
+    }
+
+    /// The pace of the work at this time.
+    pub fn pace(&self, now: Time) -> Pace {
+        match now.since(self.last) {
+            _ if self.span.is_zero() => Pace::Good,
+            idle if idle >= self.span => Pace::Stalled,
+            idle if idle >= self.span / 2 => Pace::Slow,
+            _ => Pace::Good,
+        }
+    }
+
+    /// When the pace changes next if there is no progress; never, if progress is not watched or the work has stalled.
+    pub fn next_change(&self, pace: Pace) -> Time {
+        match pace {
+            _ if self.span.is_zero() => Time::NEVER,
+            Pace::Good => self.last + self.span / 2,
+            Pace::Slow => self.last + self.span,
+            Pace::Stalled => Time::NEVER,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Time {
+        Time::from_nanos(millis * 1_000_000)
+    }
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn work_is_slow_after_half_of_the_span_and_has_stalled_after_all_of_it() {
+        let progress = Progress::new(Some(millis(100)), at(10));
+        assert_eq!(
+            [10, 59, 60, 109].map(|now| progress.pace(at(now))),
+            [Pace::Good, Pace::Good, Pace::Slow, Pace::Slow]
+        );
+        assert_eq!([110, 100_000].map(|now| progress.pace(at(now))), [Pace::Stalled; 2]);
+        let changes = [Pace::Good, Pace::Slow, Pace::Stalled].map(|pace| progress.next_change(pace));
+        assert_eq!(changes, [at(60), at(110), Time::NEVER]);
+    }
+
+    #[test]
+    fn the_latest_report_counts() {
+        let mut progress = Progress::new(Some(millis(100)), at(0));
+        assert!(progress.report(at(500)) && !progress.report(at(400)));
+        assert_eq!((progress.pace(at(549)), progress.pace(at(550))), (Pace::Good, Pace::Slow));
+    }
+
+    #[test]
+    fn time_in_which_the_process_stood_still_does_not_count() {
+        let mut progress = Progress::new(Some(millis(100)), at(0));
+        progress.stood_still(at(50), at(62));
+        assert_eq!(progress.pace(at(62)), Pace::Slow, "a timer may be as late");
+        progress.stood_still(at(50), at(1_000));
+        assert_eq!([1_049, 1_050, 1_100].map(|now| progress.pace(at(now))), [Pace::Good, Pace::Slow, Pace::Stalled]);
+    }
+
+    #[test]
+    fn progress_that_is_not_watched_is_always_good() {
+        let mut progress = Progress::new(None, at(0));
+        progress.stood_still(at(0), at(1_000));
+        assert_eq!(
+            (progress.pace(at(u64::from(u32::MAX))), progress.next_change(Pace::Good)),
+            (Pace::Good, Time::NEVER)
+        );
+    }
+}

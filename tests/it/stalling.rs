@@ -1,0 +1,217 @@
+//! Leases that are renewed only while their work makes progress (F113).
+
+use std::{
+    future::pending,
+    thread,
+    time::{Duration, Instant},
+};
+
+use leasehold::{Client, Error, LeaseHandle, Lock, LossReason, Status};
+use support::{Child, HANGS, Lag, Part, Server, one_thread, within};
+
+use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program_with};
+
+/// Shorter than the TTL, so that a lease that is lost was not renewed after it.
+const SPAN: Duration = Duration::from_millis(600);
+/// How often work reports progress: several times in half of the span, also on a loaded machine.
+const STEP: Duration = Duration::from_millis(20);
+
+async fn watched(server: &Server) -> (Client, Lock) {
+    let client = program_with(server.url(), MEDIUM).await;
+    let lock = client.lock(NAME).stall_after(SPAN);
+    (client, lock)
+}
+
+/// Reports progress for longer than the lease would last without.
+async fn works(lease: &LeaseHandle) {
+    let began = Instant::now();
+    while began.elapsed() < SPAN + 2 * MEDIUM {
+        tokio::time::sleep(STEP).await;
+        lease.progress();
+    }
+}
+
+/// Waits until the lease has stalled: from then on no renewal is sent.
+async fn stalls(lease: &LeaseHandle) {
+    within(HANGS, "no renewal", async {
+        while lease.remaining() > MEDIUM / 3 {
+            tokio::time::sleep(STEP).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn f113_work_that_hangs_is_dropped_before_another_can_hold_the_lock() {
+    let server = Server::start();
+    let (_client, lock) = watched(&server).await;
+    let other = program_with(server.url(), MEDIUM).await;
+    let (lag, began) = (Lag::start(), Instant::now());
+    let next = async {
+        let lease = within(HANGS, "the lock", other.lock(NAME).acquire()).await.unwrap();
+        (lease, Instant::now())
+    };
+    let hung = async {
+        let end = lock.run(async |_| pending::<Result<(), Error>>().await).await;
+        (end, Instant::now())
+    };
+    tokio::pin!(hung);
+    // It has the lock before the other asks for it.
+    assert!(tokio::time::timeout(STEP, &mut hung).await.is_err());
+    let ((end, ended), (lease, at)) = tokio::join!(hung, next);
+    assert_eq!(ending(end).reason(), LossReason::Stalled);
+    assert!(ended <= at, "the work was dropped {:?} after the next lease began", ended - at);
+    let late = (at - began).saturating_sub(SPAN + MEDIUM);
+    assert!(late <= Duration::from_millis(250) + lag.worst(), "{late:?} after the stall was due");
+    lease.release().await.unwrap().confirmed();
+}
+
+#[tokio::test]
+async fn work_that_makes_progress_is_renewed_whatever_it_takes() {
+    let server = Server::start();
+    let (_client, lock) = watched(&server).await;
+    let lease = lock.acquire().await.unwrap();
+    works(&lease.handle()).await;
+    assert_eq!(lease.status(), Status::Held);
+    lease.release().await.unwrap().confirmed();
+}
+
+#[tokio::test]
+async fn f113_progress_after_a_stall_renews_at_once() {
+    let server = Server::start();
+    let (_client, lock) = watched(&server).await;
+    let lease = lock.acquire().await.unwrap();
+    stalls(&lease.handle()).await;
+    assert_eq!(lease.status(), Status::AtRisk);
+    let mut changes = lease.status_changes();
+    lease.progress();
+    assert_eq!(within(HANGS, "its recovery", changes.next()).await, Some(Status::Held));
+    within(HANGS, "a renewal", async {
+        while lease.remaining() <= MEDIUM / 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    lease.check().unwrap();
+}
+
+/// A renewal by hand is progress too.
+#[tokio::test]
+async fn a_renewal_by_hand_counts_as_progress() {
+    let server = Server::start();
+    let (_client, lock) = watched(&server).await;
+    let lease = lock.acquire().await.unwrap();
+    stalls(&lease.handle()).await;
+    lease.renew().await.unwrap();
+    assert!(lease.remaining() > MEDIUM / 2);
+    let mut changes = lease.status_changes();
+    if lease.status() == Status::AtRisk {
+        assert_eq!(within(HANGS, "its recovery", changes.next()).await, Some(Status::Held));
+    }
+}
+
+#[test]
+fn f113_a_thread_reports_progress_while_the_runtime_is_blocked() {
+    let server = Server::start();
+    one_thread().block_on(async {
+        let (_client, lock) = watched(&server).await;
+        let lease = lock.acquire().await.unwrap();
+        let handle = lease.handle();
+        let reporting = thread::spawn(move || one_thread().block_on(works(&handle)));
+        // Blocks the only thread of the runtime.
+        reporting.join().unwrap();
+        assert_eq!(lease.status(), Status::Held);
+        lease.release().await.unwrap().confirmed();
+    });
+}
+
+/// The work of a process that was stopped has all of its time anew.
+#[test]
+fn f113_a_process_that_is_stopped_and_continued_has_not_stalled() {
+    const TTL: Duration = Duration::from_secs(6);
+    const SPAN: Duration = Duration::from_secs(2);
+    if let Some(part) = Part::mine() {
+        return one_thread().block_on(async {
+            let client = program_with(&*part.url, TTL).await;
+            let lease = client.lock(NAME).stall_after(SPAN).acquire().await.unwrap();
+            let mut changes = lease.status_changes();
+            let reporting = async {
+                part.say("held");
+                for _ in 0..(SPAN.as_millis() / STEP.as_millis()) {
+                    tokio::time::sleep(STEP).await;
+                    lease.progress();
+                }
+            };
+            tokio::select! {
+                biased;
+                change = changes.next() => part.say(format!("changed {change:?}")),
+                () = reporting => part.say("held on"),
+            }
+        });
+    }
+    let server = Server::start();
+    let child = Child::start(f113_a_process_that_is_stopped_and_continued_has_not_stalled, "worker", &server.url());
+    child.says("held");
+    child.stop();
+    // Longer than the work may take without progress.
+    thread::sleep(SPAN + SPAN / 4);
+    child.cont();
+    child.says("held on");
+}
+
+#[tokio::test]
+async fn any_lease_of_a_hold_reports_and_a_multi_lock_reports_to_all() {
+    let server = Server::start();
+    let (client, lock) = watched(&server).await;
+    let lease = lock.acquire().await.unwrap();
+    let shared = lease.handle().share().unwrap();
+    works(&shared.handle()).await;
+    assert_eq!((lease.status(), shared.status()), (Status::Held, Status::Held));
+    drop((lease, shared));
+    let both = ["a", "b"].map(|name| client.lock(name).stall_after(SPAN));
+    let held = client.multi_lock(both).acquire().await.unwrap();
+    let began = Instant::now();
+    while began.elapsed() < SPAN + MEDIUM {
+        tokio::time::sleep(STEP).await;
+        held.progress();
+    }
+    assert!(held.leases().iter().all(|lease| lease.status() == Status::Held));
+    let lost = within(HANGS, "the stall", held.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Stalled);
+}
+
+#[tokio::test]
+async fn a_downgraded_lease_and_one_that_is_adopted_begin_anew() {
+    let server = Server::start();
+    let (client, lock) = watched(&server).await;
+    let writing = client.rw_lock("config").write().stall_after(SPAN).acquire().await.unwrap();
+    stalls(&writing.handle()).await;
+    let reading = writing.downgrade().await.unwrap();
+    assert_eq!(reading.status(), Status::Held);
+    let lost = within(HANGS, "the stall", reading.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Stalled);
+
+    let lease = lock.acquire().await.unwrap();
+    stalls(&lease.handle()).await;
+    let adopted = lock.adopt(lease.into_ticket().unwrap()).await.unwrap();
+    assert_eq!(adopted.status(), Status::Held);
+    let lost = within(HANGS, "the stall", adopted.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Stalled);
+}
+
+#[tokio::test]
+async fn a_span_that_no_renewal_can_keep_is_refused() {
+    let client = Client::in_memory();
+    let lock = client.lock(NAME).ttl(LONG);
+    let third = Duration::from_secs(10);
+    let least = "it must be at least a third of the ttl, 10s";
+    for (lock, says) in [
+        (lock.clone().stall_after(Duration::ZERO), format!("stall_after is 0ns: {least}")),
+        (lock.clone().stall_after(Duration::from_millis(9_980)), format!("stall_after is 9.98s: {least}")),
+        (lock.clone().max_hold(2 * LONG).stall_after(3 * LONG), "at most the max_hold, 60s".into()),
+    ] {
+        let error = lock.try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Config(_)) && error.to_string().contains(&says), "{error}");
+    }
+    drop(lock.stall_after(third).try_acquire().await.unwrap().unwrap());
+}
