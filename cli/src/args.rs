@@ -205,6 +205,9 @@ pub(crate) struct Held {
     /// End the work by this time (at least --ttl): its --signal comes --grace before.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
+    /// That of `run`.
+    #[arg(skip)]
+    pub(crate) stall_after: Option<Duration>,
     /// Holder name shown to others [default: host:pid].
     #[arg(long)]
     pub(crate) label: Option<String>,
@@ -318,6 +321,8 @@ pub(crate) struct Run {
 impl Run {
     /// With `--lock` there is no NAME, so the word read as NAME is the first word of the command.
     fn settle(&mut self, words: &[OsString]) -> Result<(), Error> {
+        self.stopping.check(&self.wanted.lease)?;
+        self.wanted.lease.stall_after = self.stopping.stall_after;
         if self.wanted.locks.is_empty() {
             return Ok(());
         }
@@ -360,6 +365,33 @@ pub(crate) struct Stopping {
     /// Time between --signal and SIGKILL [default: a third of --ttl, at most 10s].
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) grace: Option<Duration>,
+    /// Stop a command that reports no progress for this long, as services of systemd do it.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) stall_after: Option<Duration>,
+    /// Take a change of this file as progress instead.
+    #[arg(long, value_name = "FILE", requires = "stall_after")]
+    pub(crate) progress_file: Option<PathBuf>,
+}
+
+impl Stopping {
+    fn check(&self, lease: &Held) -> Result<(), Error> {
+        let Some(span) = self.stall_after else { return Ok(()) };
+        if span < lease.ttl / 3 {
+            return Err(refused(format_args!(
+                "--stall-after {} is less than a third of --ttl {}: give a shorter --ttl, or a longer --stall-after",
+                written(span),
+                written(lease.ttl)
+            )));
+        }
+        match lease.max_hold {
+            Some(max_hold) if span > max_hold => Err(refused(format_args!(
+                "--stall-after {} is longer than --max-hold {}, which ends the command first: leave one out",
+                written(span),
+                written(max_hold)
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Part)]

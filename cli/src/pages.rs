@@ -86,7 +86,7 @@ const RUN: &[Section] = &[
             ("74", "A process could not be started."),
             (
                 "75",
-                "The lock was lost, or --max-hold was over. The command was stopped, not started, or had just ended.",
+                "The lock was lost, --max-hold was over, or the command stalled. It was stopped, not started, or had just ended.",
             ),
             ("126", "The command cannot be executed."),
             ("127", "The command was not found."),
@@ -140,7 +140,7 @@ const HOLD: &[Section] = &[
             ("64", "The command line or the configuration is wrong."),
             ("69", "The server is away, or refuses us."),
             ("74", "Standard input was closed before the lock was acquired, or output could not be written."),
-            ("75", "The lock was lost, or --max-hold was over."),
+            ("75", "The lock was lost, --max-hold was over, or the command stalled."),
             ("128+N", "Signal N ended it, and the lock was released."),
         ]),
     ),

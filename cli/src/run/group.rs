@@ -21,7 +21,9 @@ use rustix::{
 use super::{
     guard::Guard,
     mark::{self, MARKS},
-    now, system,
+    now,
+    progress::Progress,
+    system,
 };
 use crate::{
     args::Run,
@@ -80,7 +82,7 @@ pub(super) struct Ready {
 impl Ready {
     /// Starts our own program, which ties the command's life to ours. Call this on the main thread: on Linux the
     /// command dies with the thread that started it.
-    pub(super) fn new(options: &Run, grace: Duration) -> io::Result<Self> {
+    pub(super) fn new(options: &Run, grace: Duration, progress: Option<&Progress>) -> io::Result<Self> {
         // Orphans of the command become our children, and we reap them. Not every machine's first process does that, or
         // soon.
         #[cfg(target_os = "linux")]
@@ -99,6 +101,12 @@ impl Ready {
             [name] => command.env("LEASEHOLD_NAME", name),
             _ => command.env_remove("LEASEHOLD_NAME"),
         };
+        for (name, value) in progress.map(Progress::env).unwrap_or_default() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         let mut child = command.spawn()?;
         // The guard would inherit it.
         drop(hears);

@@ -16,6 +16,7 @@ use super::{
     group::{Change, Go, Group, Ready},
     now,
     plan::{Due, MARGIN, Plan},
+    progress::Progress,
     terminal::Terminal,
     trouble,
 };
@@ -52,6 +53,7 @@ pub(super) struct Job<'a> {
     options: &'a Run,
     plan: Plan,
     group: Group,
+    progress: Option<&'a Progress>,
     terminal: Option<Terminal>,
     /// The command has the terminal whenever we could have it.
     shares_terminal: bool,
@@ -104,8 +106,13 @@ impl Outcome {
 }
 
 /// Makes the command ready.
-pub(super) fn ready_for(options: &Run, plan: Plan, before: Before) -> Result<Ready, Ended> {
-    before.while_blocked(|| Ready::new(options, plan.grace())).map_err(|error| not_started(&error))
+pub(super) fn ready_for(
+    options: &Run,
+    plan: Plan,
+    progress: Option<&Progress>,
+    before: Before,
+) -> Result<Ready, Ended> {
+    before.while_blocked(|| Ready::new(options, plan.grace(), progress)).map_err(|error| not_started(&error))
 }
 
 fn not_started(error: &io::Error) -> Ended {
@@ -156,14 +163,17 @@ impl Changes {
 }
 
 /// Prints that a lease is at risk, or safe again after that. `Job::look` prints the end of a lease.
-fn tell_change(name: String, status: &Status, at_risk: &mut HashSet<String>) {
+fn tell_change(name: String, status: &Status, missing: Option<String>, at_risk: &mut HashSet<String>) {
     match status {
         Status::AtRisk => {
-            tell(format_args!("{name:?} is at risk: no renewal is confirmed{}", trouble::of_renewals()));
+            match missing {
+                Some(missing) => tell(format_args!("{name:?} is at risk: the command {missing}")),
+                None => tell(format_args!("{name:?} is at risk: no renewal is confirmed{}", trouble::of_renewals())),
+            }
             at_risk.insert(name);
         }
         Status::Held if at_risk.remove(&name) => {
-            tell(format_args!("{name:?} is safe again: a renewal is confirmed"));
+            tell(format_args!("{name:?} is safe again"));
         }
         _ => {}
     }
@@ -172,7 +182,7 @@ fn tell_change(name: String, status: &Status, at_risk: &mut HashSet<String>) {
 impl<'a> Job<'a> {
     pub(super) fn start(
         options: &'a Run,
-        plan: Plan,
+        (plan, progress): (Plan, Option<&'a Progress>),
         lease: &MultiLease,
         acquired: Duration,
         ready: Option<Ready>,
@@ -196,13 +206,14 @@ impl<'a> Job<'a> {
             Some(Ok(group)) => group,
             // The ready process was dropped during a wait, or was killed.
             None | Some(Err(_)) => {
-                ready_for(options, plan, before)?.start(&go, deadline).map_err(|error| not_started(&error))?
+                ready_for(options, plan, progress, before)?.start(&go, deadline).map_err(|error| not_started(&error))?
             }
         };
         Ok(Self {
             options,
             plan,
             group,
+            progress,
             terminal,
             shares_terminal,
             interrupted: false,
@@ -223,6 +234,17 @@ impl<'a> Job<'a> {
         let mut changes = Changes::of(lease);
         let mut lost = Box::pin(lease.lost());
         let (mut news, mut held, mut at_risk) = (true, true, HashSet::new());
+        if let Some(progress) = self.progress {
+            progress.begins();
+            lease.progress();
+        }
+        let progress = self.progress;
+        let progresses = || async move {
+            match progress {
+                Some(progress) => progress.next().await,
+                None => std::future::pending().await,
+            }
+        };
         let ended = loop {
             if let Some(exit) = self.exit.filter(|_| !self.is_anybody_there(lease)) {
                 break exit;
@@ -235,9 +257,11 @@ impl<'a> Job<'a> {
                 change = changes.next(), if news => {
                     news = change.is_some();
                     if let Some((name, status)) = change.filter(|_| self.options.wanted.verbose) {
-                        tell_change(name, &status, &mut at_risk);
+                        let missing = self.progress.and_then(Progress::is_missing);
+                        tell_change(name, &status, missing, &mut at_risk);
                     }
                 }
+                () = progresses() => lease.progress(),
                 () = tokio::time::sleep(rest) => {}
             }
         };
@@ -394,6 +418,9 @@ impl<'a> Job<'a> {
             .is_some_and(|most| now.max(self.deadline) + MARGIN >= self.acquired.saturating_add(most));
         if by_order {
             return format!("{name:?} was held for its --max-hold");
+        }
+        if let Some(missing) = self.progress.and_then(Progress::is_missing) {
+            return format!("{name:?} is about to be lost: the command {missing}");
         }
         format!("{name:?} is about to be lost: no renewal was confirmed{}", trouble::of_renewals())
     }

@@ -19,6 +19,7 @@ use self::{
     group::{Ready, own_program},
     job::{Interrupted, Job, Outcome, ready_for},
     plan::Plan,
+    progress::Progress,
 };
 use crate::{
     args::{LockArgs, Run},
@@ -38,6 +39,7 @@ mod job;
 mod mark;
 mod metrics;
 mod plan;
+mod progress;
 mod system;
 mod terminal;
 mod trouble;
@@ -138,10 +140,12 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
             }
         }
         let (ready, before) = (Arc::new(Mutex::new(None)), signals.before());
+        let progress = Progress::open(options)?;
+        let progress = progress.as_ref();
         let meanwhile = || {
             // This comes before the command runs, which may use up the threads that we are allowed.
             say::prepare();
-            put(&ready, ready_for(options, plan, before)?);
+            put(&ready, ready_for(options, plan, progress, before)?);
             Ok(())
         };
         let waits = {
@@ -149,7 +153,8 @@ fn outcome(options: &Run) -> Result<Outcome, Ended> {
             // The ready process is not needed while another holder has the lock, which may be for hours.
             move || drop(taken(&ready))
         };
-        let work = async |lease, signals: &mut Signals| hold(options, plan, lease, taken(&ready), signals).await;
+        let work =
+            async |lease, signals: &mut Signals| hold(options, (plan, progress), lease, taken(&ready), signals).await;
         under_a_lease(&options.wanted, &mut signals, std::future::pending(), meanwhile, waits, work)
             .await?
             .or_else(|signal| Ok(Outcome::signal(signal)))
@@ -264,13 +269,13 @@ async fn unless_ended<F: Future>(signals: &mut Signals, mut future: Pin<Box<F>>)
 /// Runs the command, then releases the lock, or keeps it until `--keep-for` has passed.
 async fn hold(
     options: &Run,
-    plan: Plan,
+    how: (Plan, Option<&Progress>),
     lease: MultiLease,
     ready: Option<Ready>,
     signals: &mut Signals,
 ) -> Result<Outcome, Ended> {
     let acquired = now();
-    let job = match Job::start(options, plan, &lease, acquired, ready, signals.before()) {
+    let job = match Job::start(options, how, &lease, acquired, ready, signals.before()) {
         Ok(job) => job,
         Err(ended) => {
             // `ended` has the reason, whatever the release finds. Release at once, because another process may do the
@@ -351,7 +356,7 @@ async fn acquire(
                 tell(format_args!("{name:?} is held by {holder}; waiting"));
             }
         });
-        options.lease.once_per.into_iter().fold(lock, Lock::once_per)
+        options.lease.once_per.into_iter().fold(lock, Lock::once_per).stall_after(options.lease.stall_after)
     };
     let asked = now();
     let rest = options.waiting.wait.map(|limit| limit.saturating_sub(asked.saturating_sub(began)));

@@ -13,4 +13,5 @@ mod run;
 mod scene;
 mod settings;
 mod sharing;
+mod stalling;
 mod terminal;

@@ -1,0 +1,162 @@
+//! The progress of a command: messages to a socket, as a service of systemd sends them, or a file that changes.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs, io,
+    mem::replace,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::getpid;
+use tokio::{net::UnixDatagram, time::sleep};
+
+use super::now;
+use crate::{
+    args::Run,
+    duration::written,
+    exit::{Ended, Exit},
+    say::tell,
+};
+
+/// How often to check the file, if that is often enough for the span.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// The longest message that is read: those of services have a few lines.
+const LONGEST: usize = 4096;
+
+pub(super) struct Progress {
+    span: Duration,
+    source: Source,
+    /// When it was reported last.
+    last: Mutex<Duration>,
+}
+
+enum Source {
+    Socket(Listener),
+    File { path: PathBuf, changed: Mutex<Option<SystemTime>> },
+}
+
+/// A socket in a directory of its own, which other users cannot enter.
+struct Listener {
+    directory: PathBuf,
+    socket: UnixDatagram,
+}
+
+impl Listener {
+    fn open() -> io::Result<Self> {
+        let name = format!("leasehold-{}-{}", getpid().as_raw_nonzero(), now().as_nanos());
+        let directory = env::temp_dir().join(name);
+        fs::DirBuilder::new().mode(0o700).create(&directory)?;
+        let bound = UnixDatagram::bind(path_in(&directory));
+        bound.map(|socket| Self { directory: directory.clone(), socket }).inspect_err(|_| {
+            let _gone = fs::remove_dir(&directory);
+        })
+    }
+
+    /// Completes when progress is reported.
+    async fn hears(&self) {
+        let mut message = [0; LONGEST];
+        loop {
+            match self.socket.recv(&mut message).await {
+                Ok(length) => {
+                    let lines = message.get(..length).unwrap_or_default().split(|byte| *byte == b'\n');
+                    if lines.into_iter().any(|line| line == b"WATCHDOG=1") {
+                        return;
+                    }
+                }
+                // A socket without a connection reports nothing that lasts.
+                Err(_) => sleep(LOOK).await,
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _gone = fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn path_in(directory: &Path) -> PathBuf {
+    directory.join("notify")
+}
+
+impl Progress {
+    /// The source of progress of the command; `None` if it need not make any. Call it on a runtime.
+    pub(super) fn open(options: &Run) -> Result<Option<Self>, Ended> {
+        let stopping = &options.stopping;
+        let Some(span) = stopping.stall_after else { return Ok(None) };
+        let source = match stopping.progress_file.clone() {
+            Some(path) => Source::File { changed: Mutex::new(changed(&path)), path },
+            None => Source::Socket(Listener::open().map_err(|error| {
+                let why = format!("no socket for --stall-after: {error}; set TMPDIR, or give a --progress-file");
+                Ended::new(Exit::Io, why)
+            })?),
+        };
+        if matches!(source, Source::Socket(_)) && env::var_os("NOTIFY_SOCKET").is_some() && options.wanted.verbose {
+            tell(
+                "the command's NOTIFY_SOCKET is ours, for --stall-after; that of our own parent gets no message from it",
+            );
+        }
+        Ok(Some(Self { span, source, last: Mutex::new(now()) }))
+    }
+
+    /// The variables by which the command knows where to report, and how often; without a value they are removed.
+    pub(super) fn env(&self) -> Vec<(&'static str, Option<OsString>)> {
+        match &self.source {
+            Source::File { .. } => Vec::new(),
+            Source::Socket(listener) => vec![
+                ("NOTIFY_SOCKET", Some(path_in(&listener.directory).into())),
+                ("WATCHDOG_USEC", Some(self.span.as_micros().to_string().into())),
+                // It names the process that is meant, which is one that is not known yet.
+                ("WATCHDOG_PID", None),
+            ],
+        }
+    }
+
+    /// The command begins now, which counts as progress.
+    pub(super) fn begins(&self) {
+        self.note();
+    }
+
+    fn note(&self) {
+        if let Ok(mut last) = self.last.lock() {
+            *last = now();
+        }
+    }
+
+    /// Completes when the command reports progress. A dropped call loses none.
+    pub(super) async fn next(&self) {
+        match &self.source {
+            Source::Socket(listener) => listener.hears().await,
+            Source::File { path, changed: before } => loop {
+                let there = changed(path);
+                if there.is_some() && before.lock().is_ok_and(|mut before| replace(&mut *before, there) != there) {
+                    break;
+                }
+                sleep(LOOK.min(self.span / 8)).await;
+            },
+        }
+        self.note();
+    }
+
+    /// Says that there was no progress for half of the span or more, and for how long.
+    pub(super) fn is_missing(&self) -> Option<String> {
+        let idle = now().saturating_sub(*self.last.lock().ok()?);
+        let says = |span| format!("made no progress for {}", written(span));
+        match idle {
+            _ if idle >= self.span => Some(says(self.span)),
+            _ if idle >= self.span / 2 => Some(says(self.span / 2)),
+            _ => None,
+        }
+    }
+}
+
+/// When the file was changed last; `None` if there is none, or it cannot be read.
+fn changed(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.modified().ok()
+}
