@@ -214,9 +214,9 @@ impl Scene {
     /// The view that every server has of every other, to find out why a wait timed out.
     pub fn picture(&self) -> String {
         let say = |server: &Server| {
-            let words: &[&str] =
-                if matches!(self.set, Set::Cluster(_)) { &["CLUSTER", "NODES"] } else { &["INFO", "replication"] };
-            format!("{}:\n{}\n", server.port(), text(server, words))
+            let nodes =
+                if matches!(self.set, Set::Cluster(_)) { text(server, &["CLUSTER", "NODES"]) } else { String::new() };
+            format!("{}:\n{nodes}\n{}\n", server.port(), text(server, &["INFO", "replication"]))
         };
         let mut all: String = self.set.servers().iter().map(say).collect();
         if let Set::Sentinel(sentinels) = &self.set {
