@@ -2,6 +2,8 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
+use futures_core::Stream;
+use futures_util::StreamExt as _;
 use leasehold_protocol::{fence::Fence, loss::LossReason, message::Route, mode::Mode, time::Time};
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +41,31 @@ impl LeaseHandle {
     /// The signal for users that may outlive this handle.
     pub(crate) fn signal(&self) -> Signal {
         self.board.clone().map_or_else(|| Signal::First(self.hold.clone()), Signal::More)
+    }
+
+    /// The stream itself, with a report of [progress](Self::progress) for each of its items: work that takes one item
+    /// after the other makes progress as long as it asks for the next.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use futures_util::{StreamExt, stream};
+    /// # async fn copy(_: u32) -> Result<(), leasehold::Error> { Ok(()) }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::in_memory();
+    /// let lock = client.lock("import").stall_after(Duration::from_secs(60));
+    /// lock.run(async |lease| {
+    ///     let mut rows = lease.follow(stream::iter(0..1_000));
+    ///     while let Some(row) = rows.next().await {
+    ///         copy(row).await?;
+    ///     }
+    ///     Ok::<_, leasehold::Error>(())
+    /// })
+    /// .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn follow<S: Stream>(&self, stream: S) -> impl Stream<Item = S::Item> + use<S> {
+        let handle = self.clone();
+        stream.inspect(move |_| handle.progress())
     }
 
     /// Completes as [`lost`](Self::lost) does, as a part of a future that is relayed.

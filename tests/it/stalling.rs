@@ -2,10 +2,12 @@
 
 use std::{
     future::pending,
+    pin::pin,
     thread,
     time::{Duration, Instant},
 };
 
+use futures_util::{StreamExt as _, stream};
 use leasehold::{Client, Error, LeaseHandle, Lock, LossReason, Status};
 use support::{Child, HANGS, Lag, Part, Server, one_thread, within};
 
@@ -93,6 +95,26 @@ async fn f113_progress_after_a_stall_renews_at_once() {
     })
     .await;
     lease.check().unwrap();
+}
+
+/// Each item that arrives is progress, and a stream that stops is none.
+#[tokio::test]
+async fn a_stream_that_is_followed_reports_each_item() {
+    let server = Server::start();
+    let (_client, lock) = watched(&server).await;
+    let lease = lock.acquire().await.unwrap();
+    let steps = ((SPAN + MEDIUM).as_millis() / STEP.as_millis()).try_into().unwrap();
+    let rows = stream::iter(0..steps).chain(stream::pending());
+    let mut rows = pin!(lease.handle().follow(rows));
+    for row in 0..steps {
+        tokio::time::sleep(STEP).await;
+        assert_eq!(rows.next().await, Some(row));
+    }
+    assert_eq!(lease.status(), Status::Held);
+    tokio::select! {
+        row = rows.next() => panic!("{row:?}"),
+        lost = within(HANGS, "the stall", lease.lost()) => assert_eq!(lost.reason(), LossReason::Stalled),
+    }
 }
 
 /// A renewal by hand is progress too.

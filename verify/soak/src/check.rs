@@ -368,8 +368,9 @@ impl<'a> Judge<'a> {
         };
         let signals = self.leases.iter().filter(is_signal).map(|lease| (*lease, lease.told));
         let releases = self.history.lost_releases.iter().filter_map(|lost| Some((*by_id.get(&lost.lease)?, lost.at)));
-        let early =
-            |lease: &&&Lease| matches!(lease.how, Ending::Expired | Ending::NoQuorum) && lease.told < lease.until;
+        let early = |lease: &&&Lease| {
+            matches!(lease.how, Ending::Expired | Ending::NoQuorum | Ending::Stalled) && lease.told < lease.until
+        };
         for lease in self.leases.iter().filter(early) {
             let what = format!("{} is told {} before its deadline", lease.id, span(lease.told, lease.until));
             found.push(self.violation('e', lease.told, &[lease], what));

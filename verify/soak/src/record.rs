@@ -104,6 +104,7 @@ words! {
         Taken = "taken",
         Forced = "forced",
         FailedOver = "failed-over",
+        Stalled = "stalled",
         OtherLoss = "other-loss",
         // Never reported: the parent assigns this to a lease of a killed process.
         Killed = "killed",
@@ -120,13 +121,14 @@ impl Ending {
             LossReason::Taken => Self::Taken,
             LossReason::Forced => Self::Forced,
             LossReason::FailedOver => Self::FailedOver,
+            LossReason::Stalled => Self::Stalled,
             _ => Self::OtherLoss,
         }
     }
 
     /// Whether nothing ended the lease before its deadline did.
     pub fn is_by_deadline(self) -> bool {
-        matches!(self, Self::Expired | Self::NoQuorum | Self::Killed)
+        matches!(self, Self::Expired | Self::NoQuorum | Self::Stalled | Self::Killed)
     }
 }
 

@@ -253,6 +253,8 @@ impl Job {
     async fn acquire(&mut self) -> Option<Ticket> {
         let (ttl, id) = (*self.chance.pick(&self.stage.ttls(self.kind.pace)), self.next_id());
         let lock = if self.is_shared() { self.lock_to_share(id) } else { self.lock.clone() }.ttl(ttl);
+        // Half of these report progress, and the others stall if they are held for long.
+        let lock = lock.stall_after(self.chance.one_in(10).then_some(ttl / 2));
         let invoked = now();
         let asked = Asked { id, known_as: id, mode: lock.mode(), ttl, invoked };
         let tries = self.is_shared() && self.chance.one_in(8);
@@ -353,7 +355,7 @@ impl Job {
             self.rely_on_the_signal(held, time).await?;
             return held.check();
         }
-        let end = now() + nanos(time);
+        let (end, reports) = (now() + nanos(time), self.chance.one_in(2));
         if time.is_zero() {
             if self.chance.one_in(16) {
                 self.write(held).await;
@@ -365,6 +367,9 @@ impl Job {
                 }
                 tokio::time::sleep(self.chance.millis(1, 12)).await;
                 held.check()?;
+                if reports {
+                    held.lease.progress();
+                }
                 say([held.believed()]);
             }
         }

@@ -322,7 +322,7 @@ fn time_is_not_up_before_a_known_deadline() {
         let lease = Lease { how, until: 450 * MILLI, told: told * MILLI, ..lease(1, 10, 100, 200) };
         found(&with_leases([lease]))
     };
-    for how in [Ending::Expired, Ending::NoQuorum] {
+    for how in [Ending::Expired, Ending::NoQuorum, Ending::Stalled] {
         assert_eq!(with(how, 449), "e");
         assert_eq!(with(how, 450), "");
     }
