@@ -213,6 +213,7 @@ impl Lease {
     /// Ends the trial of the lease, because the work under it begins.
     pub(crate) fn begin(&self, keep: Duration) {
         self.view.hold.begin();
+        self.view.progress();
         self.keep_for(keep);
     }
 

@@ -207,6 +207,11 @@ impl Acquisition {
         matches!(&self.stage, Stage::Held(lease) if lease.awaits_progress())
     }
 
+    /// Whether a renewal that was ordered at this time only checks the key.
+    pub fn is_check(&self, sent: Time) -> bool {
+        matches!(&self.stage, Stage::Held(lease) if lease.is_check(sent))
+    }
+
     /// Notes that a replica has taken over from the server that had the lease's key, and may lack it.
     pub fn note_takeover(&mut self, now: Time) {
         if let Stage::Held(lease) = &mut self.stage {

@@ -44,7 +44,8 @@ impl Outliving {
 
     /// The rest, after `elapsed`, of the interval in which the lock is acquired once.
     pub fn interval_left(self, elapsed: Duration) -> Duration {
-        span(self.once_per).saturating_sub(elapsed)
+        // Mostly there is none, and the arithmetic costs more than the question.
+        if self.once_per == 0 { Duration::ZERO } else { span(self.once_per).saturating_sub(elapsed) }
     }
 
     /// Whether a loss after `elapsed` leaves the key to expire.

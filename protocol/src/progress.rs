@@ -40,9 +40,14 @@ impl Progress {
         Self { span: span.unwrap_or_default(), last: acquired }
     }
 
+    /// Whether the work has to make progress.
+    pub fn is_watched(&self) -> bool {
+        !self.span.is_zero()
+    }
+
     /// The span without progress after which the work has stalled; `None` if progress is not watched.
     pub fn span(&self) -> Option<Duration> {
-        Some(self.span).filter(|span| !span.is_zero())
+        self.is_watched().then_some(self.span)
     }
 
     /// Notes progress that was reported at this time. Returns whether it is the latest.
@@ -61,8 +66,10 @@ impl Progress {
 
     /// The pace of the work at this time.
     pub fn pace(&self, now: Time) -> Pace {
+        if !self.is_watched() {
+            return Pace::Good;
+        }
         match now.since(self.last) {
-            _ if self.span.is_zero() => Pace::Good,
             idle if idle >= self.span => Pace::Stalled,
             idle if idle >= self.span / 2 => Pace::Slow,
             _ => Pace::Good,
@@ -72,7 +79,7 @@ impl Progress {
     /// When the pace changes next if there is no progress; never, if progress is not watched or the work has stalled.
     pub fn next_change(&self, pace: Pace) -> Time {
         match pace {
-            _ if self.span.is_zero() => Time::NEVER,
+            _ if !self.is_watched() => Time::NEVER,
             Pace::Good => self.last + self.span / 2,
             Pace::Slow => self.last + self.span,
             Pace::Stalled => Time::NEVER,

@@ -31,7 +31,8 @@
 //!     would wake every waiter. Waiters would then ask the node that is free, and that would cause the next hint. Such
 //!     hints order at most one repair in 20 ms, and none is forgotten while the lease is not at risk.
 //! 13. From the moment on at which the work has [stalled](crate::progress) nothing is ordered that lengthens the key's
-//!     life, so the lease ends by its deadline. If progress is reported before that, a renewal goes out at once.
+//!     life, so the lease ends by its deadline. A hint still orders a check, whose confirmation counts for nothing. If
+//!     progress is reported before the deadline, a renewal goes out at once.
 
 use std::time::Duration;
 
@@ -144,6 +145,8 @@ pub struct HeldLease {
     progress: Progress,
     /// The pace at the last event.
     pace: Pace,
+    /// The first and the last renewal that only checked the key of stalled work.
+    checks: (Time, Time),
     next_round: Time,
     /// When a hint is to be followed.
     ask_at: Time,
@@ -175,6 +178,7 @@ impl HeldLease {
             phase: Phase::Held,
             progress: Progress::new(stall_after, sent),
             pace: Pace::Good,
+            checks: (Time::NEVER, Time::ZERO),
             next_round: Time::NEVER,
             ask_at: Time::NEVER,
             to_repair: Nodes::NONE,
@@ -258,7 +262,7 @@ impl HeldLease {
             Phase::Held | Phase::AtRisk => {
                 let repairs = if self.to_repair.is_empty() { Time::NEVER } else { self.repairs_from };
                 let next = match self.pace {
-                    Pace::Stalled => self.next_round,
+                    Pace::Stalled => self.next_round.min(self.ask_at),
                     pace => self.next_round.min(self.ask_at).min(repairs).min(self.progress.next_change(pace)),
                 };
                 Some(next.min(self.valid_until()))
@@ -269,8 +273,8 @@ impl HeldLease {
     /// Ends the lease if its time is up (invariant 2).
     pub fn expire_if_due(&mut self, now: Time) -> Orders {
         let end = self.valid_until();
-        if let Some(due) = self.next_tick() {
-            self.progress.stood_still(due, now);
+        if self.progress.is_watched() {
+            self.progress.stood_still(self.next_tick().unwrap_or(now), now);
         }
         if self.is_over() || now < end {
             return Orders::default();
@@ -317,6 +321,12 @@ impl HeldLease {
         }
         orders.news |= self.follow_progress(now);
         if self.pace == Pace::Stalled {
+            if now >= self.ask_at {
+                self.ask_at = Time::NEVER;
+                self.last_sent = now;
+                self.checks = (self.checks.0.min(now), now);
+                orders.renew = true;
+            }
             // A driver may have missed that progress was reported.
             self.next_round = now + self.third() / 8;
             return orders;
@@ -391,12 +401,14 @@ impl HeldLease {
         if self.is_over() {
             return orders;
         }
-        let orders = match answer {
+        let recovers = self.follow_progress(now);
+        let mut orders = match answer {
             RenewalAnswer::Confirmed => self.confirmed(node, sent),
             RenewalAnswer::Denied(_) | RenewalAnswer::Unclear | RenewalAnswer::Refused => {
                 self.not_confirmed(now, node, sent, answer)
             }
         };
+        orders.news |= recovers;
         if self.is_over() || self.pace == Pace::Stalled {
             return orders;
         }
@@ -412,7 +424,15 @@ impl HeldLease {
         Orders { undo: false, ..self.end(reason, now) }
     }
 
+    /// Whether a renewal that was ordered at this time only checks the key.
+    pub fn is_check(&self, sent: Time) -> bool {
+        (self.checks.0..=self.checks.1).contains(&sent)
+    }
+
     fn confirmed(&mut self, node: usize, sent: Time) -> Orders {
+        if self.is_check(sent) {
+            return Orders::default();
+        }
         let before = self.tally.confirmed();
         self.tally.confirm(node, sent);
         let confirmed = self.tally.confirmed();

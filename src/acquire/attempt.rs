@@ -183,7 +183,10 @@ impl Acquire {
     }
 
     /// Holds an acquisition that was won. From now on the watchdog guards it.
-    pub(super) fn hold(&self, claim: Claim, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
+    pub(super) fn hold(&self, mut claim: Claim, fence: Fence, acquisition: Acquisition) -> (Arc<Hold>, Signal) {
+        if self.wanted.is_on_trial {
+            claim.life = self.outliving().life(claim.ttl, Duration::ZERO);
+        }
         let (hold, signal) = Hold::new(claim, fence, self.owner, acquisition, self.wanted.options.metrics_group);
         if self.wanted.is_on_trial {
             hold.try_out();

@@ -230,7 +230,7 @@ impl Acquire {
     /// Shares an acquisition of this owner. `None` if it has ended: start over.
     async fn share(&self, hold: &Arc<Hold>) -> Result<Option<Lease>, Error> {
         let engine = &self.engine;
-        let (mut backoff, mut last) = (Backoff::new(random::jitter()), None);
+        let (mut backoff, mut last, mut is_confirmed) = (Backoff::new(random::jitter()), None, false);
         loop {
             let now = engine.now();
             let (entry, reaction) = hold.enter(now);
@@ -246,18 +246,21 @@ impl Acquire {
                 SharedEntry::Over => return Ok(None),
                 SharedEntry::AtRisk => {}
             }
-            // At risk or on trial: it is shared only after a renewal has succeeded.
+            // At risk or on trial: it is shared only after a renewal has succeeded. Its owner works, so it makes progress.
+            engine.watchdog.progress(hold);
             let limit = self.limit(now);
             let renewed = engine.watchdog.lengthen(hold, limit).await;
             if hold.is_over() {
                 return Ok(None);
             }
-            if let Err(failure) = renewed {
-                let telling = self.telling(limit, failure, last);
-                if self.is_over() {
-                    return Err(Error::of(telling));
-                }
-                last = Some(telling);
+            match renewed {
+                // The hold is looked at once more, also by a try.
+                Ok(()) if !std::mem::replace(&mut is_confirmed, true) => continue,
+                Ok(()) => {}
+                Err(failure) => last = Some(self.telling(limit, failure, last)),
+            }
+            if self.is_over() {
+                return Err(last.map_or_else(Error::unanswered, Error::of));
             }
             // Even a confirmation changes nothing while the clock stands still.
             self.pause(backoff.next(None)).await?;
@@ -272,7 +275,7 @@ impl Acquire {
     /// How the token of a lease that was to continue another one is taken back: the key stays for `keep`, and for the
     /// rest of the interval.
     fn leaves(&self, token: &Token, keep: Duration) -> ReleaseMode {
-        retained(keep.max(self.wanted.once_per.unwrap_or_default()), token.label())
+        retained(keep.max(self.wanted.once_per.unwrap_or_default()), token)
     }
 
     /// The claim of an attempt with this token.

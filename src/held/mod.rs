@@ -13,6 +13,7 @@ use leasehold_protocol::{
     outliving::Outliving,
     renewal::Phase,
     time::Time,
+    token::Token,
 };
 
 use crate::{
@@ -45,12 +46,12 @@ pub(crate) use self::{
 /// The shortest keep: a server counts in whole milliseconds.
 const SHORTEST_KEEP: Duration = Duration::from_millis(1);
 
-/// A release after which the key stays for `rest`, which may be zero.
-pub(crate) fn retained(rest: Duration, label: &str) -> ReleaseMode {
+/// A release of this token after which the key stays for `rest`, which may be zero.
+pub(crate) fn retained(rest: Duration, token: &Token) -> ReleaseMode {
     if rest.is_zero() {
         return ReleaseMode::Delete;
     }
-    ReleaseMode::Retain(rest.max(SHORTEST_KEEP), random::token(&format!("{label}{RELEASED}")))
+    ReleaseMode::Retain(rest.max(SHORTEST_KEEP), random::token(&format!("{}{RELEASED}", token.label())))
 }
 
 /// One acquisition, held by one or more leases of one owner.
@@ -64,6 +65,8 @@ pub(crate) struct Hold {
     outliving: Outliving,
     /// A copy of the acquisition's `valid_until`, so that `check` is one load and one read of the clock.
     valid_until: AtomicU64,
+    /// Whether its work has to make progress.
+    is_watched: bool,
     /// When progress was reported last, and whether the lease waits for that: a report is a store and a load.
     progressed: AtomicU64,
     awaits_progress: AtomicBool,
@@ -132,7 +135,8 @@ impl Hold {
         group: Group,
     ) -> (Arc<Self>, Signal) {
         let (acquired, outliving) = (acquisition.sent(), acquisition.outliving());
-        let claim = Claim { fence: Some(fence), life: outliving.life(claim.ttl, Duration::ZERO), ..claim };
+        let is_watched = acquisition.stall_after().is_some();
+        let claim = Claim { fence: Some(fence), ..claim };
         let valid_until = AtomicU64::new(acquisition.valid_until().as_nanos());
         let keep_until = AtomicU64::new(0);
         let state = Mutex::new(State { acquisition, has_first: true, more: Vec::new(), end: None, trial: Trial::Over });
@@ -144,6 +148,7 @@ impl Hold {
             acquired,
             outliving,
             valid_until,
+            is_watched,
             progressed: AtomicU64::new(0),
             awaits_progress: AtomicBool::new(false),
             keep_until,
@@ -184,9 +189,18 @@ impl Hold {
         if self.outlives_nothing() {
             return claim;
         }
-        let is_on_trial = self.state.lock().trial == Trial::On;
+        let is_on_trial = self.state.lock().trial == Trial::ON;
         let outliving = if is_on_trial { self.outliving.brief() } else { self.outliving };
         Claim { life: outliving.life(claim.ttl, now.since(self.acquired)), ..claim }
+    }
+
+    /// The claim of a renewal that was ordered at `sent`. One that only checks leaves the key the life that it has.
+    pub(crate) fn renewed_claim(&self, sent: Time, now: Time) -> Claim {
+        if !self.is_watched || !self.state.lock().acquisition.is_check(sent) {
+            return self.claim_at(now);
+        }
+        let left = self.remaining(now).max(SHORTEST_KEEP);
+        Claim { life: self.outliving.life(left, now.since(self.acquired)), ..self.claim.clone() }
     }
 
     /// Whether its key lives for no more than the TTL.
@@ -238,7 +252,7 @@ impl Hold {
         let asked = self.kept_for(now);
         let is_lost = || self.end().is_some_and(|end| loss::label(end.reason()).is_some());
         let rest = if asked.is_zero() || is_lost() { keep } else { asked.max(keep) };
-        retained(rest.max(interval_left), self.claim.token.label())
+        retained(rest.max(interval_left), &self.claim.token)
     }
 
     /// How long the holder may still rely on it. Read from the clock, so right even if every timer is late (rule 2).
@@ -355,13 +369,17 @@ impl Hold {
 
     fn feed(self: &Arc<Self>, now: Time, event: impl FnOnce(&mut Acquisition) -> Actions) -> Reaction {
         let mut state = self.state.lock();
-        let progressed = self.progressed.load(Ordering::Relaxed);
-        if progressed > 0 {
-            state.acquisition.progressed(Time::from_nanos(progressed));
+        if self.is_watched {
+            // Before the work begins, nothing can stall.
+            let has_begun = state.trial == Trial::Over;
+            let reported = Time::from_nanos(self.progressed.load(Ordering::Relaxed));
+            state.acquisition.progressed(if has_begun { reported } else { now });
         }
         let actions = event(&mut state.acquisition);
-        let awaits_progress = state.acquisition.awaits_progress();
-        self.awaits_progress.store(awaits_progress, Ordering::Relaxed);
+        let awaits_progress = self.is_watched && state.acquisition.awaits_progress();
+        if self.is_watched {
+            self.awaits_progress.store(awaits_progress, Ordering::Relaxed);
+        }
         self.valid_until.store(state.acquisition.valid_until().as_nanos(), Ordering::Release);
         let (Some(acquisition::News::Phase), Some(phase)) = (&actions.news, state.acquisition.phase()) else {
             return Reaction { actions, news: None };

@@ -83,7 +83,7 @@ impl Hold {
         let reaction = self.expire_if_due(now);
         let has_interval = !self.interval_left(now).is_zero();
         let mut state = self.state.lock();
-        let is_short = has_interval && matches!(state.trial, Trial::On | Trial::Lengthening);
+        let is_short = has_interval && matches!(state.trial, Trial::On { .. });
         let entry = match state.acquisition.phase() {
             // Invariant 2 of a trial.
             Some(Phase::Held) if is_short => SharedEntry::AtRisk,

@@ -95,7 +95,10 @@ fn each_request_has_what_is_left_of_the_life() {
     assert_eq!((life(), hold.is_short(at(1_000))), (secs(9), true));
     drop(lengthening);
     assert_eq!((life(), hold.is_short(at(1_000))), (TTL + secs(2), true), "it was not confirmed");
-    hold.lengthen().confirm();
+    let first = hold.lengthen();
+    drop(hold.lengthen());
+    assert_eq!((life(), hold.is_short(at(1_000))), (secs(9), true), "another one is under way");
+    first.confirm();
     assert_eq!((life(), hold.is_short(at(1_000))), (secs(9), false));
     assert_eq!(hold.release_mode(at(1_000), Duration::ZERO), ReleaseMode::Delete, "no work has begun");
     hold.try_out_again();

@@ -288,9 +288,7 @@ macro_rules! view {
             /// Any thread may call it, and any of the leases that share a hold.
             pub fn progress(&self) {
                 let LeaseHandle { engine, hold, .. } = self.view();
-                if hold.progress(engine.now()) {
-                    engine.watchdog.reschedule(hold);
-                }
+                engine.watchdog.progress(hold);
             }
 
             /// Extends the lease now, instead of waiting for the keeper: before a step that needs a full TTL. It counts

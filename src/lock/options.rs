@@ -34,7 +34,7 @@ impl Lock {
     /// renewed any more: it ends by its deadline, up to a TTL later, with [`Stalled`](crate::LossReason::Stalled).
     /// Progress that is reported before that renews it at once.
     ///
-    /// Time for which the process stood still does not count as time without progress.
+    /// After its process stood still, for longer than an eighth of the time, the work has all of it anew.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -303,8 +303,15 @@ impl Watchdog {
         false
     }
 
+    /// Notes that the work under a hold makes progress.
+    pub(crate) fn progress(&self, hold: &Arc<Hold>) {
+        if hold.progress(self.now()) {
+            self.reschedule(hold);
+        }
+    }
+
     /// Reschedules a hold, and wakes the loop if the hold is due before the planned check.
-    pub(crate) fn reschedule(&self, hold: &Arc<Hold>) {
+    fn reschedule(&self, hold: &Arc<Hold>) {
         if self.table.lock().schedule(hold) {
             self.wake.notify_one();
         }

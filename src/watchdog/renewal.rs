@@ -79,7 +79,7 @@ impl Watchdog {
         if batch.is_empty() {
             return Err(Failure::unavailable("the lease has ended"));
         }
-        let claims = batch.iter().map(|hold| self.renewed_claim(hold, now)).collect();
+        let claims = batch.iter().map(|hold| self.renewed_claim(hold, sent, now)).collect();
         let answers = self.renewed((&member, shard), route, claims, shortest, limit.unwrap_or(left)).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
@@ -113,8 +113,8 @@ impl Watchdog {
 
     /// The claim that a renewal sends. The nodes of a quorum may have issued different fences for one lease; a single
     /// node has issued the lease's.
-    fn renewed_claim(&self, hold: &Hold, now: Time) -> Claim {
-        Claim { fence: hold.claim.fence.filter(|_| self.quorum.is_one()), ..hold.claim_at(now) }
+    fn renewed_claim(&self, hold: &Hold, sent: Time, now: Time) -> Claim {
+        Claim { fence: hold.claim.fence.filter(|_| self.quorum.is_one()), ..hold.renewed_claim(sent, now) }
     }
 
     /// Gives a silent node a moment before its renewal counts as unclear. A silent node is not asked, but may be about

@@ -8,8 +8,8 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
-use leasehold::{Client, Error, LeaseHandle, Lock, LossReason, Status};
-use support::{Child, HANGS, Lag, Part, Server, one_thread, within};
+use leasehold::{Client, Error, LeaseHandle, Lock, LossReason, Owner, Status};
+use support::{Child, HANGS, Lag, Part, Server, eventually_async, one_thread, within};
 
 use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program_with};
 
@@ -115,6 +115,69 @@ async fn a_stream_that_is_followed_reports_each_item() {
         row = rows.next() => panic!("{row:?}"),
         lost = within(HANGS, "the stall", lease.lost()) => assert_eq!(lost.reason(), LossReason::Stalled),
     }
+}
+
+/// An owner that acquires again works, so it makes progress; it does not wait, nor ask again and again.
+#[tokio::test]
+async fn f113_an_owner_that_enters_a_stalled_lease_renews_it() {
+    let server = Server::start();
+    let (_client, lock) = watched(&server).await;
+    let lock = lock.reentrant(true).owner(Owner::unique());
+    for tries in [false, true] {
+        let lease = lock.acquire().await.unwrap();
+        stalls(&lease.handle()).await;
+        let before = server.wire().scripts();
+        let again = if tries { within(HANGS, "a try", lock.try_acquire()).await.unwrap() } else { None };
+        let again = match again {
+            Some(again) => again,
+            None => within(HANGS, "the lock", lock.acquire_within(MEDIUM)).await.unwrap(),
+        };
+        assert_eq!((again.fence(), again.check().is_ok()), (lease.fence(), true));
+        let asked = server.wire().scripts() - before;
+        assert!(asked < 10, "{asked} requests");
+        drop((again, lease));
+    }
+}
+
+/// Its key is watched as that of any other lease.
+#[tokio::test]
+async fn f113_a_stalled_lease_that_is_taken_by_force_is_told_at_once() {
+    let server = Server::start();
+    let other = program_with(server.url(), LONG).await;
+    for how in ["force", "DEL"] {
+        let (_ours, lock) = watched(&server).await;
+        let lease = lock.acquire().await.unwrap();
+        stalls(&lease.handle()).await;
+        let (lag, began, left) = (Lag::start(), Instant::now(), lease.remaining());
+        if how == "force" {
+            assert!(other.lock(NAME).force_release().await.unwrap());
+        } else {
+            server.wire().del(NAME);
+        }
+        let lost = within(HANGS, "the loss", lease.lost()).await;
+        let expected = if how == "force" { LossReason::Forced } else { LossReason::Deleted };
+        assert_eq!(lost.reason(), expected);
+        let took = began.elapsed();
+        assert!(took < left / 2 + lag.worst(), "{took:?} of {left:?}");
+    }
+}
+
+/// The span counts from the moment when all locks are held, also for the one that was acquired first.
+#[tokio::test]
+async fn a_multi_lock_that_waited_for_long_has_its_whole_span() {
+    let server = Server::start();
+    let (client, lock) = watched(&server).await;
+    let other = program_with(server.url(), LONG).await;
+    let busy = other.lock("z").acquire().await.unwrap();
+    let acquiring = tokio::spawn(client.multi_lock([lock, client.lock("z")]).acquire());
+    let mut wire = server.wire();
+    eventually_async(HANGS, "the first is held", || wire.exists(NAME)).await;
+    tokio::time::sleep(SPAN + 2 * MEDIUM).await;
+    busy.release().await.unwrap().confirmed();
+    let held = within(HANGS, "all of them", acquiring).await.unwrap().unwrap();
+    tokio::time::sleep(SPAN / 4).await;
+    assert!(held.leases().iter().all(|lease| lease.status() == Status::Held));
+    held.release().await.unwrap().confirmed();
 }
 
 /// A renewal by hand is progress too.

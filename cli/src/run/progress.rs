@@ -7,12 +7,13 @@ use std::{
     mem::replace,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Arc, Mutex},
+    thread,
     time::{Duration, SystemTime},
 };
 
 use rustix::process::getpid;
-use tokio::{net::UnixDatagram, time::sleep};
+use tokio::{net::UnixDatagram, sync::Notify, time::sleep};
 
 use super::now;
 use crate::{
@@ -37,7 +38,8 @@ pub(super) struct Progress {
 
 enum Source {
     Socket(Listener),
-    File { path: PathBuf, changed: Mutex<Option<SystemTime>> },
+    /// Notified by a thread that checks the file: a file system that hangs must not hold up anything else.
+    File(Arc<Notify>),
 }
 
 /// A socket in a directory of its own, which other users cannot enter.
@@ -91,7 +93,7 @@ impl Progress {
         let stopping = &options.stopping;
         let Some(span) = stopping.stall_after else { return Ok(None) };
         let source = match stopping.progress_file.clone() {
-            Some(path) => Source::File { changed: Mutex::new(changed(&path)), path },
+            Some(path) => Source::File(watch(path, LOOK.min(span / 8))?),
             None => Source::Socket(Listener::open().map_err(|error| {
                 let why = format!("no socket for --stall-after: {error}; set TMPDIR, or give a --progress-file");
                 Ended::new(Exit::Io, why)
@@ -108,10 +110,11 @@ impl Progress {
     /// The variables by which the command knows where to report, and how often; without a value they are removed.
     pub(super) fn env(&self) -> Vec<(&'static str, Option<OsString>)> {
         match &self.source {
-            Source::File { .. } => Vec::new(),
+            Source::File(_) => Vec::new(),
             Source::Socket(listener) => vec![
                 ("NOTIFY_SOCKET", Some(path_in(&listener.directory).into())),
-                ("WATCHDOG_USEC", Some(self.span.as_micros().to_string().into())),
+                // Services report twice in this time, and half of the span without a report is a risk already.
+                ("WATCHDOG_USEC", Some((self.span / 2).as_micros().to_string().into())),
                 // It names the process that is meant, which is one that is not known yet.
                 ("WATCHDOG_PID", None),
             ],
@@ -133,13 +136,7 @@ impl Progress {
     pub(super) async fn next(&self) {
         match &self.source {
             Source::Socket(listener) => listener.hears().await,
-            Source::File { path, changed: before } => loop {
-                let there = changed(path);
-                if there.is_some() && before.lock().is_ok_and(|mut before| replace(&mut *before, there) != there) {
-                    break;
-                }
-                sleep(LOOK.min(self.span / 8)).await;
-            },
+            Source::File(changed) => changed.notified().await,
         }
         self.note();
     }
@@ -154,6 +151,26 @@ impl Progress {
             _ => None,
         }
     }
+}
+
+/// Watches a file from now on.
+fn watch(path: PathBuf, every: Duration) -> Result<Arc<Notify>, Ended> {
+    let notify = Arc::new(Notify::new());
+    let watched = Arc::downgrade(&notify);
+    let watching = move || {
+        let mut before = changed(&path);
+        while let Some(notify) = watched.upgrade() {
+            let there = changed(&path);
+            if there.is_some() && replace(&mut before, there) != there {
+                notify.notify_one();
+            }
+            drop(notify);
+            thread::sleep(every);
+        }
+    };
+    let started = thread::Builder::new().name("progress".into()).spawn(watching);
+    started.map_err(|error| Ended::new(Exit::Io, format!("no thread for --progress-file: {error}")))?;
+    Ok(notify)
 }
 
 /// When the file was changed last; `None` if there is none, or it cannot be read.

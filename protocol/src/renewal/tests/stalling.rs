@@ -71,7 +71,14 @@ fn nothing_lengthens_the_life_of_the_key_of_stalled_work() {
     let end = core.valid_until();
     core.hint(at(5_001));
     core.hint_of(2, at(5_001));
-    assert_eq!((core.tick(at(5_100)), core.go_along(at(5_100), Some(TTL))), (NOTHING, NOTHING));
+    assert_eq!(core.go_along(at(5_050), Some(TTL)), NOTHING);
+    let check = core.next_tick().unwrap();
+    assert_eq!(core.tick(check), Orders { renew: true, ..NOTHING });
+    assert!(core.is_check(check) && !core.is_check(at(4_900)));
+    for node in 0..3 {
+        assert_eq!(core.answer(check, node, check, RenewalAnswer::Confirmed), NOTHING);
+    }
+    assert_eq!(core.valid_until(), end, "it counts for nothing");
     let sent = at(4_900);
     let _ = core.answer(at(5_200), 0, sent, RenewalAnswer::Confirmed);
     assert_eq!(core.answer(at(5_200), 2, sent, RenewalAnswer::Denied(Denial::Gone)), NOTHING, "no repair");
