@@ -17,7 +17,7 @@ const LATE: u32 = 8;
 /// The pace of the work, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Pace {
-    /// It makes progress, or is not watched.
+    /// It makes progress.
     #[default]
     Good,
     /// There was no progress for half of the span.
@@ -29,25 +29,19 @@ pub enum Pace {
 /// The progress of the work under one lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Progress {
-    /// Zero if progress is not watched.
     span: Duration,
     last: Time,
 }
 
 impl Progress {
-    /// Watches progress from the acquire on; without a span it is not watched.
-    pub fn new(span: Option<Duration>, acquired: Time) -> Self {
-        Self { span: span.unwrap_or_default(), last: acquired }
+    /// Watches progress from the acquire on.
+    pub fn new(span: Duration, acquired: Time) -> Self {
+        Self { span, last: acquired }
     }
 
-    /// Whether the work has to make progress.
-    pub fn is_watched(&self) -> bool {
-        !self.span.is_zero()
-    }
-
-    /// The span without progress after which the work has stalled; `None` if progress is not watched.
-    pub fn span(&self) -> Option<Duration> {
-        self.is_watched().then_some(self.span)
+    /// The span without progress after which the work has stalled.
+    pub fn span(&self) -> Duration {
+        self.span
     }
 
     /// Notes progress that was reported at this time. Returns whether it is the latest.
@@ -66,9 +60,6 @@ impl Progress {
 
     /// The pace of the work at this time.
     pub fn pace(&self, now: Time) -> Pace {
-        if !self.is_watched() {
-            return Pace::Good;
-        }
         match now.since(self.last) {
             idle if idle >= self.span => Pace::Stalled,
             idle if idle >= self.span / 2 => Pace::Slow,
@@ -76,10 +67,9 @@ impl Progress {
         }
     }
 
-    /// When the pace changes next if there is no progress; never, if progress is not watched or the work has stalled.
+    /// When the pace changes next if there is no progress; never, if the work has stalled.
     pub fn next_change(&self, pace: Pace) -> Time {
         match pace {
-            _ if !self.is_watched() => Time::NEVER,
             Pace::Good => self.last + self.span / 2,
             Pace::Slow => self.last + self.span,
             Pace::Stalled => Time::NEVER,
@@ -101,7 +91,7 @@ mod tests {
 
     #[test]
     fn work_is_slow_after_half_of_the_span_and_has_stalled_after_all_of_it() {
-        let progress = Progress::new(Some(millis(100)), at(10));
+        let progress = Progress::new(millis(100), at(10));
         assert_eq!(
             [10, 59, 60, 109].map(|now| progress.pace(at(now))),
             [Pace::Good, Pace::Good, Pace::Slow, Pace::Slow]
@@ -113,27 +103,17 @@ mod tests {
 
     #[test]
     fn the_latest_report_counts() {
-        let mut progress = Progress::new(Some(millis(100)), at(0));
+        let mut progress = Progress::new(millis(100), at(0));
         assert!(progress.report(at(500)) && !progress.report(at(400)));
         assert_eq!((progress.pace(at(549)), progress.pace(at(550))), (Pace::Good, Pace::Slow));
     }
 
     #[test]
     fn time_in_which_the_process_stood_still_does_not_count() {
-        let mut progress = Progress::new(Some(millis(100)), at(0));
+        let mut progress = Progress::new(millis(100), at(0));
         progress.stood_still(at(50), at(62));
         assert_eq!(progress.pace(at(62)), Pace::Slow, "a timer may be as late");
         progress.stood_still(at(50), at(1_000));
         assert_eq!([1_049, 1_050, 1_100].map(|now| progress.pace(at(now))), [Pace::Good, Pace::Slow, Pace::Stalled]);
-    }
-
-    #[test]
-    fn progress_that_is_not_watched_is_always_good() {
-        let mut progress = Progress::new(None, at(0));
-        progress.stood_still(at(0), at(1_000));
-        assert_eq!(
-            (progress.pace(at(u64::from(u32::MAX))), progress.next_change(Pace::Good)),
-            (Pace::Good, Time::NEVER)
-        );
     }
 }

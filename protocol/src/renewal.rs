@@ -131,6 +131,22 @@ pub struct Orders {
     pub news: bool,
 }
 
+/// The pace of the work under a lease that is renewed only while the work makes progress.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Watch {
+    progress: Progress,
+    /// The pace at the last event.
+    pace: Pace,
+    /// The first and the last renewal that only checked the key of stalled work.
+    checks: (Time, Time),
+}
+
+impl Watch {
+    fn new(span: Duration, acquired: Time) -> Self {
+        Self { progress: Progress::new(span, acquired), pace: Pace::Good, checks: (Time::NEVER, Time::ZERO) }
+    }
+}
+
 /// One held lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HeldLease {
@@ -142,11 +158,8 @@ pub struct HeldLease {
     hold_ends: Time,
     /// The phase by the answers of the nodes alone.
     phase: Phase,
-    progress: Progress,
-    /// The pace at the last event.
-    pace: Pace,
-    /// The first and the last renewal that only checked the key of stalled work.
-    checks: (Time, Time),
+    /// Boxed, because most leases need none.
+    watch: Option<Box<Watch>>,
     next_round: Time,
     /// When a hint is to be followed.
     ask_at: Time,
@@ -176,9 +189,7 @@ impl HeldLease {
             deadline: deadline(sent, ttl),
             hold_ends: max_hold.map_or(Time::NEVER, |max| sent + max),
             phase: Phase::Held,
-            progress: Progress::new(stall_after, sent),
-            pace: Pace::Good,
-            checks: (Time::NEVER, Time::ZERO),
+            watch: stall_after.map(|span| Box::new(Watch::new(span, sent))),
             next_round: Time::NEVER,
             ask_at: Time::NEVER,
             to_repair: Nodes::NONE,
@@ -204,17 +215,18 @@ impl HeldLease {
 
     /// Whether it is at risk because its work makes no progress: then the next tick is due when progress is reported.
     pub fn awaits_progress(&self) -> bool {
-        self.pace != Pace::Good
+        self.pace() != Pace::Good
     }
 
     /// For how long it is renewed without progress of its work.
     pub fn stall_after(&self) -> Option<Duration> {
-        self.progress.span()
+        self.watch.as_ref().map(|watch| watch.progress.span())
     }
 
     /// Notes that its work has made progress at this time.
     pub fn progressed(&mut self, at: Time) {
-        if self.progress.report(at) && self.awaits_progress() {
+        let Some(watch) = &mut self.watch else { return };
+        if watch.progress.report(at) && watch.pace != Pace::Good {
             self.next_round = self.next_round.min(at);
         }
     }
@@ -261,11 +273,12 @@ impl HeldLease {
             Phase::Over { .. } => None,
             Phase::Held | Phase::AtRisk => {
                 let repairs = if self.to_repair.is_empty() { Time::NEVER } else { self.repairs_from };
-                let next = match self.pace {
-                    Pace::Stalled => self.next_round.min(self.ask_at),
-                    pace => self.next_round.min(self.ask_at).min(repairs).min(self.progress.next_change(pace)),
-                };
-                Some(next.min(self.valid_until()))
+                let next = self.next_round.min(self.ask_at).min(self.valid_until());
+                Some(match &self.watch {
+                    None => next.min(repairs),
+                    Some(watch) if watch.pace == Pace::Stalled => next,
+                    Some(watch) => next.min(repairs).min(watch.progress.next_change(watch.pace)),
+                })
             }
         }
     }
@@ -273,15 +286,16 @@ impl HeldLease {
     /// Ends the lease if its time is up (invariant 2).
     pub fn expire_if_due(&mut self, now: Time) -> Orders {
         let end = self.valid_until();
-        if self.progress.is_watched() {
-            self.progress.stood_still(self.next_tick().unwrap_or(now), now);
+        if self.watch.is_some() {
+            let due = self.next_tick().unwrap_or(now);
+            self.watch.iter_mut().for_each(|watch| watch.progress.stood_still(due, now));
         }
         if self.is_over() || now < end {
             return Orders::default();
         }
         let reason = match self.phase {
             _ if self.hold_ends <= self.deadline => LossReason::MaxHold,
-            Phase::Held if self.pace == Pace::Stalled => LossReason::Stalled,
+            Phase::Held if self.pace() == Pace::Stalled => LossReason::Stalled,
             // If no round was in doubt, it was this process that stood still.
             Phase::AtRisk if self.tally.nodes() > 1 => LossReason::NoQuorum,
             _ => LossReason::Expired,
@@ -320,11 +334,11 @@ impl HeldLease {
             return orders;
         }
         orders.news |= self.follow_progress(now);
-        if self.pace == Pace::Stalled {
+        if self.pace() == Pace::Stalled {
             if now >= self.ask_at {
                 self.ask_at = Time::NEVER;
                 self.last_sent = now;
-                self.checks = (self.checks.0.min(now), now);
+                self.watch.iter_mut().for_each(|watch| watch.checks = (watch.checks.0.min(now), now));
                 orders.renew = true;
             }
             // A driver may have missed that progress was reported.
@@ -357,7 +371,8 @@ impl HeldLease {
     /// lease that is due, if one batch takes all leases.
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Orders {
         let mut orders = self.expire_if_due(now);
-        let is_well = self.phase == Phase::Held && self.progress.pace(now) != Pace::Stalled;
+        let is_well = self.phase == Phase::Held
+            && self.watch.as_ref().is_none_or(|watch| watch.progress.pace(now) != Pace::Stalled);
         if !is_well || self.unanswered > 0 || self.last_sent + self.grain() > now {
             return orders;
         }
@@ -409,7 +424,7 @@ impl HeldLease {
             }
         };
         orders.news |= recovers;
-        if self.is_over() || self.pace == Pace::Stalled {
+        if self.is_over() || self.pace() == Pace::Stalled {
             return orders;
         }
         Orders { repair: self.tally.repairs(), ..orders }
@@ -426,7 +441,7 @@ impl HeldLease {
 
     /// Whether a renewal that was ordered at this time only checks the key.
     pub fn is_check(&self, sent: Time) -> bool {
-        (self.checks.0..=self.checks.1).contains(&sent)
+        self.watch.as_ref().is_some_and(|watch| (watch.checks.0..=watch.checks.1).contains(&sent))
     }
 
     fn confirmed(&mut self, node: usize, sent: Time) -> Orders {
@@ -495,9 +510,14 @@ impl HeldLease {
         self.phase() != before
     }
 
+    fn pace(&self) -> Pace {
+        self.watch.as_ref().map_or(Pace::Good, |watch| watch.pace)
+    }
+
     fn follow_progress(&mut self, now: Time) -> bool {
         let before = self.phase();
-        self.pace = self.progress.pace(now);
+        let Some(watch) = &mut self.watch else { return false };
+        watch.pace = watch.progress.pace(now);
         self.phase() != before
     }
 
