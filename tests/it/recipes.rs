@@ -283,7 +283,8 @@ async fn no_call_does_its_work_twice_or_leaves_a_lock_for_a_lost_reply() {
                 Ok(None) => panic!("{case}: there is no other holder"),
                 Err(error) => assert!(error.is_transient() && times <= 1, "{case}: {error}, done {times} times"),
             }
-            assert_eq!(lost.hits(), 1, "{case}");
+            // A cut is counted after its effect.
+            within(HANGS, &case, lost.hit()).await;
             let others = Client::builder().url(server.url()).ttl(LONG).build().await.unwrap();
             for name in ["job", "other"] {
                 let lease = within(HANGS, &case, others.lock(name).acquire()).await.unwrap();
