@@ -173,7 +173,7 @@ fn tell_change(name: String, status: &Status, missing: Option<String>, at_risk: 
             at_risk.insert(name);
         }
         Status::Held if at_risk.remove(&name) => {
-            tell(format_args!("{name:?} is safe again"));
+            tell(format_args!("{name:?} is safe again: a renewal is confirmed"));
         }
         _ => {}
     }
