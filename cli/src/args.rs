@@ -205,7 +205,7 @@ pub(crate) struct Held {
     /// End the work by this time (at least --ttl): its --signal comes --grace before.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
-    /// That of `run`.
+    /// The `--stall-after` of `run`.
     #[arg(skip)]
     pub(crate) stall_after: Option<Duration>,
     /// Holder name shown to others [default: host:pid].

@@ -26,7 +26,7 @@ impl Outliving {
         Self { lock_delay: millis(lock_delay), once_per: millis(once_per) }
     }
 
-    /// The same without an interval.
+    /// These times without the interval.
     #[must_use]
     pub fn brief(self) -> Self {
         Self { once_per: 0, ..self }
@@ -44,7 +44,7 @@ impl Outliving {
 
     /// The rest, after `elapsed`, of the interval in which the lock is acquired once.
     pub fn interval_left(self, elapsed: Duration) -> Duration {
-        // Mostly there is none, and the arithmetic costs more than the question.
+        // Most locks have no interval, and the arithmetic costs more than this branch.
         if self.once_per == 0 { Duration::ZERO } else { span(self.once_per).saturating_sub(elapsed) }
     }
 

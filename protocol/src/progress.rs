@@ -31,12 +31,16 @@ pub enum Pace {
 pub struct Progress {
     span: Duration,
     last: Time,
+    /// The pace at the last look.
+    pace: Pace,
+    /// The first and the last renewal that only checked the key of stalled work.
+    checks: (Time, Time),
 }
 
 impl Progress {
     /// Watches progress from the acquire on.
     pub fn new(span: Duration, acquired: Time) -> Self {
-        Self { span, last: acquired }
+        Self { span, last: acquired, pace: Pace::Good, checks: (Time::NEVER, Time::ZERO) }
     }
 
     /// The span without progress after which the work has stalled.
@@ -59,7 +63,7 @@ impl Progress {
     }
 
     /// The pace of the work at this time.
-    pub fn pace(&self, now: Time) -> Pace {
+    pub fn pace_at(&self, now: Time) -> Pace {
         match now.since(self.last) {
             idle if idle >= self.span => Pace::Stalled,
             idle if idle >= self.span / 2 => Pace::Slow,
@@ -67,13 +71,34 @@ impl Progress {
         }
     }
 
-    /// When the pace changes next if there is no progress; never, if the work has stalled.
-    pub fn next_change(&self, pace: Pace) -> Time {
-        match pace {
+    /// The pace at the last [look](Self::look).
+    pub fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Looks at the pace.
+    pub fn look(&mut self, now: Time) {
+        self.pace = self.pace_at(now);
+    }
+
+    /// When to look next if there is no progress; never, if the work has stalled.
+    pub fn next_look(&self) -> Time {
+        match self.pace {
             Pace::Good => self.last + self.span / 2,
             Pace::Slow => self.last + self.span,
             Pace::Stalled => Time::NEVER,
         }
+    }
+
+    /// Notes that a renewal which is ordered now only checks the key.
+    pub fn checks(&mut self, now: Time) {
+        self.checks = (self.checks.0.min(now), now);
+    }
+
+    /// Whether a renewal that was ordered at this time only checks the key. Of two stalls, all in between count as
+    /// checks, so an answer that comes late is not believed.
+    pub fn is_check(&self, sent: Time) -> bool {
+        (self.checks.0..=self.checks.1).contains(&sent)
     }
 }
 
@@ -93,27 +118,31 @@ mod tests {
     fn work_is_slow_after_half_of_the_span_and_has_stalled_after_all_of_it() {
         let progress = Progress::new(millis(100), at(10));
         assert_eq!(
-            [10, 59, 60, 109].map(|now| progress.pace(at(now))),
+            [10, 59, 60, 109].map(|now| progress.pace_at(at(now))),
             [Pace::Good, Pace::Good, Pace::Slow, Pace::Slow]
         );
-        assert_eq!([110, 100_000].map(|now| progress.pace(at(now))), [Pace::Stalled; 2]);
-        let changes = [Pace::Good, Pace::Slow, Pace::Stalled].map(|pace| progress.next_change(pace));
-        assert_eq!(changes, [at(60), at(110), Time::NEVER]);
+        assert_eq!([110, 100_000].map(|now| progress.pace_at(at(now))), [Pace::Stalled; 2]);
+        let mut looks = progress;
+        let next = [10, 60, 110].map(|now| {
+            looks.look(at(now));
+            looks.next_look()
+        });
+        assert_eq!(next, [at(60), at(110), Time::NEVER]);
     }
 
     #[test]
     fn the_latest_report_counts() {
         let mut progress = Progress::new(millis(100), at(0));
         assert!(progress.report(at(500)) && !progress.report(at(400)));
-        assert_eq!((progress.pace(at(549)), progress.pace(at(550))), (Pace::Good, Pace::Slow));
+        assert_eq!((progress.pace_at(at(549)), progress.pace_at(at(550))), (Pace::Good, Pace::Slow));
     }
 
     #[test]
     fn time_in_which_the_process_stood_still_does_not_count() {
         let mut progress = Progress::new(millis(100), at(0));
         progress.stood_still(at(50), at(62));
-        assert_eq!(progress.pace(at(62)), Pace::Slow, "a timer may be as late");
+        assert_eq!(progress.pace_at(at(62)), Pace::Slow, "a timer may be as late");
         progress.stood_still(at(50), at(1_000));
-        assert_eq!([1_049, 1_050, 1_100].map(|now| progress.pace(at(now))), [Pace::Good, Pace::Slow, Pace::Stalled]);
+        assert_eq!([1_049, 1_050, 1_100].map(|now| progress.pace_at(at(now))), [Pace::Good, Pace::Slow, Pace::Stalled]);
     }
 }

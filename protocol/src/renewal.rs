@@ -131,22 +131,6 @@ pub struct Orders {
     pub news: bool,
 }
 
-/// The pace of the work under a lease that is renewed only while the work makes progress.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Watch {
-    progress: Progress,
-    /// The pace at the last event.
-    pace: Pace,
-    /// The first and the last renewal that only checked the key of stalled work.
-    checks: (Time, Time),
-}
-
-impl Watch {
-    fn new(span: Duration, acquired: Time) -> Self {
-        Self { progress: Progress::new(span, acquired), pace: Pace::Good, checks: (Time::NEVER, Time::ZERO) }
-    }
-}
-
 /// One held lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HeldLease {
@@ -159,7 +143,7 @@ pub struct HeldLease {
     /// The phase by the answers of the nodes alone.
     phase: Phase,
     /// Boxed, because most leases need none.
-    watch: Option<Box<Watch>>,
+    progress: Option<Box<Progress>>,
     next_round: Time,
     /// When a hint is to be followed.
     ask_at: Time,
@@ -189,7 +173,7 @@ impl HeldLease {
             deadline: deadline(sent, ttl),
             hold_ends: max_hold.map_or(Time::NEVER, |max| sent + max),
             phase: Phase::Held,
-            watch: stall_after.map(|span| Box::new(Watch::new(span, sent))),
+            progress: stall_after.map(|span| Box::new(Progress::new(span, sent))),
             next_round: Time::NEVER,
             ask_at: Time::NEVER,
             to_repair: Nodes::NONE,
@@ -220,13 +204,13 @@ impl HeldLease {
 
     /// For how long it is renewed without progress of its work.
     pub fn stall_after(&self) -> Option<Duration> {
-        self.watch.as_ref().map(|watch| watch.progress.span())
+        self.progress.as_ref().map(|progress| progress.span())
     }
 
     /// Notes that its work has made progress at this time.
     pub fn progressed(&mut self, at: Time) {
-        let Some(watch) = &mut self.watch else { return };
-        if watch.progress.report(at) && watch.pace != Pace::Good {
+        let Some(progress) = &mut self.progress else { return };
+        if progress.report(at) && progress.pace() != Pace::Good {
             self.next_round = self.next_round.min(at);
         }
     }
@@ -274,10 +258,10 @@ impl HeldLease {
             Phase::Held | Phase::AtRisk => {
                 let repairs = if self.to_repair.is_empty() { Time::NEVER } else { self.repairs_from };
                 let next = self.next_round.min(self.ask_at).min(self.valid_until());
-                Some(match &self.watch {
+                Some(match &self.progress {
                     None => next.min(repairs),
-                    Some(watch) if watch.pace == Pace::Stalled => next,
-                    Some(watch) => next.min(repairs).min(watch.progress.next_change(watch.pace)),
+                    Some(progress) if progress.pace() == Pace::Stalled => next,
+                    Some(progress) => next.min(repairs).min(progress.next_look()),
                 })
             }
         }
@@ -286,9 +270,9 @@ impl HeldLease {
     /// Ends the lease if its time is up (invariant 2).
     pub fn expire_if_due(&mut self, now: Time) -> Orders {
         let end = self.valid_until();
-        if self.watch.is_some() {
-            let due = self.next_tick().unwrap_or(now);
-            self.watch.iter_mut().for_each(|watch| watch.progress.stood_still(due, now));
+        let due = self.progress.as_ref().and_then(|_| self.next_tick());
+        if let (Some(due), Some(progress)) = (due, &mut self.progress) {
+            progress.stood_still(due, now);
         }
         if self.is_over() || now < end {
             return Orders::default();
@@ -338,7 +322,7 @@ impl HeldLease {
             if now >= self.ask_at {
                 self.ask_at = Time::NEVER;
                 self.last_sent = now;
-                self.watch.iter_mut().for_each(|watch| watch.checks = (watch.checks.0.min(now), now));
+                self.progress.iter_mut().for_each(|progress| progress.checks(now));
                 orders.renew = true;
             }
             // A driver may have missed that progress was reported.
@@ -372,7 +356,7 @@ impl HeldLease {
     pub fn go_along(&mut self, now: Time, meets: Option<Duration>) -> Orders {
         let mut orders = self.expire_if_due(now);
         let is_well = self.phase == Phase::Held
-            && self.watch.as_ref().is_none_or(|watch| watch.progress.pace(now) != Pace::Stalled);
+            && self.progress.as_ref().is_none_or(|progress| progress.pace_at(now) != Pace::Stalled);
         if !is_well || self.unanswered > 0 || self.last_sent + self.grain() > now {
             return orders;
         }
@@ -441,7 +425,7 @@ impl HeldLease {
 
     /// Whether a renewal that was ordered at this time only checks the key.
     pub fn is_check(&self, sent: Time) -> bool {
-        self.watch.as_ref().is_some_and(|watch| (watch.checks.0..=watch.checks.1).contains(&sent))
+        self.progress.as_ref().is_some_and(|progress| progress.is_check(sent))
     }
 
     fn confirmed(&mut self, node: usize, sent: Time) -> Orders {
@@ -511,13 +495,15 @@ impl HeldLease {
     }
 
     fn pace(&self) -> Pace {
-        self.watch.as_ref().map_or(Pace::Good, |watch| watch.pace)
+        self.progress.as_ref().map_or(Pace::Good, |progress| progress.pace())
     }
 
     fn follow_progress(&mut self, now: Time) -> bool {
+        if self.progress.is_none() {
+            return false;
+        }
         let before = self.phase();
-        let Some(watch) = &mut self.watch else { return false };
-        watch.pace = watch.progress.pace(now);
+        self.progress.iter_mut().for_each(|progress| progress.look(now));
         self.phase() != before
     }
 

@@ -65,7 +65,7 @@ pub(crate) struct Hold {
     outliving: Outliving,
     /// A copy of the acquisition's `valid_until`, so that `check` is one load and one read of the clock.
     valid_until: AtomicU64,
-    /// Whether its work has to make progress.
+    /// Whether its work has to make progress. Every other lease pays for this question only.
     is_watched: bool,
     /// When progress was reported last, and whether the lease waits for that: a report is a store and a load.
     progressed: AtomicU64,

@@ -81,12 +81,10 @@ impl Hold {
     /// Shares the hold with its owner, which acquires again.
     pub(crate) fn enter(self: &Arc<Self>, now: Time) -> (SharedEntry, Reaction) {
         let reaction = self.expire_if_due(now);
-        let has_interval = !self.interval_left(now).is_zero();
         let mut state = self.state.lock();
-        let is_short = has_interval && matches!(state.trial, Trial::On { .. });
         let entry = match state.acquisition.phase() {
             // Invariant 2 of a trial.
-            Some(Phase::Held) if is_short => SharedEntry::AtRisk,
+            Some(Phase::Held) if self.is_short_in(&state, now) => SharedEntry::AtRisk,
             Some(Phase::Held) => SharedEntry::Shared(self.join(&mut state)),
             Some(Phase::AtRisk) => SharedEntry::AtRisk,
             Some(Phase::Over { .. }) | None => SharedEntry::Over,

@@ -8,12 +8,12 @@
 
 use leasehold_protocol::time::Time;
 
-use super::Hold;
+use super::{Hold, State};
 
 /// How far a hold has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trial {
-    /// No job runs under it. So many renewals are under way that make the key live for the interval.
+    /// No job runs under it. `lengthenings` renewals are under way that make the key live for the interval.
     On { lengthenings: u32 },
     /// One of them is confirmed.
     Lengthened,
@@ -74,6 +74,10 @@ impl Hold {
 
     /// Whether a job has to wait until a renewal has confirmed the interval.
     pub(crate) fn is_short(&self, now: Time) -> bool {
-        !self.interval_left(now).is_zero() && matches!(self.state.lock().trial, Trial::On { .. })
+        self.is_short_in(&self.state.lock(), now)
+    }
+
+    pub(super) fn is_short_in(&self, state: &State, now: Time) -> bool {
+        !self.interval_left(now).is_zero() && matches!(state.trial, Trial::On { .. })
     }
 }

@@ -235,7 +235,8 @@ impl<'a> Job<'a> {
         let mut lost = Box::pin(lease.lost());
         let (mut news, mut held, mut at_risk) = (true, true, HashSet::new());
         if let Some(progress) = self.progress {
-            progress.begins();
+            // The start of the command counts as progress.
+            progress.note();
             lease.progress();
         }
         let progress = self.progress;
@@ -257,7 +258,7 @@ impl<'a> Job<'a> {
                 change = changes.next(), if news => {
                     news = change.is_some();
                     if let Some((name, status)) = change.filter(|_| self.options.wanted.verbose) {
-                        let missing = self.progress.and_then(Progress::is_missing);
+                        let missing = self.progress.and_then(Progress::missing);
                         tell_change(name, &status, missing, &mut at_risk);
                     }
                 }
@@ -419,7 +420,7 @@ impl<'a> Job<'a> {
         if by_order {
             return format!("{name:?} was held for its --max-hold");
         }
-        if let Some(missing) = self.progress.and_then(Progress::is_missing) {
+        if let Some(missing) = self.progress.and_then(Progress::missing) {
             return format!("{name:?} is about to be lost: the command {missing}");
         }
         format!("{name:?} is about to be lost: no renewal was confirmed{}", trouble::of_renewals())

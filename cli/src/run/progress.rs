@@ -121,12 +121,8 @@ impl Progress {
         }
     }
 
-    /// The command begins now, which counts as progress.
-    pub(super) fn begins(&self) {
-        self.note();
-    }
-
-    fn note(&self) {
+    /// Notes that the command has made progress now.
+    pub(super) fn note(&self) {
         if let Ok(mut last) = self.last.lock() {
             *last = now();
         }
@@ -141,8 +137,8 @@ impl Progress {
         self.note();
     }
 
-    /// Says that there was no progress for half of the span or more, and for how long.
-    pub(super) fn is_missing(&self) -> Option<String> {
+    /// The message that there was no progress for half of the span, or for all of it.
+    pub(super) fn missing(&self) -> Option<String> {
         let idle = now().saturating_sub(*self.last.lock().ok()?);
         let says = |span| format!("made no progress for {}", written(span));
         match idle {
@@ -173,7 +169,7 @@ fn watch(path: PathBuf, every: Duration) -> Result<Arc<Notify>, Ended> {
     Ok(notify)
 }
 
-/// When the file was changed last; `None` if there is none, or it cannot be read.
+/// The modification time of the file; `None` if it does not exist or cannot be read.
 fn changed(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).ok()?.modified().ok()
 }
