@@ -260,7 +260,10 @@ impl Store {
                 }
             }
             ReleaseMode::Retain(keep, stays) if is_shared => {
-                return (self.retain_share(now, claim, *keep, stays), Vec::new());
+                return match self.retain_share(now, claim, *keep, stays, reached) {
+                    Ok(notified) => (Ok(()), notified.into_iter().collect()),
+                    Err(denial) => (Err(denial), Vec::new()),
+                };
             }
             ReleaseMode::Retain(keep, stays) => return (self.retain(now, key, token, *keep, stays), Vec::new()),
         }
@@ -302,13 +305,13 @@ impl Store {
             was_in = others.iter().fold(was_in, |was_in, token| phase.part(now, token) || was_in);
         }
         let count = phase.sharers(now);
-        phase.end_with_the_last(now);
+        let ends = phase.end_with_the_last(now);
         let owned = if was_in { Ok(()) } else { Err(Denial::Gone) };
-        let notified = if was_in || matches!(mode, ReleaseMode::Leave(_)) {
-            self.pass_on(now, key, count, reached)
-        } else {
-            Vec::new()
-        };
+        let mut notified = Vec::new();
+        if was_in || matches!(mode, ReleaseMode::Leave(_)) {
+            notified = self.pass_on(now, key, count, reached);
+            notified.extend(ends.and_then(|ends| self.live_queue(now, key)?.call_first(ends, reached)));
+        }
         (owned, notified)
     }
 

@@ -248,3 +248,13 @@ impl Calm {
         assert!(changed.is_none() || is_excused, "its status changed to {changed:?}; the machine lagged {worst:?}");
     }
 }
+
+/// Waits until the queue has a waiter.
+pub(crate) async fn somebody_waits(lock: &Lock) {
+    let waits = async {
+        while lock.waiters().await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    within(HANGS, "a place in the queue", waits).await;
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Forced, Store, StoredLock};
+use super::{Forced, Notified, Store, StoredLock};
 use crate::{
     fence::Fence,
     holder::{Holder, RELEASED},
@@ -129,14 +129,14 @@ impl Phase {
     }
 
     /// If no sharer counts for longer than one that was released and stays, key and places live no longer than that
-    /// one.
-    pub(super) fn end_with_the_last(&mut self, now: Micros) {
+    /// one. Returns for how long that is.
+    pub(super) fn end_with_the_last(&mut self, now: Micros) -> Option<Duration> {
         let last = self.ends(now).max_by_key(|(token, until)| (*until, token.as_str()));
-        if let Some((_, until)) = last.filter(|(token, _)| token.label().ends_with(RELEASED)) {
-            // A whole millisecond more, the unit in which a server counts, so that they outlive it.
-            let until = until + 1_000;
-            (self.until, self.places_until) = (self.until.min(until), self.places_until.min(until));
-        }
+        let (_, until) = last.filter(|(token, _)| token.label().ends_with(RELEASED))?;
+        // A whole millisecond more, the unit in which a server counts, so that they outlive it.
+        let until = until + 1_000;
+        (self.until, self.places_until) = (self.until.min(until), self.places_until.min(until));
+        Some(Duration::from_micros(until - now))
     }
 
     /// Makes the lock's key outlive one sharer.
@@ -235,17 +235,18 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces a sharer by another one, which stays for a time.
+    /// Replaces a sharer by another one, which stays for a time. The first waiter was told of a later end.
     pub(super) fn retain_share(
         &mut self,
         now: Micros,
         Claim { key, token, .. }: &Claim,
         keep: Duration,
         stays: &Token,
-    ) -> Owned {
+        reached: &dyn Fn(&str) -> bool,
+    ) -> Result<Option<Notified>, Denial> {
         let phase = self.shared(now, key)?;
         if phase.is_in(now, stays) {
-            return Ok(());
+            return Ok(None);
         }
         if !phase.is_in(now, token) {
             phase.part(now, token);
@@ -255,7 +256,8 @@ impl Store {
         phase.places.remove(token);
         phase.outlive(now, keep);
         phase.end_with_the_last(now);
-        Ok(())
+        let ends = keep + Duration::from_millis(1);
+        Ok(self.live_queue(now, key).and_then(|queue| queue.call_first(ends, reached)))
     }
 
     /// The phase of a shared lock.

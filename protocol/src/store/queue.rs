@@ -32,13 +32,14 @@ pub enum Notified {
         /// Which of the process's waiters.
         token: Token,
     },
-    /// This token comes next, and should poll when the grant before it may have lapsed.
+    /// This token comes next, and should poll when the grant before it may have lapsed, or a place that stays has
+    /// ended.
     Next {
         /// The channel on which its process listens.
         channel: Arc<str>,
         /// Which of the process's waiters.
         token: Token,
-        /// How long until the grant before it lapses.
+        /// How long until then.
         within: Duration,
     },
 }
@@ -218,6 +219,13 @@ impl WaitQueue {
             }
             told_it = true;
         }
+    }
+
+    /// Asks the first waiter, if it listens, to poll after a time.
+    pub(super) fn call_first(&self, within: Duration, reached: &dyn Fn(&str) -> bool) -> Option<Notified> {
+        let (_, token) = self.line.first()?;
+        let waiter = self.waiters.get(token).filter(|waiter| waiter.hears && reached(&waiter.process))?;
+        Some(Notified::Next { channel: waiter.process.clone(), token: token.clone(), within })
     }
 
     fn reaches(&self, waiter: &QueuedWaiter, now: Micros, reached: &dyn Fn(&str) -> bool) -> bool {

@@ -93,16 +93,6 @@ pub(super) async fn a_quorum_shares_nothing(place: Place) {
     assert!(leases.lock("job").try_acquire().await.unwrap().is_some(), "it was released");
 }
 
-/// Waits until the queue has a waiter.
-async fn somebody_waits(lock: &Lock) {
-    let waits = async {
-        while lock.waiters().await.unwrap().is_empty() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    within(HANGS, "a place in the queue", waits).await;
-}
-
 macro_rules! shared {
     ($($place:tt)*) => {
         at! { $($place)*:

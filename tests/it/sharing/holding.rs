@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{acquired, assert_prompt};
 use crate::{
-    common::{Confirmed as _, LONG, NAME, SHORT, ending, program, program_with},
+    common::{Confirmed as _, LONG, NAME, SHORT, ending, program, program_with, somebody_waits},
     fair::line::{SOON, had, nothing_is_left, place, programs},
 };
 
@@ -335,6 +335,46 @@ async fn a_kept_share_keeps_a_plain_lock_out_for_its_time_only() {
             let took = began.elapsed();
             assert!(took >= KEPT && took <= KEPT + Duration::from_secs(1) + lag.worst(), "after {took:?}");
             alone.release().await.unwrap().confirmed();
+        }
+    }
+}
+
+/// At its last poll before that, the waiter was told of a later end.
+#[tokio::test]
+async fn who_waits_for_a_kept_share_begins_when_that_ends() {
+    const KEPT: Duration = Duration::from_millis(300);
+    let server = Server::start();
+    for url in [server.url(), "memory://kept too".to_owned()] {
+        let (leases, lag) = (program_with(url, LONG).await, Lag::start());
+        let (readers, permits) = (leases.rw_lock(NAME), leases.semaphore(NAME, 2));
+        for case in ["kept, waits, free", "waits, free, kept", "waits, kept"] {
+            let (one, wanted) = match case {
+                "waits, kept" => (permits.clone(), permits.clone()),
+                _ => (readers.read(), readers.write()),
+            };
+            let (kept, other) = (acquired(&one).await, acquired(&one).await);
+            let comes = || tokio::spawn(wanted.clone().owner(Owner::anonymous()).acquire());
+            let mut began = Instant::now();
+            let (waits, _stays) = if case == "kept, waits, free" {
+                kept.release_keeping(KEPT).await.unwrap().confirmed();
+                let waits = comes();
+                somebody_waits(&one).await;
+                other.release().await.unwrap().confirmed();
+                (waits, None)
+            } else {
+                let (waits, mut stays) = (comes(), Some(other));
+                somebody_waits(&one).await;
+                if case == "waits, free, kept" {
+                    stays.take().unwrap().release().await.unwrap().confirmed();
+                }
+                began = Instant::now();
+                kept.release_keeping(KEPT).await.unwrap().confirmed();
+                (waits, stays)
+            };
+            let next = within(HANGS, "the lock", waits).await.unwrap().unwrap();
+            let took = began.elapsed();
+            assert!(took >= KEPT && took <= KEPT + Duration::from_secs(1) + lag.worst(), "{case}: after {took:?}");
+            next.release().await.unwrap().confirmed();
         }
     }
 }

@@ -30,7 +30,7 @@ const MARK: char = '@';
 /// The life of a child that outlives its parent because the kernel was not asked to prevent it.
 const LONGEST_LIFE: Duration = Duration::from_secs(60);
 /// Long enough for a loaded machine to start a process, short enough that a test cannot hang.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(1);
 
 /// The task of a child.

@@ -15,7 +15,7 @@ use super::{
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// By then a cluster is ready, even on a busy machine.
-const READY: Duration = Duration::from_secs(30);
+const READY: Duration = Duration::from_secs(60);
 
 const SLOTS: usize = 16_384;
 

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     bounds::HANGS, cluster::Cluster, replicated::Replicated, resp::Value, sentinels::Sentinels, server::Server,
-    temp_dir::end_with_this_process, wait::eventually, wire::Wire,
+    temp_dir::end_with_this_process, wait::settles, wire::Wire,
 };
 
 /// A deployment that can be reused.
@@ -142,7 +142,13 @@ impl<T: Deployment> Kept<T> {
     fn clean(&self) {
         for (server, new) in self.deployment.primaries().into_iter().zip(&self.new) {
             let mut wire = server.wire();
-            eventually(HANGS, "the test has closed its connections", || clients(&mut wire) <= new.clients);
+            let closed = settles(HANGS, || clients(&mut wire) <= new.clients);
+            assert!(
+                closed,
+                "the test has left connections to {}: {}",
+                server.port(),
+                wire.must(&["CLIENT", "LIST"]).text()
+            );
             let lasting: Vec<String> = wire.keys("*").into_iter().filter(|key| wire.pttl(key) == -1).collect();
             assert!(lasting.is_empty(), "the test has left keys that never expire: {lasting:?}");
             let now = settings(&mut wire);

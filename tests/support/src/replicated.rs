@@ -8,7 +8,7 @@ use super::{
 };
 
 /// By then each replica has all data, even on a busy machine.
-const LINKED: Duration = Duration::from_secs(30);
+const LINKED: Duration = Duration::from_secs(60);
 
 /// The number of replicas that a primary counts, each only once it has first acknowledged its offset.
 pub(crate) fn online(primary: &Server) -> usize {

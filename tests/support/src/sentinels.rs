@@ -15,7 +15,7 @@ use super::{
 pub const SERVICE: &str = "locks";
 
 /// By then all know each other, even on a busy machine.
-const READY: Duration = Duration::from_secs(30);
+const READY: Duration = Duration::from_secs(60);
 
 /// Real servers: a primary with two replicas, and three Sentinels.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use super::tls::{self, Authority};
 use super::wire::Wire;
 
 /// How long a server may take to answer after its start.
-const START_LIMIT: Duration = Duration::from_secs(10);
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// A port may be lost to another process between its choice and its use.
 const PORT_TRIES: u32 = 20;
 const POLL: Duration = Duration::from_millis(2);

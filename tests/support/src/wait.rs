@@ -10,12 +10,21 @@ const POLL: Duration = Duration::from_millis(2);
 
 /// Blocks until `holds` is true; panics with `what` once `limit` has passed.
 #[track_caller]
-pub fn eventually(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+pub fn eventually(limit: Duration, what: &str, holds: impl FnMut() -> bool) {
+    assert!(settles(limit, holds), "not within {limit:?}: {what}");
+}
+
+/// Blocks until `holds` is true, for at most `limit`; whether it was.
+#[must_use]
+pub(crate) fn settles(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        if start.elapsed() >= limit {
+            return false;
+        }
         std::thread::sleep(POLL);
     }
+    true
 }
 
 /// Like [`eventually`], but leaves the runtime free between two checks.

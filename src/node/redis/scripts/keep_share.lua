@@ -1,7 +1,7 @@
 -- Releases a share that is still ours, but leaves its place taken for a while.
 --
 -- Needs  keys.lua, value.lua and phase.lua before it
--- KEYS   1 lock   2 to 4 not used   5 holders
+-- KEYS   1 lock   2 not used   3 queue   4 wait   5 holders
 -- ARGV   1 token   2 how long in ms   3 the token that stays, which no client knows
 -- Reply  1 kept, 0 it is gone, -1 the key holds something else
 --
@@ -29,4 +29,5 @@ elseif not is_in(ARGV[1], now_ms) then
 end
 stays(ARGV[1], tonumber(ARGV[2]), now_ms, ARGV[3])
 ends_with_the_last(now_ms)
+calls_first(ARGV[2] + 1)
 return 1

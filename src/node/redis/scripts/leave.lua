@@ -38,8 +38,7 @@ if phase_of(value) then
   local count = sharers(now_ms)
   -- A set of another type does not show who shares, so no waiter is admitted.
   if type(count) == 'number' then
-    ends_with_the_last(now_ms)
-    pass_on(count)
+    pass_on(count, ends_with_the_last(now_ms))
   end
   return is_sharer and 1 or 0
 end

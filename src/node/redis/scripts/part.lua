@@ -31,19 +31,20 @@ elseif type(until_then) ~= 'string' or tonumber(until_then) < at then
 end
 redis.call('ZREM', KEYS[5], ARGV[1])
 local left = redis.call('ZCOUNT', KEYS[5], at, '+inf')
-local last = left > 0 and redis.pcall('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES') or {}
-if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
-  -- As in phase.lua: key and set live no longer than a released place that stays, if no sharer is in for longer.
-  local span = last[2] - at + 1
-  for _, key in ipairs({KEYS[1], KEYS[5]}) do
-    if span < redis.call('PTTL', key) then
-      redis.call('PEXPIRE', key, string.format('%.0f', span))
-    end
-  end
-end
 if redis.pcall('EXISTS', KEYS[3]) == 0 then
   if left == 0 then
     redis.call('DEL', KEYS[1])
+    return 1
+  end
+  local last = redis.pcall('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES')
+  if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
+    -- As in phase.lua: key and set live no longer than a released place that stays, if no sharer is in for longer.
+    local span = last[2] - at + 1
+    for _, key in ipairs({KEYS[1], KEYS[5]}) do
+      if span < redis.call('PTTL', key) then
+        redis.call('PEXPIRE', key, string.format('%.0f', span))
+      end
+    end
   end
   return 1
 end

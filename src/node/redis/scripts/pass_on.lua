@@ -2,10 +2,10 @@
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
 --
--- pass_on(count) is for a lock that `count` sharers still hold. It admits the waiters that fit and can be reached, and
+-- pass_on(count, ends) is for a lock that `count` sharers still hold, `ends` ms at most if that is known. It admits the waiters that fit and can be reached, and
 -- deletes the lock if it has no holder then: so it is never free while a waiter is queued, unless this server has not
 -- been up for long enough to grant anything. It returns 1, and fails only where DEL fails.
-local function pass_on(count)
+local function pass_on(count, ends)
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) ~= 'number' or waiting == 0 then
     return count > 0 and 1 or redis.call('DEL', lock)
@@ -19,16 +19,16 @@ local function pass_on(count)
     end
   end
   if count ~= 0 then
+    if ends then
+      calls_first(ends)
+    end
     return 1
   end
   local deleted = redis.call('DEL', lock)
   if is_full then
     -- Another waiter continues the work by polling. Among the last ones there may be one that is alive.
     for _, token in ipairs(redis.pcall('ZRANGE', queue, -16, -1)) do
-      local entry = redis.pcall('HGET', wait, token)
-      local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|%d+|(.*)$')
-      channel = channel and (string.match(channel, '^%d+%*(.*)$') or channel)
-      if channel and string.sub(channel, 1, 1) ~= '~' and redis.pcall('PUBLISH', channel, 'next 0 ' .. token) ~= 0 then
+      if calls(token, 0) then
         break
       end
     end

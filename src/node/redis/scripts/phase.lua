@@ -62,8 +62,28 @@ local function touches()
   end
 end
 
+-- calls(token, span) asks a waiter that listens to poll after `span` ms. It returns whether its process received that.
+local function calls(token, span)
+  local entry = redis.pcall('HGET', wait, token)
+  local channel = type(entry) == 'string' and string.match(entry, '^%d+|%d+|%d+|%d+|(.*)$')
+  channel = channel and (string.match(channel, '^%d+%*(.*)$') or channel)
+  if not channel or string.sub(channel, 1, 1) == '~' then
+    return false
+  end
+  return redis.pcall('PUBLISH', channel, string.format('next %.0f %s', span, token)) ~= 0
+end
+
+-- calls_first(span) asks the first waiter to poll after `span` ms: its last poll was told of a later end, and who waits
+-- for sharers has no key tracked.
+local function calls_first(span)
+  local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
+  if first then
+    calls(first, span)
+  end
+end
+
 -- ends_with_the_last(now_ms): if no sharer is in for longer than a released place that stays, key and set live no
--- longer than that.
+-- longer than that. It returns in how many ms they end then.
 local function ends_with_the_last(now_ms)
   local last = redis.pcall('ZRANGE', holders, -1, -1, 'WITHSCORES')
   if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
@@ -74,6 +94,7 @@ local function ends_with_the_last(now_ms)
     if left > 0 and left < redis.call('PTTL', holders) then
       redis.call('PEXPIRE', holders, string.format('%.0f', left))
     end
+    return left
   end
 end
 
