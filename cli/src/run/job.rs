@@ -237,7 +237,6 @@ impl<'a> Job<'a> {
         if let Some(progress) = self.progress {
             // The start of the command counts as progress.
             progress.note();
-            lease.progress();
         }
         let progress = self.progress;
         let progresses = || async move {
