@@ -34,7 +34,7 @@ use crate::{
     options::LockOptions,
     quorum::Quorum,
     scope::Scope,
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
 };
 
 const WARM: Shard = Shard(1);
@@ -132,8 +132,8 @@ impl Node for Halves {
         })
     }
 
-    fn survey(&self, _: Shard, limit: Duration) -> Answer<ServerSaid> {
-        self.warm.survey(Shard::FIRST, limit)
+    fn survey(&self, _: Shard, inquiry: Inquiry) -> Answer<ServerSaid> {
+        self.warm.survey(Shard::FIRST, inquiry)
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -352,7 +352,7 @@ async fn what_is_asked_of_a_node_is_asked_of_every_shard() {
     let held = scene.engine.quorum.held("*", SOON).await.unwrap();
     assert_eq!(held.locks.into_iter().collect::<Vec<_>>(), ["cold", "warm"]);
     assert_eq!(scene.engine.quorum.status().len(), 2);
-    let said = scene.engine.quorum.survey(SOON).await;
+    let said = scene.engine.quorum.survey(&Inquiry { limit: SOON, rights: None }).await;
     assert!(said.len() == 2 && said.iter().all(|(_, said)| said.is_ok()), "{said:?}");
     scene.engine.quorum.health("", SOON).await.unwrap();
 }

@@ -1,6 +1,24 @@
-//! The reports of servers about themselves, for `leasehold doctor`.
+//! The reports of servers about themselves, for `leasehold doctor` and `leasehold acl`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+/// A question about the rights of a user.
+#[derive(Debug, Clone, Default)]
+pub struct RightsQuestion {
+    /// The user's name.
+    pub user: String,
+    /// Calls that the user may want to make, each a command and its arguments.
+    pub calls: Vec<Vec<String>>,
+}
+
+/// What a survey asks each server.
+#[derive(Debug, Clone)]
+pub(crate) struct Inquiry {
+    /// The time for each question.
+    pub(crate) limit: Duration,
+    /// A question that only an administrator may ask.
+    pub(crate) rights: Option<Arc<RightsQuestion>>,
+}
 
 /// The report of a server about itself.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +42,9 @@ pub struct ServerSaid {
     pub sentinels: Option<SentinelsSaid>,
     /// Its replicas.
     pub replicas: Vec<ReplicaSaid>,
+    /// Its answer to a [`RightsQuestion`], if it was asked one: why it would refuse each call, `None` for a call that it
+    /// would allow; or why it does not tell.
+    pub refusals: Option<Result<Vec<Option<String>>, String>>,
 }
 
 /// A server's `INFO`.

@@ -7,6 +7,7 @@ use clap::{
 };
 
 use crate::{
+    acl::Feature,
     duration::{self, A_DAY, LONGEST_KEEP, brief, written},
     pages,
     servers::Servers,
@@ -132,6 +133,8 @@ pub(crate) enum Task {
     Observe(Observe),
     /// Check what could go wrong with the servers, and say what to do.
     Doctor(Doctor),
+    /// Print the rights that a user of the servers needs.
+    Acl(Acl),
     /// Take a lock away from its holder.
     Release(Release),
     /// Print the completions for a shell.
@@ -153,6 +156,7 @@ impl Task {
             Self::Top(top) => Some(&mut top.servers),
             Self::Observe(observe) => Some(&mut observe.servers),
             Self::Doctor(doctor) => Some(&mut doctor.servers),
+            Self::Acl(acl) => Some(&mut acl.servers),
             Self::Release(release) => Some(&mut release.servers),
             Self::Completions { .. } | Self::Man(_) => None,
         }
@@ -462,6 +466,21 @@ pub(crate) struct Doctor {
     /// A lock name that the user may use.
     #[arg(long, default_value = "leasehold")]
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+}
+
+#[derive(Debug, Clone, Part)]
+pub(crate) struct Acl {
+    /// The features to use, besides plain locks.
+    #[arg(long, value_enum, value_name = "FEATURE,...", value_delimiter = ',', default_value = "locks")]
+    pub(crate) features: Vec<Feature>,
+    /// The user's name.
+    #[arg(long, default_value = "leasehold", conflicts_with = "check")]
+    pub(crate) user: String,
+    /// Tell what this user lacks.
+    #[arg(long, value_name = "USER")]
+    pub(crate) check: Option<String>,
     #[command(flatten)]
     pub(crate) servers: Servers,
 }

@@ -8,6 +8,7 @@ use std::{
 
 use clap::{CommandFactory, Parser};
 
+mod acl;
 mod args;
 mod connect;
 mod doctor;
@@ -71,6 +72,7 @@ fn does(task: Task) -> Result<ExitCode, Ended> {
         Task::Top(options) => top::top(&options),
         Task::Observe(options) => observe::observe(&options),
         Task::Doctor(options) => doctor::doctor(&options),
+        Task::Acl(options) => acl::acl(&options),
         Task::Release(options) => look::release(&options),
         Task::Completions { shell } => {
             let mut script = Vec::new();

@@ -265,6 +265,34 @@ const DOCTOR: &[Section] = &[
     section("Examples", Lines(&["leasehold doctor", "leasehold doctor --json --quorum redis://a,redis://b,redis://c"])),
 ];
 
+const ACL: &[Section] = &[
+    section(
+        "Notes",
+        Text(
+            "It prints a command for an administrator. The servers' kind and version are taken into account: Redis 7.0 \
+             refuses a whole rule with a subcommand that it does not know. The user of --url needs INFO, and the right \
+             to ACL DRYRUN for --check, which Redis has since 7.0.",
+        ),
+    ),
+    section(
+        "Exit status",
+        Terms(&[
+            ("0", "The rule was printed; with --check, the user lacks nothing."),
+            ("1", "With --check: the user lacks what is printed."),
+            ("64", "The command line or the configuration is wrong."),
+            ("69", "A server is away, or does not tell."),
+        ]),
+    ),
+    section(
+        "Examples",
+        Lines(&[
+            "leasehold acl --prefix jobs: --user worker",
+            "leasehold acl --prefix jobs: --features locks,fair,shared",
+            "leasehold acl --prefix jobs: --check worker",
+        ]),
+    ),
+];
+
 const RELEASE: &[Section] = &[
     section(
         "Notes",
@@ -310,6 +338,7 @@ fn sections(command: &str) -> &'static [Section] {
         "top" => TOP,
         "observe" => OBSERVE,
         "doctor" => DOCTOR,
+        "acl" => ACL,
         "release" => RELEASE,
         "completions" => COMPLETIONS,
         "man" => MAN,

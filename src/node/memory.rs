@@ -24,7 +24,7 @@ use super::{Answer, Node, NodeListener};
 use crate::{
     clock::{Clock, wall},
     keeper::Host,
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
     sync::Mutex,
 };
 
@@ -156,7 +156,7 @@ impl Node for Memory {
         Box::pin(ready(reply))
     }
 
-    fn survey(&self, _: Shard, _: Duration) -> Answer<ServerSaid> {
+    fn survey(&self, _: Shard, _: Inquiry) -> Answer<ServerSaid> {
         Box::pin(ready(Ok(ServerSaid {
             notifications: Some(Ok(())),
             notifies_waiters: true,

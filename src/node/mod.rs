@@ -17,7 +17,7 @@ use leasehold_protocol::{
 };
 
 pub(crate) use self::address::NodeAddress;
-use crate::survey::ServerSaid;
+use crate::survey::{Inquiry, ServerSaid};
 
 mod address;
 pub(crate) mod memory;
@@ -105,7 +105,7 @@ pub(crate) trait Node: fmt::Debug + Send + Sync + 'static {
     fn send(&self, route: Route, request: Request, limit: Duration) -> Answer<Reply>;
 
     /// The report of a shard's server about itself.
-    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid>;
+    fn survey(&self, shard: Shard, inquiry: Inquiry) -> Answer<ServerSaid>;
 
     /// Closes the connections. Ends within `limit`.
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -24,7 +24,7 @@ use leasehold_protocol::{
 use super::{FanOut, Member, PendingReply, Quorum, vote_of};
 use crate::{
     node::{Answer, ShardInfo},
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
 };
 
 impl Quorum {
@@ -123,11 +123,11 @@ impl Quorum {
     }
 
     /// The report of each server about itself, or why it does not answer. An unreachable shard hides no other.
-    pub(crate) async fn survey(&self, limit: Duration) -> Vec<(NodeStatus, Result<ServerSaid, Failure>)> {
+    pub(crate) async fn survey(&self, inquiry: &Inquiry) -> Vec<(NodeStatus, Result<ServerSaid, Failure>)> {
         let members = self.members().map(|(_, member)| member);
         let all = members.flat_map(|member| member.shards().into_iter().map(move |info| (member, info)));
         let shards: Vec<(&Arc<Member>, ShardInfo)> = all.collect();
-        let said = join_all(shards.iter().map(|(member, info)| member.survey(info.shard, limit))).await;
+        let said = join_all(shards.iter().map(|(member, info)| member.survey(info.shard, inquiry))).await;
         shards.iter().zip(said).map(|((member, info), said)| (member.status(info), said)).collect()
     }
 

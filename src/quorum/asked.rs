@@ -18,7 +18,7 @@ use leasehold_protocol::{
 use super::member::Member;
 use crate::{
     node::{Answer, Node},
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
 };
 
 /// A node's pending answer. It is reported to the node's health, and read as the request's own type.
@@ -75,8 +75,8 @@ impl Member {
         self.sharded().map_or(Shard::FIRST, |node| request.shard(|key| node.shard(key)))
     }
 
-    pub(super) fn survey(self: &Arc<Self>, shard: Shard, limit: Duration) -> PendingReply<ServerSaid, ServerSaid> {
-        self.send(self.now(), shard, true, Ok, |node| node.survey(shard, limit))
+    pub(super) fn survey(self: &Arc<Self>, shard: Shard, inquiry: &Inquiry) -> PendingReply<ServerSaid, ServerSaid> {
+        self.send(self.now(), shard, true, Ok, |node| node.survey(shard, inquiry.clone()))
     }
 
     fn send<T, R>(

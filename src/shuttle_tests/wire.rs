@@ -34,7 +34,7 @@ use crate::{
     options::LockOptions,
     quorum::Quorum,
     scope::Scope,
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
 };
 
 /// The kinds of request for a token.
@@ -167,8 +167,8 @@ impl Node for Wire {
         })
     }
 
-    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
-        self.memory.survey(shard, limit)
+    fn survey(&self, shard: Shard, inquiry: Inquiry) -> Answer<ServerSaid> {
+        self.memory.survey(shard, inquiry)
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

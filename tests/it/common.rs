@@ -40,6 +40,8 @@ pub(crate) fn replace(wire: &mut Wire, make: &[&str], key: &str) {
 pub(crate) const SHORT: Duration = Duration::from_millis(600);
 /// A TTL for leases that outlive a fault lasting for a good part of it.
 pub(crate) const MEDIUM: Duration = Duration::from_millis(1_500);
+/// A TTL during which servers are killed and restarted, also on a loaded machine.
+pub(crate) const RESTARTS: Duration = Duration::from_secs(6);
 /// A TTL longer than any test here: if such a key disappears, it was deleted and has not expired.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 /// The command time-out of every client, unless a test sets another.

@@ -151,7 +151,7 @@ impl<'a> ReplicaFacts<'a> {
 }
 
 /// The value of a field, unless it is empty.
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     let value = |line: &'a str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim());
     info.lines().find_map(value).filter(|value| !value.is_empty())
 }

@@ -22,6 +22,8 @@ use crate::{
     servers::Servers,
 };
 
+pub(crate) use self::facts::field;
+
 mod facts;
 mod finding;
 mod judge;

@@ -9,7 +9,8 @@ use support::TempDir;
 
 use crate::scene::{LEASEHOLD, ends_with, said};
 
-const COMMANDS: [&str; 10] = ["run", "hold", "show", "ls", "top", "observe", "doctor", "release", "completions", "man"];
+const COMMANDS: [&str; 11] =
+    ["run", "hold", "show", "ls", "top", "observe", "doctor", "acl", "release", "completions", "man"];
 
 fn asked(args: &[&str], columns: Option<&str>) -> Output {
     let mut command = Command::new(LEASEHOLD);

@@ -5,6 +5,7 @@
 // A helper that cannot do its work has to stop the test and say why.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+mod acl;
 mod help;
 mod hold;
 mod look;

@@ -23,7 +23,7 @@ use crate::{
     keeper::Host,
     node::{Answer, Node, NodeListener},
     random,
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
 };
 
 /// The access of one `Client` to a memory node, which can be closed.
@@ -118,8 +118,8 @@ impl Node for Gate {
         self.ask(limit, move |memory| memory.send(route, request, limit))
     }
 
-    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
-        self.ask(limit, move |memory| memory.survey(shard, limit))
+    fn survey(&self, shard: Shard, inquiry: Inquiry) -> Answer<ServerSaid> {
+        self.ask(inquiry.limit, move |memory| memory.survey(shard, inquiry))
     }
 
     fn close(&self, limit: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -22,7 +22,7 @@ use super::{Answer, Links, Node, NodeListener};
 use crate::{
     error::{Error, keeper_ended},
     keeper::Host,
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
 };
 
 #[cfg(test)]
@@ -77,10 +77,10 @@ impl Node for Redis {
         Some(self)
     }
 
-    fn survey(&self, _: Shard, limit: Duration) -> Answer<ServerSaid> {
+    fn survey(&self, _: Shard, inquiry: Inquiry) -> Answer<ServerSaid> {
         let (server, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
-            let asking = pin!(server.survey(limit, |place| server.beside(place)));
+            let asking = pin!(server.survey(&inquiry, |place| server.beside(place)));
             time.keep(asking, || Err(keeper_ended())).await
         })
     }

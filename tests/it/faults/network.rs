@@ -20,7 +20,7 @@ use support::{
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::common::{
-    COMMAND, Confirmed as _, LONG, MEDIUM, NAME, SHORT, assert_says_lost, on_one_connection, requests, told,
+    COMMAND, Confirmed as _, LONG, MEDIUM, NAME, RESTARTS, SHORT, assert_says_lost, on_one_connection, requests, told,
     unconfirmed,
 };
 
@@ -235,9 +235,9 @@ async fn f4_server_stopped_for_longer_than_the_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f5_server_killed_and_restarted_empty() {
     let rig = Rig::start().await;
-    let lease = rig.acquire(MEDIUM).await;
+    let lease = rig.acquire(RESTARTS).await;
     let not_told = rig.acquire_as("not told", LONG).await;
-    let [deadline] = rig.renewed([&lease], MEDIUM).await;
+    let [deadline] = rig.renewed([&lease], RESTARTS).await;
     let awaited = stamped(lease.lost());
     rig.server.kill();
     let killed = Instant::now();
@@ -256,7 +256,7 @@ async fn f5_server_killed_and_restarted_empty() {
     // A restarted server does not know the script's hash, unless another lease has sent it the text.
     let by_text = Match::command("EVAL");
     let found_out = seen.iter().find(|seen| by_text.matches(&seen.args)).or(seen.first()).expect("a renewal found out");
-    let (due, allowed) = (back + MEDIUM / 3, SIGNAL + rig.lag.worst());
+    let (due, allowed) = (back + RESTARTS / 3, SIGNAL + rig.lag.worst());
     seen::took("renewal after it was due", seen[0].at.saturating_duration_since(due), SIGNAL, &rig.lag);
     assert!(seen[0].at <= due + allowed, "the renewal came {:?} after it was due", seen[0].at - due);
     let late = heard.woken.saturating_duration_since(found_out.at);
@@ -273,14 +273,14 @@ async fn f5_server_killed_and_restarted_empty() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f6_server_killed_and_restarted_with_its_append_only_file() {
     let rig = Rig::with(Server::builder().aof(true).start()).await;
-    let lease = rig.acquire(MEDIUM).await;
+    let lease = rig.acquire(RESTARTS).await;
     let token = rig.server.wire().get(NAME);
-    let [deadline] = rig.renewed([&lease], MEDIUM).await;
+    let [deadline] = rig.renewed([&lease], RESTARTS).await;
     rig.server.kill();
     rig.server.restart();
     assert!(Instant::now() < deadline, "the server took too long to start for this test");
 
-    rig.renewed([&lease], MEDIUM).await;
+    rig.renewed([&lease], RESTARTS).await;
     // Waits until the lease would have ended without a renewal after the restart.
     sleep_until(deadline).await;
     lease.check().expect("the server was back in time");

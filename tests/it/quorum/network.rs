@@ -21,7 +21,8 @@ use tokio::task::spawn_blocking;
 
 use super::scene::{HANGS, Node, Scene, Share, all_hit, builder, built, floors_apart, on_each, on_first, renewals};
 use crate::common::{
-    COMMAND, Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, SHORT, assert_says_lost, assert_was_ours, ending, is_ours,
+    COMMAND, Calm, Confirmed as _, FENCE, LONG, MEDIUM, NAME, RESTARTS, SHORT, assert_says_lost, assert_was_ours,
+    ending, is_ours,
 };
 
 /// The ways in which a link is reset in the middle of a command.
@@ -32,7 +33,7 @@ async fn f6_all_nodes_killed_and_restarted_with_their_append_only_files() {
     let (nodes, lag) = (Nodes::with(3, |server| server.aof(true)), Lag::start());
     let leases = built(builder(nodes.urls())).await;
     let lease =
-        within(HANGS, "a free lock", leases.lock(NAME).ttl(MEDIUM).acquire()).await.expect("the nodes are well");
+        within(HANGS, "a free lock", leases.lock(NAME).ttl(RESTARTS).acquire()).await.expect("the nodes are well");
     let tokens = || -> Vec<_> { nodes.iter().map(|server| server.wire().token(NAME)).collect() };
     let is_everywhere = || tokens().iter().all(Option::is_some);
     eventually_async(HANGS, "every node has it", is_everywhere).await;
@@ -96,9 +97,9 @@ async fn f5_minority_killed_and_restarted_empty_is_repaired() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f5_majority_killed_and_restarted_empty_is_a_loss() {
     let scene = Scene::of(3).await;
-    let lease = scene.acquire_everywhere(MEDIUM).await;
+    let lease = scene.acquire_everywhere(RESTARTS).await;
     let not_told = scene.acquire_as("not told", LONG).await;
-    scene.is_renewed(&lease, MEDIUM).await;
+    scene.is_renewed(&lease, RESTARTS).await;
     let deadline = Instant::now() + lease.remaining();
     let faulty = scene.faulty(Share::Majority);
     restart_empty(faulty);
@@ -106,8 +107,8 @@ async fn f5_majority_killed_and_restarted_empty_is_a_loss() {
     assert!(back < deadline, "the servers took too long to start for this test");
 
     let lost = within(HANGS, "lost() completes", lease.lost()).await;
-    let (took, limit) = (back.elapsed(), scene.allowed(MEDIUM / 3 + COMMAND + SIGNAL));
-    seen::took("quorum: signal after the nodes were back", took, MEDIUM / 3 + COMMAND + SIGNAL, &scene.lag);
+    let (took, limit) = (back.elapsed(), scene.allowed(RESTARTS / 3 + COMMAND + SIGNAL));
+    seen::took("quorum: signal after the nodes were back", took, RESTARTS / 3 + COMMAND + SIGNAL, &scene.lag);
     assert_eq!(lost.reason(), LossReason::Deleted);
     // A renewal is due within a third of the TTL, and a returned node gets one by its next probe.
     assert!(took <= limit, "it was reported {took:?} after the nodes were back, not within {limit:?}");

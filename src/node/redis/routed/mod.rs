@@ -53,7 +53,7 @@ use crate::{
     metrics::NodeMetrics,
     node::{Answer, Links, Node, NodeListener, ShardInfo, Sharded},
     options::Names,
-    survey::ServerSaid,
+    survey::{Inquiry, ServerSaid},
 };
 
 mod in_parts;
@@ -360,10 +360,10 @@ impl Node for Routed {
         })
     }
 
-    fn survey(&self, shard: Shard, limit: Duration) -> Answer<ServerSaid> {
+    fn survey(&self, shard: Shard, inquiry: Inquiry) -> Answer<ServerSaid> {
         let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
-            let asking = pin!(cluster.survey(shard, limit));
+            let asking = pin!(cluster.survey(shard, &inquiry));
             time.keep(asking, || Err(keeper_ended())).await
         })
     }

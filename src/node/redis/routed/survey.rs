@@ -8,14 +8,14 @@ use leasehold_protocol::{failure::Failure, place::Shard};
 use super::Cluster;
 use crate::{
     node::redis::server::Connections,
-    survey::{SentinelsSaid, ServerSaid},
+    survey::{Inquiry, SentinelsSaid, ServerSaid},
 };
 
 impl Cluster {
-    /// Surveys a primary, with `limit` for each question.
-    pub(super) async fn survey(&self, shard: Shard, limit: Duration) -> Result<ServerSaid, Failure> {
-        let (server, _) = self.server(shard)?;
-        let said = server.survey(limit, |place| self.endpoint(place)).await;
+    /// Surveys a primary.
+    pub(super) async fn survey(&self, shard: Shard, inquiry: &Inquiry) -> Result<ServerSaid, Failure> {
+        let ((server, _), limit) = (self.server(shard)?, inquiry.limit);
+        let said = server.survey(inquiry, |place| self.endpoint(place)).await;
         let said = said.map_err(|failure| self.unsent(failure, &server, shard, None, None))?;
         let (cluster_nodes, sentinels) = tokio::join!(self.nodes_by(&server, limit), self.said_by_all(limit));
         Ok(ServerSaid { cluster_nodes, sentinels, ..said })

@@ -9,10 +9,10 @@ use super::Connections;
 use crate::{
     node::redis::{
         info::{self, Following},
-        transport::{Address, Endpoint, RequiredKind, Target, question},
+        transport::{Address, Connection, Endpoint, RequiredKind, Target, question},
         wire::{Error as WireError, words},
     },
-    survey::{Info, ReplicaSaid, ServerSaid},
+    survey::{Info, Inquiry, ReplicaSaid, RightsQuestion, ServerSaid},
 };
 
 /// The settings that matter to locks.
@@ -26,14 +26,13 @@ const SETTINGS: [&str; 6] = [
 ];
 
 impl Connections {
-    /// Surveys the server, with `limit` for each question. Each replica gets one question, on a connection to where
-    /// `reach` says.
+    /// Surveys the server. Each replica gets one question, on a connection to where `reach` says.
     pub(in crate::node::redis) async fn survey(
         &self,
-        limit: Duration,
+        inquiry: &Inquiry,
         reach: impl Fn(&Place) -> Endpoint,
     ) -> Result<ServerSaid, Failure> {
-        let keeper = &self.keeper;
+        let (keeper, limit) = (&self.keeper, inquiry.limit);
         // The time for a connection would count as a difference of clocks.
         keeper.linked(limit).await?;
         let began = keeper.now();
@@ -50,6 +49,10 @@ impl Connections {
             self.subscription.settled(self.host.sleep(limit)),
             join_all(replicas),
         );
+        let refusals = match &inquiry.rights {
+            Some(question) => Some(refusals(keeper, question, limit).await),
+            None => None,
+        };
         Ok(ServerSaid {
             info,
             settings: settings.into_iter().flatten().collect(),
@@ -60,6 +63,7 @@ impl Connections {
             cluster_nodes: None,
             sentinels: None,
             replicas,
+            refusals,
         })
     }
 
@@ -87,6 +91,22 @@ impl Connections {
         })
         .await
     }
+}
+
+/// Why the server would refuse each of these calls, or why it does not tell.
+async fn refusals(
+    keeper: &Connection,
+    question: &RightsQuestion,
+    limit: Duration,
+) -> Result<Vec<Option<String>>, String> {
+    let said = question.calls.iter().map(|call| async {
+        let asked = ["DRYRUN", &question.user].into_iter().chain(call.iter().map(String::as_str));
+        match keeper.command("ACL", asked.map(Into::into).collect(), limit).await {
+            Ok(said) => Ok(said.as_string().filter(|said| said != "OK")),
+            Err(error) => Err(words(&error).to_owned()),
+        }
+    });
+    join_all(said).await.into_iter().collect()
 }
 
 /// An `INFO` from between these two times.
