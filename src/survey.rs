@@ -11,7 +11,7 @@ pub struct RightsQuestion {
     pub calls: Vec<Vec<String>>,
 }
 
-/// What a survey asks each server.
+/// The questions of a survey to each server.
 #[derive(Debug, Clone)]
 pub(crate) struct Inquiry {
     /// The time for each question.

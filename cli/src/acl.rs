@@ -89,7 +89,7 @@ const QUEUE: &[&str] = &[
 
 const SHARERS: &[&str] = &["ZCOUNT OWN 0 0", "ZRANGEBYSCORE OWN 0 0", "ZREMRANGEBYSCORE OWN 0 0", "PUBSUB|NUMSUB"];
 
-/// What a Sentinel's own user needs.
+/// The rights of a Sentinel's own user.
 const OF_SENTINELS: &str = "+sentinel|master +sentinel|masters +sentinel|replicas +sentinel|sentinels +sentinel|myid \
                             +sentinel|get-master-addr-by-name +sentinel|ckquorum";
 
@@ -168,7 +168,7 @@ async fn check(options: &Acl, user: &str, client: &Client) -> Result<ExitCode, E
     let servers = survey(client).await?;
     let calls: Vec<Vec<&str>> =
         servers.iter().filter_map(|(_, said)| said.as_ref().ok()).map(|said| options.calls(said)).collect();
-    // What one of them does not know cannot be asked.
+    // Only calls that all of them know can be tried.
     let calls: Vec<&str> = match &*calls {
         [] => Vec::new(),
         [first, others @ ..] => {

@@ -80,7 +80,7 @@ fn what_a_user_lacks_is_told_as_the_rule_that_adds_it() {
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     let (_, adds) = told.trim().split_once(": ACL SETUSER poor ").unwrap();
     assert_eq!(adds.split(' ').collect::<BTreeSet<_>>(), BTreeSet::from(lacks));
-    // What it says is enough.
+    // The printed words are enough.
     user(
         &server,
         &[vec!["ACL".into(), "SETUSER".into(), "poor".into()], adds.split(' ').map(Into::into).collect()].concat(),
