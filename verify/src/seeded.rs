@@ -131,6 +131,8 @@ bugs! {
     HeirKeepsFence: "heir-keeps-fence";
     /// The giver keeps believing once its ticket is there.
     GiverBelieves: "giver-believes";
+    /// A timer reports progress in the place of the work.
+    TimerReports: "timer-reports";
     /// An observer is not notified that its knowledge has expired.
     ObserverNeverUnsure: "observer-never-unsure";
     /// An observer looks again while a look is under way, and takes the answers as they come.

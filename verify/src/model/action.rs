@@ -19,6 +19,8 @@ pub(super) enum Action {
     Adopt(usize, Owner),
     /// A lease is due for a check by the clock.
     Check(usize, Number),
+    /// The work under a lease reports progress.
+    Progress(usize, Number),
     /// The wait for an answer times out.
     Expire(usize, Number),
     /// A message arrives, and its answer is heard at once.
@@ -106,6 +108,9 @@ pub(super) fn possible(setup: &Setup, state: &State, actions: &mut Vec<Action>) 
                     actions.push(Action::Check(me, number));
                 }
                 is_urgent |= is_closing;
+                if setup.stalls_after.is_some() && state.reported < setup.reports && !is_closing {
+                    actions.push(Action::Progress(me, number));
+                }
                 if !state.is_sending(me) {
                     actions.push(Action::LetGo(me, number));
                     if setup.hands_over && state.ticket.is_none() {
@@ -190,6 +195,7 @@ impl Action {
             Self::Adopt(me, ticket) => run.begin(me, Some(ticket)),
             Self::LetGo(me, number) => run.let_go(me, number),
             Self::Check(me, number) => run.look(me, number),
+            Self::Progress(me, number) => run.progress(me, number),
             Self::Expire(me, number) => run.expire(me, number),
             Self::Arrive(place) => run.deliver(place.at, false),
             fault => {

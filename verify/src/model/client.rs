@@ -7,6 +7,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     jitter::Jitter,
+    loss::LossReason,
     message::{ReleaseMode, Route},
     outliving::Outliving,
     release_tally::ReleaseEnd,
@@ -94,7 +95,8 @@ impl Run<'_> {
         let (sent, nodes) = (self.now(), self.nodes());
         let number = self.client(me).begun;
         self.client(me).begun += 1;
-        let config = config(self.setup.client_ttl(), nodes, self.setup.tracks_after);
+        let mut config = config(self.setup.client_ttl(), nodes, self.setup.tracks_after);
+        config.lease.stall_after = self.setup.stalls_after;
         let mut session = Session {
             number,
             acquisition: Acquisition::new(config, sent),
@@ -103,6 +105,8 @@ impl Run<'_> {
             heir_of,
             after: self.state.largest,
             is_clear,
+            progressed: sent,
+            has_resumed: false,
         };
         let proposal = self.setup.proposal(&self.state);
         for node in 0..nodes {
@@ -219,8 +223,10 @@ impl Run<'_> {
                 session.is_clear = false;
             }
             News::Phase => {
-                if matches!(session.acquisition.phase(), Some(Phase::Over { .. })) {
-                    self.state.broken.lost_for_nothing |= self.state.left == self.setup.faults;
+                if let Some(Phase::Over { reason, .. }) = session.acquisition.phase() {
+                    let has_stalled = reason == LossReason::Stalled;
+                    self.state.has_stalled |= has_stalled;
+                    self.state.broken.lost_for_nothing |= !has_stalled && self.state.left == self.setup.faults;
                     self.leave(me, session);
                 }
             }
@@ -234,6 +240,7 @@ impl Run<'_> {
     fn won(&mut self, session: &mut Session, fence: Fence) {
         let now = self.now();
         session.is_clear = false;
+        session.progressed = now;
         if self.setup.bug == Some(SeededBug::DeadlineFromReply) {
             for node in 0..self.nodes() {
                 let renewed = Sent { node, ask: Ask::Renew, at: now };
@@ -250,8 +257,28 @@ impl Run<'_> {
     pub(super) fn look(&mut self, me: usize, number: Number) {
         let now = self.now();
         self.with(me, number, |run, me, session| {
+            if run.setup.bug == Some(SeededBug::TimerReports) {
+                session.acquisition.progressed(now);
+            }
             let actions = run.watched(session, |acquisition| acquisition.on_tick(now));
             run.carry_out(me, session, actions);
+        });
+    }
+
+    /// Reports progress, as a lease does it: the machine hears it, and is asked at once if it has waited for that.
+    pub(super) fn progress(&mut self, me: usize, number: Number) {
+        let now = self.now();
+        self.state.reported += 1;
+        self.with(me, number, |run, me, session| {
+            let has_stalled = |span| now.since(session.progressed) >= span;
+            session.has_resumed = run.setup.stalls_after.is_some_and(has_stalled);
+            session.progressed = now;
+            let is_awaited = session.acquisition.awaits_progress();
+            session.acquisition.progressed(now);
+            if is_awaited {
+                let actions = run.watched(session, |acquisition| acquisition.on_tick(now));
+                run.carry_out(me, session, actions);
+            }
         });
     }
 

@@ -82,6 +82,7 @@ const TTL: Duration = Duration::from_secs(1);
 
 // The names of properties that tests refer to.
 const ONE_HOLDER: &str = "one holder at a time";
+const NOT_RENEWED: &str = "what has stalled is not renewed";
 const FENCES_GROW: &str = "fences grow from lease to lease";
 const LATER_IS_LARGER: &str = "who begins later has a larger fence";
 const NOTHING_STAYS: &str = "what nobody uses is taken off";
@@ -89,6 +90,8 @@ const SHOWN: &str = "who looks sees the lease's fence";
 const OUTLIVES: &str = "a lease outlives its TTL";
 const BROUGHT_BACK: &str = "a key is brought back";
 const ADOPTED: &str = "a lease that was handed over is adopted";
+const STALLS: &str = "work that stalls loses the lease";
+const RESUMES: &str = "progress after a stall renews";
 const INHERITED: &str = "the second has it though the first died";
 
 /// A world to search: its clients and nodes, and the faults that may happen.
@@ -114,6 +117,10 @@ struct Setup {
     tracks_after: Option<Duration>,
     /// Whether a lease may be handed over, once.
     hands_over: bool,
+    /// For how long a lease is renewed without progress of its work, if that matters.
+    stalls_after: Option<Duration>,
+    /// How many reports of progress there are at most, at any moment.
+    reports: u8,
     /// How far ahead of the highest clock a fence is that clients propose, if they do.
     proposes: Option<Duration>,
     /// The seeded bug of the clients, if any.
@@ -193,6 +200,8 @@ impl Model for Setup {
             left: self.faults,
             largest: None,
             ticket: None,
+            reported: 0,
+            has_stalled: false,
             broken: state::Broken::default(),
         }
     }
@@ -217,6 +226,7 @@ impl Model for Setup {
             always("who asks for a free lock gets it", |_, state| !state.broken.denied_for_nothing),
             always("without a fault nothing is lost", |_, state| !state.broken.lost_for_nothing),
             always("what is over stays over", |_, state| !state.broken.is_revived),
+            always(NOT_RENEWED, |setup, state| !state.is_renewed_without_progress(setup)),
             sometimes("the second has it before the first one's time is up", |setup, state| {
                 state.is_handed_over(setup)
             }),
@@ -224,6 +234,8 @@ impl Model for Setup {
             sometimes(OUTLIVES, |setup, state| state.is_renewed(setup)),
             sometimes(BROUGHT_BACK, |_, state| state.is_brought_back()),
             sometimes(ADOPTED, |_, state| state.holders().any(|(_, session)| session.heir_of.is_some())),
+            sometimes(STALLS, |_, state| state.has_stalled),
+            sometimes(RESUMES, |setup, state| state.resumes(setup)),
         ]
     }
 
@@ -233,6 +245,8 @@ impl Model for Setup {
             OUTLIVES => self.closes > TTL,
             BROUGHT_BACK => self.is_one_new,
             ADOPTED => self.hands_over,
+            STALLS => self.stalls_after.is_some() && self.closes > TTL * 4 / 3,
+            RESUMES => self.stalls_after.is_some() && self.reports > 0,
             _ => true,
         }
     }
@@ -321,6 +335,20 @@ impl State {
                 has(server) && sendings[state::Kind::Repair as usize] > 0
             };
             self.servers.iter().zip(&session.sendings).any(is_repaired)
+        })
+    }
+
+    /// Whether a lease lives for longer than a renewal can have given it before its work stalled. A client that stood
+    /// still counts the span anew.
+    fn is_renewed_without_progress(&self, setup: &Setup) -> bool {
+        let Some(span) = setup.stalls_after.filter(|_| setup.faults.pauses == 0) else { return false };
+        self.holders()
+            .any(|(_, session)| session.acquisition.valid_until() > session.progressed + span + setup.belief())
+    }
+
+    fn resumes(&self, setup: &Setup) -> bool {
+        self.holders().any(|(_, session)| {
+            session.has_resumed && session.acquisition.valid_until() == session.progressed + setup.belief()
         })
     }
 

@@ -17,6 +17,7 @@ impl fmt::Display for Action {
             Self::Adopt(me, (of, number)) => write!(f, "client {me} begins to adopt {of}.{number}"),
             Self::LetGo(me, number) => write!(f, "client {me} lets go of {me}.{number}"),
             Self::Check(me, number) => write!(f, "client {me} looks at {me}.{number}"),
+            Self::Progress(me, number) => write!(f, "the work under {me}.{number} makes progress"),
             Self::Expire(me, number) => write!(f, "client {me} waits no longer for an answer about {me}.{number}"),
             Self::Arrive(place) if place.is_reply => write!(f, "{place} arrives at last"),
             Self::Arrive(place) => write!(f, "{place} arrives and is answered"),

@@ -57,6 +57,10 @@ pub(super) struct State {
     pub(super) largest: Option<Fence>,
     /// The lease that was handed over last. Its ticket may be used by any client, at any time.
     pub(super) ticket: Option<Owner>,
+    /// How often progress was reported.
+    pub(super) reported: u8,
+    /// Whether a lease was lost because its work had stalled.
+    pub(super) has_stalled: bool,
     /// Rules that were broken on the way.
     pub(super) broken: Broken,
 }
@@ -145,6 +149,10 @@ pub(super) struct Session {
     pub(super) after: Option<Fence>,
     /// Whether nothing has stood in its way so far.
     pub(super) is_clear: bool,
+    /// When its work made progress last: it was acquired then, or progress was reported.
+    pub(super) progressed: Time,
+    /// Whether that was after it had stalled.
+    pub(super) has_resumed: bool,
 }
 
 /// A request without an answer.

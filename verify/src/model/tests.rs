@@ -18,6 +18,7 @@ searches! {
     fn one_node_that_remembers("one node, a restart with its data, its clock set back");
     fn one_node_and_a_hand_over_with_a_late_message("one node, a hand-over, a late message");
     fn one_node_and_a_hand_over_with_a_pause_and_a_death("one node, a hand-over, a pause, a death");
+    fn one_node_and_work_that_stalls("one node, work that stalls, short");
     fn three_nodes_and_a_hand_over("three nodes, a hand-over");
     fn three_nodes_without_faults("three nodes, no faults");
     fn three_nodes_that_are_offered_a_fence("three nodes, fences proposed");
@@ -43,6 +44,12 @@ fn a_giver_that_goes_on_believing_gives_two_holders() {
 fn an_heir_with_the_fence_of_its_giver_has_no_larger_one() {
     let setup = one("an heir with an old fence", NO_FAULTS).handing_over().with(SeededBug::HeirKeepsFence);
     breaks(&setup, LATER_IS_LARGER);
+}
+
+#[test]
+fn progress_that_a_timer_reports_renews_what_has_stalled() {
+    let setup = one("a timer reports", NO_FAULTS).stalling(0).for_millis(1_400);
+    breaks(&setup.with(SeededBug::TimerReports), NOT_RENEWED);
 }
 
 #[test]

@@ -45,6 +45,8 @@ fn world(name: &'static str, nodes: &[Clock], faults: Faults) -> Setup {
         is_one_new: false,
         tracks_after: None,
         hands_over: false,
+        stalls_after: None,
+        reports: 0,
         proposes: None,
         bug: None,
         key: Key::new("", "job").unwrap(),
@@ -65,6 +67,11 @@ impl Setup {
     /// Lets one lease be handed over.
     pub(super) fn handing_over(self) -> Self {
         Self { hands_over: true, ..self }
+    }
+
+    /// Renews a lease only while its work makes progress, which is reported this often at most.
+    pub(super) fn stalling(self, reports: u8) -> Self {
+        Self { stalls_after: Some(TTL / 2), reports, ..self }
     }
 
     /// Has recently started nodes give no vote: for the longest TTL, rounded up to seconds, and one second more.
@@ -98,6 +105,7 @@ pub(super) fn quick() -> Vec<Setup> {
         one("one node, a hand-over, a pause, a death", Faults { pauses: 1, deaths: 1, ..NO_FAULTS })
             .handing_over()
             .attempts(2, 1),
+        one("one node, work that stalls, short", NO_FAULTS).stalling(1).for_millis(700),
         three("three nodes, a hand-over", NO_FAULTS).handing_over().for_millis(600),
         three("three nodes, no faults", NO_FAULTS),
         Setup { proposes: Some(TTL / 2), ..three("three nodes, fences proposed", NO_FAULTS) },
@@ -124,6 +132,12 @@ pub(super) fn deep() -> Vec<Setup> {
             .delayed()
             .for_millis(2_500),
         one("one node, a hand-over, two late messages", Faults { late: 2, ..NO_FAULTS }).handing_over(),
+        one("one node, work that stalls", NO_FAULTS).stalling(1).for_millis(1_400),
+        one("one node, work that stalls, a late message", Faults { late: 1, ..NO_FAULTS })
+            .stalling(1)
+            .for_millis(1_400),
+        one("one node, work that stalls, a pause", Faults { pauses: 1, ..NO_FAULTS }).stalling(1).for_millis(1_400),
+        three("three nodes, work that stalls", NO_FAULTS).stalling(1).for_millis(1_400),
         three("three nodes, a hand-over, a late message", Faults { late: 1, ..NO_FAULTS })
             .handing_over()
             .for_millis(300),
