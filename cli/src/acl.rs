@@ -165,16 +165,17 @@ async fn print_rules(options: &Acl, client: &Client) -> Result<ExitCode, Ended> 
 
 /// Tells what a user lacks, on each server.
 async fn check(options: &Acl, user: &str, client: &Client) -> Result<ExitCode, Ended> {
-    let servers = survey(client).await?;
-    let calls: Vec<Vec<&str>> =
-        servers.iter().filter_map(|(_, said)| said.as_ref().ok()).map(|said| options.calls(said)).collect();
-    // Only calls that all of them know can be tried.
-    let calls: Vec<&str> = match &*calls {
-        [] => Vec::new(),
-        [first, others @ ..] => {
-            first.iter().filter(|call| others.iter().all(|other| other.contains(call))).copied().collect()
+    let mut each = Vec::new();
+    for (node, said) in survey(client).await? {
+        match said {
+            Ok(said) => each.push(options.calls(&said)),
+            Err(error) => tell(format_args!("{}: {error}", node.address())),
         }
-    };
+    }
+    // Only calls that all of them know can be tried.
+    let [first, others @ ..] = &*each else { return Ok(Exit::Unreachable.into()) };
+    let calls: Vec<&str> =
+        first.iter().filter(|call| others.iter().all(|other| other.contains(call))).copied().collect();
     let question = RightsQuestion { user: user.into(), calls: calls.iter().map(|call| options.words(call)).collect() };
     let mut exit = ExitCode::SUCCESS;
     for (node, said) in survey_rights(client, question).await? {
@@ -249,7 +250,8 @@ impl Acl {
 
     fn rule(&self, calls: &[&str]) -> String {
         let mut words: Vec<String> = ["ACL", "SETUSER"].map(Into::into).into();
-        words.extend([quoted(&self.user), "on".into(), ">PASSWORD".into(), "resetchannels".into()]);
+        // The user may exist already.
+        words.extend([quoted(&self.user), "on".into(), ">PASSWORD".into(), "resetkeys resetchannels".into()]);
         for pattern in self.patterns() {
             if !words.contains(&pattern) {
                 words.push(pattern);
