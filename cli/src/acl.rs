@@ -106,7 +106,7 @@ impl Feature {
             Locks => [LOCK, OPTIONAL].concat(),
             Fair => QUEUE.into(),
             Shared => [QUEUE, SHARERS].concat(),
-            List => [QUEUE, &["SCAN 0"]].concat(),
+            List => [QUEUE, &["SCAN 0", "ZCOUNT OWN 0 0"]].concat(),
             Doctor => vec!["SCAN 0", "DBSIZE", "MEMORY|USAGE OWN"],
             Database => vec!["SELECT 0"],
             Cluster => vec!["CLUSTER|SLOTS", "CLUSTER|NODES", "CLUSTER|INFO", "ASKING"],
@@ -155,7 +155,7 @@ async fn print_rules(options: &Acl, client: &Client) -> Result<ExitCode, Ended> 
     }
     if options.has_sentinels() {
         tell("on each Sentinel, if its own users have rights:");
-        print(&format!("ACL SETUSER {} on >PASSWORD resetchannels -@all +ping {OF_SENTINELS}", quoted(&options.user)))?;
+        print(&format!("ACL SETUSER {} on >PASSWORD resetchannels -@all +ping {OF_SENTINELS}", options.user))?;
     }
     if !rules.is_empty() {
         tell("replace PASSWORD, and set it on every server, also on replicas: they do not copy users");
@@ -181,7 +181,7 @@ async fn check(options: &Acl, user: &str, client: &Client) -> Result<ExitCode, E
     for (node, said) in survey_rights(client, question).await? {
         let refusals = said.map_err(|error| error.to_string()).and_then(|said| {
             said.refusals.unwrap_or_else(|| Err("it has no users".into())).map_err(|why| {
-                format!("it does not tell the rights of {user:?} (ACL DRYRUN, which Redis has since 7.0): {why}")
+                format!("the rights of {user:?} cannot be read with ACL DRYRUN, which Redis has since 7.0: {why}")
             })
         });
         match refusals {
@@ -194,7 +194,7 @@ async fn check(options: &Acl, user: &str, client: &Client) -> Result<ExitCode, E
                 if lacks.is_empty() {
                     print(&format!("{}: {user} has every right", node.address()))?;
                 } else {
-                    print(&format!("{}: ACL SETUSER {} {}", node.address(), quoted(user), lacks.join(" ")))?;
+                    print(&format!("{}: ACL SETUSER {} {}", node.address(), user, lacks.join(" ")))?;
                     if exit == ExitCode::SUCCESS {
                         exit = ExitCode::FAILURE;
                     }
@@ -227,7 +227,7 @@ impl Acl {
         ];
         features.extend(needed.into_iter().filter_map(|(feature, is_needed)| is_needed.then_some(feature)));
         let knows_new = field(info, "redis_version")
-            .is_none_or(|version| !["7.0.", "7.1."].iter().any(|old| version.starts_with(old)));
+            .is_some_and(|version| !["7.0.", "7.1."].iter().any(|old| version.starts_with(old)));
         let mut calls: Vec<&str> = Vec::new();
         for call in features.into_iter().flat_map(Feature::calls) {
             if !calls.contains(&call) && (call != NEW || knows_new) {
@@ -237,21 +237,26 @@ impl Acl {
         calls
     }
 
-    /// The patterns of a lock's key, and of those beside it.
+    /// The patterns of a lock's key, and of those beside it. A rule has no quotes, and no sign of its own for spaces.
     fn patterns(&self) -> [String; 2] {
         let prefix = &self.servers.prefix;
         if prefix.is_empty() {
             return ["~*".into(), "~*".into()];
         }
-        let escape = |sign: char| if "*?[]\\".contains(sign) { vec!['\\', sign] } else { vec![sign] };
+        let escape = |sign: char| match sign {
+            '*' | '?' | '[' | ']' | '\\' => vec!['\\', sign],
+            '"' | '\'' => vec!['?'],
+            sign if sign.is_whitespace() || sign.is_control() => vec!['?'],
+            sign => vec![sign],
+        };
         let prefix: String = prefix.chars().flat_map(escape).collect();
-        [quoted(&format!("~{prefix}*")), quoted(&format!("~{{{prefix}*"))]
+        [format!("~{prefix}*"), format!("~{{{prefix}*")]
     }
 
     fn rule(&self, calls: &[&str]) -> String {
         let mut words: Vec<String> = ["ACL", "SETUSER"].map(Into::into).into();
         // The user may exist already.
-        words.extend([quoted(&self.user), "on".into(), ">PASSWORD".into(), "resetkeys resetchannels".into()]);
+        words.extend([self.user.clone(), "on".into(), ">PASSWORD".into(), "resetkeys resetchannels".into()]);
         for pattern in self.patterns() {
             if !words.contains(&pattern) {
                 words.push(pattern);
@@ -274,37 +279,28 @@ impl Acl {
         call.split([' ', '|']).map(word).collect()
     }
 
-    /// The words of a rule that a user lacks, whose calls are refused for these reasons.
+    /// The words of a rule that a user lacks, whose calls are refused for these reasons. A server names the command
+    /// first, so keys and channels of which it allows no command may be lacking too.
     fn lacking(&self, calls: &[&str], refusals: &[Option<String>]) -> Vec<String> {
         let [key, own] = self.patterns();
-        let mut lacks = Vec::new();
-        for (call, why) in calls.iter().zip(refusals) {
-            let Some(why) = why else { continue };
-            let word = if why.contains("to run the") {
-                format!("+{}", command(call))
-            } else if call.contains(" OWN") {
-                own.clone()
-            } else if call.contains(" KEY") {
-                key.clone()
-            } else if command(call) == "publish" {
-                format!("&{}", CHANNELS[1])
-            } else {
-                format!("&{}", CHANNELS[0])
-            };
-            if !lacks.contains(&word) {
+        let kinds = [
+            (" KEY", key),
+            (" OWN", own),
+            (" __redis__", format!("&{}", CHANNELS[0])),
+            (" leasehold:", format!("&{}", CHANNELS[1])),
+        ];
+        let is_command = |why: &Option<String>| why.as_ref().is_some_and(|why| why.contains("to run the"));
+        let all: Vec<_> = calls.iter().zip(refusals).collect();
+        let mut lacks: Vec<String> = Vec::new();
+        for (sign, word) in kinds {
+            let mut of_kind = all.iter().filter(|(call, _)| call.contains(sign)).map(|(_, why)| *why);
+            let is_refused = of_kind.clone().any(|why| why.is_some() && !is_command(why));
+            if (is_refused || of_kind.all(is_command)) && !lacks.contains(&word) {
                 lacks.push(word);
             }
         }
+        lacks.extend(all.iter().filter(|(_, why)| is_command(why)).map(|(call, _)| format!("+{}", command(call))));
         lacks
-    }
-}
-
-/// A word of a command as redis-cli reads it.
-fn quoted(word: &str) -> String {
-    if word.chars().any(|sign| sign.is_whitespace() || "\"'\\".contains(sign)) {
-        format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
-    } else {
-        word.to_owned()
     }
 }
 

@@ -470,13 +470,19 @@ pub(crate) struct Doctor {
     pub(crate) servers: Servers,
 }
 
+/// Accepts a name that a server can give to a user.
+fn user(text: &str) -> Result<String, String> {
+    let is_possible = !text.is_empty() && !text.chars().any(|sign| sign.is_whitespace() || "\"'\0".contains(sign));
+    if is_possible { Ok(text.into()) } else { Err("a user's name has no spaces or quotes, and is not empty".into()) }
+}
+
 #[derive(Debug, Clone, Part)]
 pub(crate) struct Acl {
     /// The features to use, besides plain locks.
     #[arg(long, value_enum, value_name = "FEATURE,...", value_delimiter = ',', default_value = "locks")]
     pub(crate) features: Vec<Feature>,
     /// The user's name.
-    #[arg(long, default_value = "leasehold", conflicts_with = "check")]
+    #[arg(long, default_value = "leasehold", conflicts_with = "check", value_parser = user)]
     pub(crate) user: String,
     /// Tell what this user lacks.
     #[arg(long, value_name = "USER")]

@@ -4,8 +4,9 @@
 //!
 //! 1. Work is slow once half of the span has passed without progress, and has stalled once all of it has.
 //! 2. The latest report counts; a report from before it changes nothing.
-//! 3. Work has all of its span after a time in which its process stood still. The lease's deadline does not depend on
-//!    this.
+//! 3. Work has all of its span after a time in which its process stood still. If it stands still again before the next
+//!    report, that time does not count, and no more: or standstills in a row would keep the lock of work that hangs. The
+//!    lease's deadline does not depend on this.
 
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub enum Pace {
 pub struct Progress {
     span: Duration,
     last: Time,
+    /// Whether the process stood still since then.
+    stood: bool,
     /// The pace at the last look.
     pace: Pace,
     /// The first and the last renewal that only checked the key of stalled work.
@@ -40,7 +43,7 @@ pub struct Progress {
 impl Progress {
     /// Watches progress from the acquire on.
     pub fn new(span: Duration, acquired: Time) -> Self {
-        Self { span, last: acquired, pace: Pace::Good, checks: (Time::NEVER, Time::ZERO) }
+        Self { span, last: acquired, stood: false, pace: Pace::Good, checks: (Time::NEVER, Time::ZERO) }
     }
 
     /// The span without progress after which the work has stalled.
@@ -52,13 +55,16 @@ impl Progress {
     pub fn report(&mut self, at: Time) -> bool {
         let is_latest = at > self.last;
         self.last = self.last.max(at);
+        self.stood &= !is_latest;
         is_latest
     }
 
     /// An event comes at `now`, where one was due at `due`: a process that stood still in between begins anew.
     pub fn stood_still(&mut self, due: Time, now: Time) {
-        if now.since(due) > self.span / LATE {
-            self.last = now;
+        let late = now.since(due);
+        if late > self.span / LATE {
+            self.last = if self.stood { now.min(self.last + late) } else { now };
+            self.stood = true;
         }
     }
 
@@ -144,5 +150,10 @@ mod tests {
         assert_eq!(progress.pace_at(at(62)), Pace::Slow, "a timer may be as late");
         progress.stood_still(at(50), at(1_000));
         assert_eq!([1_049, 1_050, 1_100].map(|now| progress.pace_at(at(now))), [Pace::Good, Pace::Slow, Pace::Stalled]);
+        progress.stood_still(at(1_050), at(2_000));
+        assert_eq!([2_000, 2_049, 2_050].map(|now| progress.pace_at(at(now))), [Pace::Slow, Pace::Slow, Pace::Stalled]);
+        progress.report(at(2_060));
+        progress.stood_still(at(2_110), at(3_000));
+        assert_eq!([3_049, 3_050].map(|now| progress.pace_at(at(now))), [Pace::Good, Pace::Slow]);
     }
 }

@@ -118,7 +118,11 @@ impl Store {
                 Ok(batch.iter().map(|claim| Ok(renew(claim))).collect::<Vec<_>>().into())
             }
             Request::Release { claim, mode } => {
-                let (owned, notified) = self.release(now, claim, mode, process, reached);
+                let leaves = matches!(mode, ReleaseMode::Leave(_));
+                let first = self.live_queue(now, &claim.key).filter(|_| leaves).and_then(|queue| queue.head());
+                let (owned, mut notified) = self.release(now, claim, mode, process, reached);
+                notified
+                    .extend(first.and_then(|first| self.live_queue(now, &claim.key)?.call_another(&first, reached)));
                 let is_ours = owned.is_ok();
                 return passed_on(&claim.key, owned.into(), is_ours, notified);
             }
@@ -368,6 +372,7 @@ impl Store {
                     // The waiters behind may fit as well.
                     self.promote(now, key, None, count.unwrap_or(0) + 1, reached, &mut notified);
                 }
+                notified.extend(self.live_queue(now, key).and_then(|queue| queue.call_another(token, reached)));
                 return (Polled::Granted(fence), notified);
             }
         }

@@ -34,7 +34,9 @@ impl Lock {
     /// renewed any more: it ends by its deadline, up to a TTL later, with [`Stalled`](crate::LossReason::Stalled).
     /// Progress that is reported before that renews it at once.
     ///
-    /// After its process stood still, for longer than an eighth of the time, the work has all of it anew.
+    /// After its process stood still, for longer than an eighth of the time, the work has all of it anew. If the process
+    /// stands still again before the next report, only that time is not counted. A re-entrant acquire shares the lease,
+    /// with the span of the acquire that it enters.
     ///
     /// ```
     /// # use std::time::Duration;

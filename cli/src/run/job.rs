@@ -419,8 +419,8 @@ impl<'a> Job<'a> {
         if by_order {
             return format!("{name:?} was held for its --max-hold");
         }
-        if let Some(missing) = self.progress.and_then(Progress::missing) {
-            return format!("{name:?} is about to be lost: the command {missing}");
+        if let Some(stalled) = self.progress.and_then(Progress::stalled) {
+            return format!("{name:?} is about to be lost: the command {stalled}");
         }
         format!("{name:?} is about to be lost: no renewal was confirmed{}", trouble::of_renewals())
     }

@@ -137,15 +137,19 @@ impl Progress {
         self.note();
     }
 
-    /// The message that there was no progress for half of the span, or for all of it.
+    /// The message that there was no progress for the whole span.
+    pub(super) fn stalled(&self) -> Option<String> {
+        self.missing_for(self.span)
+    }
+
+    /// The message that there was no progress for the whole span, or for half of it.
     pub(super) fn missing(&self) -> Option<String> {
+        self.stalled().or_else(|| self.missing_for(self.span / 2))
+    }
+
+    fn missing_for(&self, span: Duration) -> Option<String> {
         let idle = now().saturating_sub(*self.last.lock().ok()?);
-        let says = |span| format!("made no progress for {}", written(span));
-        match idle {
-            _ if idle >= self.span => Some(says(self.span)),
-            _ if idle >= self.span / 2 => Some(says(self.span / 2)),
-            _ => None,
-        }
+        (idle >= span).then(|| format!("made no progress for {}", written(span)))
     }
 }
 

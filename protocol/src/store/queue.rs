@@ -228,12 +228,18 @@ impl WaitQueue {
         Some(Notified::Next { channel: waiter.process.clone(), token: token.clone(), within })
     }
 
+    /// Asks the first waiter to poll at once, if it is not `first`, who has left or was admitted.
+    pub(super) fn call_another(&self, first: &Token, reached: &dyn Fn(&str) -> bool) -> Option<Notified> {
+        self.head().filter(|head| head != first)?;
+        self.call_first(Duration::ZERO, reached)
+    }
+
     fn reaches(&self, waiter: &QueuedWaiter, now: Micros, reached: &dyn Fn(&str) -> bool) -> bool {
         let is_there = if waiter.hears { reached(&waiter.process) } else { waiter.alive_until > now };
         is_there && self.marks.get(&waiter.process).is_none_or(|until| *until > now)
     }
 
-    fn head(&self) -> Option<Token> {
+    pub(super) fn head(&self) -> Option<Token> {
         self.line.first().map(|(_, token)| token.clone())
     }
 

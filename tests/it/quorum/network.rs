@@ -398,28 +398,16 @@ async fn f10_replies_of_a_release_swallowed_and_the_commands_replayed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_link_that_is_slow_each_way() {
-    const TTL: Duration = Duration::from_secs(1);
-    /// The spare time of a renewal: it is due after a third of the TTL, and its round trip takes 0.4 s.
-    const SPARE: Duration = Duration::from_millis(1_000 - 12 - 334 - 400);
-    // The row's own number, if figures are wanted.
-    let ttls = if seen::is_wanted() { 100 } else { 20 };
-    let scene = Scene::with(3, |builder| builder.command_timeout(TTL)).await;
-    let delay = |each_way| scene.nodes.iter().for_each(|node| node.proxy.delay(each_way));
-    let started = Instant::now();
-    let (lease, began) = loop {
-        delay(Duration::ZERO);
-        let (lag, lease) = (Lag::start(), scene.acquire(TTL).await);
-        delay(Duration::from_millis(200));
-        let began = Instant::now();
-        let Ok(lost) = tokio::time::timeout(TTL * ttls, lease.lost()).await else { break (lease, began) };
-        // The keeper, the proxy, the server and the proxy again may each be as late as the control; then the machine
-        // was too slow, not the links. The test repeats, unless the figure is to be published.
-        let is_excused = 4 * lag.worst() >= SPARE && !seen::is_wanted();
-        assert!(is_excused, "{lost:?}; the machine lagged {:?}", lag.worst());
-        assert!(started.elapsed() < 3 * TTL * ttls, "no lease lived on; the machine lagged {:?}", lag.worst());
-    };
+    // The row's own numbers, if figures are wanted. Else a loaded machine has time for the round trip of 0.4 s.
+    let (ttl, ttls) = if seen::is_wanted() { (Duration::from_secs(1), 100) } else { (Duration::from_secs(3), 7) };
+    let scene = Scene::with(3, |builder| builder.command_timeout(ttl)).await;
+    let lease = scene.acquire(ttl).await;
+    scene.nodes.iter().for_each(|node| node.proxy.delay(Duration::from_millis(200)));
+    let began = Instant::now();
+    let lost = tokio::time::timeout(ttl * ttls, lease.lost()).await;
+    assert!(lost.is_err(), "{lost:?}; the machine lagged {:?}", scene.lag.worst());
     lease.check().expect("it was renewed all the time");
-    seen::at_least("quorum: TTLs held", (began.elapsed().as_millis() / TTL.as_millis()) as usize, ttls as usize);
+    seen::at_least("quorum: TTLs held", (began.elapsed().as_millis() / ttl.as_millis()) as usize, ttls as usize);
     lease.release().await.expect("it was ours to the end").confirmed();
     scene.is_taken_away(NAME).await;
 }

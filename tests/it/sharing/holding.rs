@@ -379,6 +379,60 @@ async fn who_waits_for_a_kept_share_begins_when_that_ends() {
     }
 }
 
+/// A waiter behind others polls seldom: the one that becomes the first does at once.
+#[tokio::test]
+async fn the_next_first_waiter_is_there_when_a_kept_place_ends() {
+    const KEPT: Duration = Duration::from_secs(1);
+    let server = Server::start();
+    for url in [server.url(), "memory://another first".to_owned()] {
+        let (leases, lag) = (program_with(url, LONG).await, Lag::start());
+        for case in ["one gives up", "both places end", "two of three give up"] {
+            let is_plain = case == "two of three give up";
+            let lock = if is_plain { leases.lock(NAME).fair(true) } else { leases.semaphore(NAME, 2) };
+            let lock = lock.owner(Owner::anonymous());
+            let kept = acquired(&lock).await;
+            let mut other = if is_plain { None } else { Some(acquired(&lock).await) };
+            let mut waits = Vec::new();
+            for place in 1..=if is_plain { 3 } else { 2 } {
+                waits.push(tokio::spawn(lock.acquire()));
+                have_places(&lock, place).await;
+            }
+            let began = Instant::now();
+            if case == "both places end" {
+                kept.release_keeping(KEPT / 2).await.unwrap().confirmed();
+                other.take().unwrap().release_keeping(KEPT).await.unwrap().confirmed();
+            } else if is_plain {
+                waits.drain(..2).for_each(|wait| wait.abort());
+                have_places(&lock, 1).await;
+                kept.release_keeping(KEPT).await.unwrap().confirmed();
+            } else {
+                kept.release_keeping(KEPT).await.unwrap().confirmed();
+                waits.remove(0).abort();
+            }
+            let mut leases = Vec::new();
+            for wait in waits {
+                leases.push(within(HANGS, "its turn", wait).await.unwrap().unwrap());
+            }
+            let took = began.elapsed();
+            assert!(took >= KEPT && took <= KEPT + Duration::from_secs(1) + lag.worst(), "{case}: after {took:?}");
+            for lease in leases {
+                lease.release().await.unwrap().confirmed();
+            }
+            drop(other);
+        }
+    }
+}
+
+/// Waits until so many wait.
+async fn have_places(lock: &Lock, count: usize) {
+    let queued = async {
+        while lock.waiters().await.unwrap().len() != count {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    within(HANGS, "their places", queued).await;
+}
+
 #[tokio::test]
 async fn a_forced_release_ends_it_for_all_who_share_it() {
     let server = Server::start();

@@ -14,6 +14,7 @@ local process, n = ARGV[1], tonumber(ARGV[3])
 local tokens = {unpack(ARGV, 4, n + 3)}
 witness_run, witnessed = ARGV[n + 4], ARGV[n + 5]
 
+local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
 redis.pcall('ZREM', queue, unpack(tokens))
 local time = redis.call('TIME')
 local waiting = redis.pcall('ZCARD', queue)
@@ -27,7 +28,7 @@ elseif type(waiting) == 'number' then
   redis.pcall('PEXPIRE', wait, 2 * ARGV[2])
 end
 
-local value = redis.pcall('GET', lock)
+local value, result = redis.pcall('GET', lock), nil
 if phase_of(value) then
   local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
   local is_sharer = false
@@ -40,16 +41,19 @@ if phase_of(value) then
   if type(count) == 'number' then
     pass_on(count, ends_with_the_last(now_ms))
   end
-  return is_sharer and 1 or 0
-end
-local denied
-for _, token in ipairs(tokens) do
-  denied = denial(value, token)
-  if not denied then
-    break
+  result = is_sharer and 1 or 0
+else
+  local denied
+  for _, token in ipairs(tokens) do
+    denied = denial(value, token)
+    if not denied then
+      break
+    end
   end
+  if denied == 0 then
+    pass_on(0)
+  end
+  result = denied or pass_on(0)
 end
-if denied == 0 then
-  pass_on(0)
-end
-return denied or pass_on(0)
+calls_another(first)
+return result

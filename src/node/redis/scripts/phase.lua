@@ -82,6 +82,15 @@ local function calls_first(span)
   end
 end
 
+-- calls_another(first) asks the first waiter to poll at once if it is not `first`, who has left or was admitted. While it
+-- was behind, it polled seldom, and had no key tracked.
+local function calls_another(first)
+  local now_first = first and redis.pcall('ZRANGE', queue, 0, 0)[1]
+  if now_first and now_first ~= first then
+    calls(now_first, 0)
+  end
+end
+
 -- ends_with_the_last(now_ms): if no sharer is in for longer than a released place that stays, key and set live no
 -- longer than that. It returns in how many ms they end then.
 local function ends_with_the_last(now_ms)

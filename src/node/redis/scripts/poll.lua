@@ -196,6 +196,9 @@ if open and not ahead and fits() then
     -- Waiters behind it may fit as well.
     promote('', now, issued, count + 1)
   end
+  if length > 0 then
+    calls_another(token)
+  end
   return run_id and {1, began, run_id} or {1, began}
 elseif open and count ~= 0 then
   value = redis.call('GETRANGE', lock, 0, 255)
