@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// A question about the rights of a user.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct RightsQuestion {
     /// The user's name.
     pub user: String,

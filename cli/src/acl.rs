@@ -106,7 +106,7 @@ impl Feature {
             Locks => [LOCK, OPTIONAL].concat(),
             Fair => QUEUE.into(),
             Shared => [QUEUE, SHARERS].concat(),
-            List => [QUEUE, &["SCAN 0", "ZCOUNT OWN 0 0"]].concat(),
+            List => [QUEUE, &["SCAN 0", "ZCOUNT OWN 0 0", "ZRANGEBYSCORE OWN 0 0"]].concat(),
             Doctor => vec!["SCAN 0", "DBSIZE", "MEMORY|USAGE OWN"],
             Database => vec!["SELECT 0"],
             Cluster => vec!["CLUSTER|SLOTS", "CLUSTER|NODES", "CLUSTER|INFO", "ASKING"],
@@ -254,18 +254,13 @@ impl Acl {
     }
 
     fn rule(&self, calls: &[&str]) -> String {
-        let mut words: Vec<String> = ["ACL", "SETUSER"].map(Into::into).into();
+        let [key, own] = self.patterns();
+        let keys = if key == own { key } else { format!("{key} {own}") };
+        let channels = CHANNELS.map(|channel| format!("&{channel}")).join(" ");
+        let commands: Vec<_> = calls.iter().map(|call| format!("+{}", command(call))).collect();
         // The user may exist already.
-        words.extend([self.user.clone(), "on".into(), ">PASSWORD".into(), "resetkeys resetchannels".into()]);
-        for pattern in self.patterns() {
-            if !words.contains(&pattern) {
-                words.push(pattern);
-            }
-        }
-        words.extend(CHANNELS.map(|channel| format!("&{channel}")));
-        words.push("-@all".into());
-        words.extend(calls.iter().map(|call| format!("+{}", command(call))));
-        words.join(" ")
+        let begin = format!("ACL SETUSER {} on >PASSWORD resetkeys resetchannels", self.user);
+        format!("{begin} {keys} {channels} -@all {}", commands.join(" "))
     }
 
     /// A call, with the keys of a lock under this prefix.

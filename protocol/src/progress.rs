@@ -34,6 +34,8 @@ pub struct Progress {
     last: Time,
     /// Whether the process stood still since then.
     stood: bool,
+    /// The last event: the process ran at this time.
+    ran: Time,
     /// The pace at the last look.
     pace: Pace,
     /// The first and the last renewal that only checked the key of stalled work.
@@ -43,7 +45,7 @@ pub struct Progress {
 impl Progress {
     /// Watches progress from the acquire on.
     pub fn new(span: Duration, acquired: Time) -> Self {
-        Self { span, last: acquired, stood: false, pace: Pace::Good, checks: (Time::NEVER, Time::ZERO) }
+        Self { span, last: acquired, stood: false, ran: acquired, pace: Pace::Good, checks: (Time::NEVER, Time::ZERO) }
     }
 
     /// The span without progress after which the work has stalled.
@@ -59,9 +61,11 @@ impl Progress {
         is_latest
     }
 
-    /// An event comes at `now`, where one was due at `due`: a process that stood still in between begins anew.
+    /// An event comes at `now`, where one was due at `due`: a process that stood still in between begins anew. A late
+    /// answer may make a renewal due in the past: only the time since the event before this one counts.
     pub fn stood_still(&mut self, due: Time, now: Time) {
-        let late = now.since(due);
+        let late = now.since(due.max(self.ran));
+        self.ran = now;
         if late > self.span / LATE {
             self.last = if self.stood { now.min(self.last + late) } else { now };
             self.stood = true;

@@ -118,11 +118,14 @@ impl Store {
                 Ok(batch.iter().map(|claim| Ok(renew(claim))).collect::<Vec<_>>().into())
             }
             Request::Release { claim, mode } => {
-                let leaves = matches!(mode, ReleaseMode::Leave(_));
-                let first = self.live_queue(now, &claim.key).filter(|_| leaves).and_then(|queue| queue.head());
+                let first = match mode {
+                    ReleaseMode::Leave(_) => self.live_queue(now, &claim.key).and_then(|queue| queue.head()),
+                    _ => None,
+                };
                 let (owned, mut notified) = self.release(now, claim, mode, process, reached);
-                notified
-                    .extend(first.and_then(|first| self.live_queue(now, &claim.key)?.call_another(&first, reached)));
+                if let Some(first) = first {
+                    notified.extend(self.live_queue(now, &claim.key).and_then(|it| it.call_another(&first, reached)));
+                }
                 let is_ours = owned.is_ok();
                 return passed_on(&claim.key, owned.into(), is_ours, notified);
             }

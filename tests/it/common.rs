@@ -251,12 +251,12 @@ impl Calm {
     }
 }
 
-/// Waits until the queue has a waiter.
-pub(crate) async fn somebody_waits(lock: &Lock) {
-    let waits = async {
-        while lock.waiters().await.unwrap().is_empty() {
+/// Waits until the queue has this number of waiters.
+pub(crate) async fn have_places(lock: &Lock, count: usize) {
+    let queued = async {
+        while lock.waiters().await.unwrap().len() != count {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    within(HANGS, "a place in the queue", waits).await;
+    within(HANGS, "their places in the queue", queued).await;
 }

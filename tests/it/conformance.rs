@@ -21,7 +21,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::common::{Confirmed as _, ending, in_vain, somebody_waits};
+use crate::common::{Confirmed as _, ending, have_places, in_vain};
 
 mod elections;
 mod hand_overs;

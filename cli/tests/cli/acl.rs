@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, process::Command};
 
-use support::{Server, eventually};
+use support::{Cluster, Server, eventually};
 
 use crate::scene::{HANGS, LEASEHOLD, NAME, ends_with, is_held, said, tool};
 
@@ -49,6 +49,52 @@ fn a_user_made_from_the_rule_does_all_that_was_named_and_is_refused_nothing() {
     }
     let doctor = as_user(&server, &url, &["doctor"]).output().unwrap();
     assert!(!String::from_utf8_lossy(&doctor.stdout).contains("right"), "{doctor:?}");
+    assert_refused_nothing(&server);
+}
+
+/// The list of a shared lock has the number of its sharers, which is no right of the other features'.
+#[test]
+fn each_feature_alone_has_what_it_needs() {
+    let server = Server::start();
+    let mut sharer =
+        tool(&server, &["run", "--prefix", "jobs:", "--shared", NAME, "--", "sleep", "60"]).spawn().unwrap();
+    eventually(HANGS, "it is held", || server.wire().exists("jobs:job"));
+    let url = user(&server, &rule(&server, &["--features", "list", "--user", "lister"]));
+    let listed = as_user(&server, &url, &["ls"]).output().unwrap();
+    ends_with(&listed, 0, &[]);
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("1 sharer"), "{listed:?}");
+    assert_refused_nothing(&server);
+    sharer.kill().unwrap();
+    sharer.wait().unwrap();
+}
+
+/// No Redis copies users, so each server of a cluster gets them.
+#[test]
+fn a_user_of_a_cluster_made_from_the_rule_is_refused_nothing() {
+    let cluster = Cluster::start(3, 0);
+    let output = tool(&cluster.servers()[0], &["acl", "--prefix", "jobs:", "--features", "fair,shared,list,doctor"])
+        .env("LEASEHOLD_URL", cluster.url())
+        .output()
+        .unwrap();
+    ends_with(&output, 0, &["on every server"]);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let rule: Vec<_> = printed.trim().replace(">PASSWORD", ">secret").split(' ').map(Into::into).collect();
+    cluster.servers().iter().for_each(|server| drop(user(server, &rule)));
+    let url = cluster.url().replace("://", "://leasehold:secret@");
+    for name in ["a", "b", "c", "d"] {
+        for options in [&["--ttl", "1s"][..], &["--fair"], &["--shared"]] {
+            let run = [&["run"][..], options, &[name, "--", "true"]].concat();
+            ends_with(&as_user(&cluster.servers()[0], &url, &run).output().unwrap(), 0, &[]);
+        }
+    }
+    for args in [&["ls"][..], &["doctor"]] {
+        let output = as_user(&cluster.servers()[0], &url, args).output().unwrap();
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("right"), "{args:?}: {output:?}");
+    }
+    cluster.servers().iter().for_each(assert_refused_nothing);
+}
+
+fn assert_refused_nothing(server: &Server) {
     let refused = server.wire().must(&["ACL", "LOG"]);
     assert!(refused.array().is_empty(), "{refused:?}");
 }

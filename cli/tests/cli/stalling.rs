@@ -86,6 +86,22 @@ fn a_command_that_hangs_is_gone_before_the_next_holder_begins() {
     assert_eq!(ended(runner).0.status.code(), Some(75));
 }
 
+/// Half of the span has passed then, but the whole of it has not.
+#[test]
+fn an_outage_is_not_blamed_on_the_command() {
+    let server = Server::start();
+    let options = ["--ttl", "2s", "--grace", "700ms", "--stall-after", "8s"];
+    let runner = run(&server, &options, "sleep 60").spawn().unwrap();
+    eventually(HANGS, "it has the lock", || is_held(&server));
+    // Longer than half of the span: the command reports nothing.
+    thread::sleep(Duration::from_millis(4_200));
+    server.stop();
+    let output = ended(runner).0;
+    server.cont();
+    ends_with(&output, 75, &["no renewal was confirmed"]);
+    assert!(!said(&output).contains("made no progress"), "{}", said(&output));
+}
+
 #[test]
 fn what_does_not_fit_together_is_refused() {
     let server = Server::start();

@@ -228,7 +228,7 @@ impl WaitQueue {
         Some(Notified::Next { channel: waiter.process.clone(), token: token.clone(), within })
     }
 
-    /// Asks the first waiter to poll at once, if it is not `first`, who has left or was admitted.
+    /// Asks the first waiter to poll at once, if it is not `first`, which left or was admitted.
     pub(super) fn call_another(&self, first: &Token, reached: &dyn Fn(&str) -> bool) -> Option<Notified> {
         self.head().filter(|head| head != first)?;
         self.call_first(Duration::ZERO, reached)

@@ -19,7 +19,7 @@ pub(super) async fn readers_share_a_name_and_writers_have_it_alone(place: Place)
     assert!(refused.contains("2 sharers, one of them this program (fence "), "{refused}");
     let waits = tokio::spawn(theirs.write().owner(Owner::anonymous()).acquire());
     let fence = first.fence();
-    somebody_waits(&mine.write()).await;
+    have_places(&mine.write(), 1).await;
     assert!(mine.read().try_acquire().await.unwrap().is_none(), "a writer waits");
     first.release().await.unwrap().confirmed();
     second.release().await.unwrap().confirmed();
@@ -39,7 +39,7 @@ pub(super) async fn no_more_hold_a_name_than_there_are_permits(place: Place) {
     let (first, second) = (shared(&mine).await, shared(&theirs).await);
     assert!(mine.try_acquire().await.unwrap().is_none());
     let waits = tokio::spawn(mine.clone().owner(Owner::anonymous()).acquire());
-    somebody_waits(&theirs).await;
+    have_places(&theirs, 1).await;
     second.release().await.unwrap().confirmed();
     let third = within(HANGS, "its turn", waits).await.unwrap().unwrap();
     assert!(theirs.try_acquire().await.unwrap().is_none());

@@ -60,7 +60,7 @@ fn uptime(wire: &mut Wire) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f40_a_node_restarted_empty_is_repaired_and_votes_after_the_restart_delay() {
-    // The longest that the delay allows, so that a slow machine puts no renewal off for half of it.
+    // The longest that the delay allows: half of it without a confirmation would be a risk.
     const TTL: Duration = Duration::from_secs(2);
     let (nodes, lag) = (servers(3), Lag::start());
     let lease = client(nodes.urls()).await.lock(NAME).ttl(TTL).acquire().await.expect("it is free");

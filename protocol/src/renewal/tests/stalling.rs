@@ -97,6 +97,25 @@ fn stalled_work_is_looked_at_several_times_before_its_deadline() {
     assert!(core.tick(next).renew);
 }
 
+/// Its answer makes the next renewal due at a time that has passed: that does not show that the process stood still.
+#[test]
+fn a_late_answer_does_not_begin_the_span_anew() {
+    let mut core = watched(1, None);
+    renewed_until(&mut core, at(4_500));
+    let late = Time::ZERO + core.valid_until().since(at(1));
+    let mut sent = None;
+    while let Some(now) = core.next_tick().filter(|due| *due <= late) {
+        if core.tick(now).renew {
+            sent.get_or_insert(now);
+        }
+    }
+    let sent = sent.unwrap();
+    let _ = core.answer(late, 0, sent, RenewalAnswer::Confirmed);
+    assert_eq!(core.valid_until(), deadline(sent, TTL), "it was sent before the work stalled");
+    assert!(core.next_tick().unwrap() + SPAN / 8 < late, "the scene needs a renewal that was due");
+    assert!(!core.tick(late).renew);
+}
+
 #[test]
 fn a_process_that_stood_still_has_not_stalled_for_that_time() {
     let mut core = watched(1, None);

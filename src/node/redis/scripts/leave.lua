@@ -28,7 +28,7 @@ elseif type(waiting) == 'number' then
   redis.pcall('PEXPIRE', wait, 2 * ARGV[2])
 end
 
-local value, result = redis.pcall('GET', lock), nil
+local value, result = redis.pcall('GET', lock)
 if phase_of(value) then
   local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
   local is_sharer = false

@@ -73,8 +73,8 @@ local function calls(token, span)
   return redis.pcall('PUBLISH', channel, string.format('next %.0f %s', span, token)) ~= 0
 end
 
--- calls_first(span) asks the first waiter to poll after `span` ms: its last poll was told of a later end, and who waits
--- for sharers has no key tracked.
+-- calls_first(span) asks the first waiter to poll after `span` ms: the answer to its last poll named a later end, and a
+-- waiter for sharers has no key tracked.
 local function calls_first(span)
   local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
   if first then
@@ -82,7 +82,7 @@ local function calls_first(span)
   end
 end
 
--- calls_another(first) asks the first waiter to poll at once if it is not `first`, who has left or was admitted. While it
+-- calls_another(first) asks the first waiter to poll at once if it is not `first`, which left or was admitted. While it
 -- was behind, it polled seldom, and had no key tracked.
 local function calls_another(first)
   local now_first = first and redis.pcall('ZRANGE', queue, 0, 0)[1]
