@@ -132,9 +132,10 @@ impl Client {
     /// A lock that up to `permits` holders may have at once, 1 to 1,000,000: each has a lease like any other. Nothing
     /// is sent yet.
     ///
-    /// A holder is admitted if fewer than *its own* `permits` hold the name by then, whatever limit the others ask
-    /// with. So a deployment that changes from 3 to 5 permits needs no coordination. While both versions run, at most 5
-    /// hold it, and a holder that asks with 3 is never admitted beside 3.
+    /// A holder is admitted if fewer than *its own* `permits` are taken by then, whatever limit the others ask with. It
+    /// takes one of them, or as many as [`take`](Lock::take) says. So a deployment that changes from 3 to 5 permits needs
+    /// no coordination. While both versions run, at most 5 are taken, and a holder that asks with 3 is never admitted
+    /// beside 3.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {

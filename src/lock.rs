@@ -83,7 +83,7 @@ impl Lock {
     /// Whether its leases are held alone or shared.
     #[must_use]
     pub fn mode(&self) -> Mode {
-        self.scope.options.access.mode()
+        self.scope.options.mode()
     }
 
     /// Acquires the lock, waiting for as long as it takes: for other holders, and through outages of the server.

@@ -16,6 +16,8 @@ pub(crate) struct LockOptions {
     pub(crate) lock_delay: Duration,
     pub(crate) fair: bool,
     pub(crate) access: Access,
+    /// How many permits an acquire takes.
+    pub(crate) take: u32,
     pub(crate) fence_memory: Duration,
     pub(crate) metrics_group: Group,
 }
@@ -30,18 +32,8 @@ pub(crate) enum Access {
     Read,
     /// Alone, in its turn among the sharers.
     Write,
-    /// Shared, if there are fewer sharers than this.
+    /// Shared, if no more permits than this are taken.
     Permit(u32),
-}
-
-impl Access {
-    pub(crate) fn mode(self) -> Mode {
-        match self {
-            Self::Lock | Self::Write => Mode::Exclusive,
-            Self::Read => Mode::Shared { limit: None },
-            Self::Permit(permits) => Mode::Shared { limit: Some(NonZeroU32::new(permits).unwrap_or(NonZeroU32::MIN)) },
-        }
-    }
 }
 
 impl Default for LockOptions {
@@ -53,6 +45,7 @@ impl Default for LockOptions {
             lock_delay: Duration::ZERO,
             fair: false,
             access: Access::Lock,
+            take: 1,
             fence_memory: fence::MEMORY,
             metrics_group: Group::default(),
         }
@@ -94,11 +87,29 @@ impl LockOptions {
             Access::Permit(permits) if !PERMITS.contains(&permits) => {
                 Err(Error::config(format!("permits is {permits}: it must be from 1 to 1,000,000")))
             }
+            Access::Permit(permits) if !(1..=permits).contains(&self.take) => Err(Error::config(format!(
+                "take is {}: it must be from 1 to the number of permits, {permits}",
+                self.take
+            ))),
+            Access::Lock | Access::Read | Access::Write if self.take != 1 => Err(Error::config(format!(
+                "take is {}: only a lock with permits has several to take, which `semaphore` makes",
+                self.take
+            ))),
             Access::Read | Access::Write | Access::Permit(_) if is_quorum => Err(Error::unsupported(
                 "shared locks do not work over a quorum, whose nodes may each admit others so that more \
                  hold it than may: use the url of one server, or a name for each permit",
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// How the lock is acquired.
+    pub(crate) fn mode(&self) -> Mode {
+        let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+        match self.access {
+            Access::Lock | Access::Write => Mode::Exclusive,
+            Access::Read => Mode::Shared { limit: None, permits: NonZeroU32::MIN },
+            Access::Permit(permits) => Mode::Shared { limit: Some(number(permits)), permits: number(self.take) },
         }
     }
 

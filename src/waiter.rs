@@ -43,20 +43,22 @@ impl fmt::Debug for Waiter {
     }
 }
 
-/// `label`, `waited_seconds`, `mode` (`"exclusive"` or `"shared"`) and `limit`, `null` without one; never the token.
+/// `label`, `waited_seconds`, `mode` (`"exclusive"` or `"shared"`), and `limit` and `permits`, each `null` without a
+/// limit; never the token.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Waiter {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
-        let mut waiter = serializer.serialize_struct("Waiter", 4)?;
+        let mut waiter = serializer.serialize_struct("Waiter", 5)?;
         waiter.serialize_field("label", self.label())?;
         waiter.serialize_field("waited_seconds", &self.waited.as_secs_f64())?;
-        let (mode, limit) = match self.mode {
-            Mode::Shared { limit } => ("shared", limit),
-            _ => ("exclusive", None),
+        let (mode, limit, permits) = match self.mode {
+            Mode::Shared { limit, permits } => ("shared", limit, limit.and(Some(permits))),
+            _ => ("exclusive", None, None),
         };
         waiter.serialize_field("mode", mode)?;
         waiter.serialize_field("limit", &limit)?;
+        waiter.serialize_field("permits", &permits)?;
         waiter.end()
     }
 }
@@ -68,12 +70,13 @@ mod tests {
 
     #[test]
     fn serde_writes_everything_but_the_token() {
-        for (limit, says) in [
-            (0, r#""mode":"exclusive","limit":null"#),
-            (4, r#""mode":"shared","limit":4"#),
-            (u32::MAX, r#""mode":"shared","limit":null"#),
+        for (limit, permits, says) in [
+            (0, 1, r#""mode":"exclusive","limit":null,"permits":null"#),
+            (4, 1, r#""mode":"shared","limit":4,"permits":1"#),
+            (2, 3, r#""mode":"shared","limit":4,"permits":3"#),
+            (u32::MAX, 1, r#""mode":"shared","limit":null,"permits":null"#),
         ] {
-            let mode = leasehold_protocol::mode::of_limit(limit);
+            let mode = leasehold_protocol::mode::of_limit(limit, std::num::NonZeroU32::new(permits).unwrap());
             let waiter = Waiter { token: random::token("host:7"), waited: Duration::from_millis(1_500), mode };
             let expected = format!(r#"{{"label":"host:7","waited_seconds":1.5,{says}}}"#);
             assert_eq!(serde_json::to_string(&waiter).unwrap(), expected);

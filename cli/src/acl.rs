@@ -87,7 +87,7 @@ const QUEUE: &[&str] = &[
     "HRANDFIELD OWN",
 ];
 
-const SHARERS: &[&str] = &["ZCOUNT OWN 0 0", "ZRANGEBYSCORE OWN 0 0", "ZREMRANGEBYSCORE OWN 0 0", "PUBSUB|NUMSUB"];
+const SHARERS: &[&str] = &["ZCOUNT OWN 0 0", "ZRANGEBYSCORE OWN 0 0", "PUBSUB|NUMSUB"];
 
 /// The rights of a Sentinel's own user.
 const OF_SENTINELS: &str = "+sentinel|master +sentinel|masters +sentinel|replicas +sentinel|sentinels +sentinel|myid \

@@ -200,13 +200,13 @@ pub(crate) struct Held {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) keep_for: Option<Duration>,
     /// Acquire the lock at most once in this time, even if the work fails, or its machine dies. At most 31 days; with
-    /// --restart-delay at least a second less than that.
+    /// --restart-delay, at least a second less than that delay.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) once_per: Option<Duration>,
     /// Keep the lock this much longer if this process dies or loses it, at most an hour.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) lock_delay: Option<Duration>,
-    /// End the work by this time (at least --ttl): its --signal comes --grace before.
+    /// End the work within this time, at least --ttl: `run` sends --signal one --grace earlier.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
     /// The `--stall-after` of `run`.
@@ -218,12 +218,16 @@ pub(crate) struct Held {
     /// How long the server keeps the last fencing token of a released lock, at most a day [default: 1day].
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) fence_memory: Option<Duration>,
-    /// Share the lock with all others that do, to read what one without this writes. First come, first served.
+    /// Share the lock with other commands that use --shared, to read what a command without it writes. First come, first
+    /// served.
     #[arg(long, conflicts_with = "permits")]
     pub(crate) shared: bool,
-    /// Share the lock with others while fewer than N hold it. First come, first served.
+    /// Take one of N permits, which others share. First come, first served.
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
+    /// Take W of the N permits, all at once.
+    #[arg(long, value_name = "W", requires = "permits")]
+    pub(crate) take: Option<u32>,
 }
 
 impl Held {
@@ -273,7 +277,7 @@ pub(crate) struct LockArgs {
     /// The lock's name.
     #[arg(default_value = "", hide_default_value = true, required_unless_present = "locks")]
     pub(crate) name: String,
-    /// One of several locks, all or none of which are acquired, in the place of NAME.
+    /// Instead of NAME: one of several locks, all or none of which are acquired.
     #[arg(short, long = "lock", value_name = "NAME")]
     locks: Vec<String>,
     /// Report what happens on standard error.
@@ -369,7 +373,7 @@ pub(crate) struct Stopping {
     /// Time between --signal and SIGKILL [default: a third of --ttl, at most 10s].
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) grace: Option<Duration>,
-    /// Stop a command that reports no progress for this long, as services of systemd do it.
+    /// Stop a command that reports no progress for this long; it reports as services of systemd do.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) stall_after: Option<Duration>,
     /// Take a change of this file as progress instead.
@@ -448,7 +452,7 @@ pub(crate) struct Observe {
     /// Print who holds it now, and exit.
     #[arg(long)]
     pub(crate) once: bool,
-    /// Run this in a shell at each change: one at a time, and then for the newest.
+    /// Run this in a shell at each change. Only one runs at a time; when it ends, the next runs for the newest state.
     #[arg(long, value_name = "COMMAND", conflicts_with = "once")]
     pub(crate) exec: Option<String>,
     #[command(flatten)]

@@ -75,8 +75,12 @@ impl Seen {
             print(&format!("  since {since}, for {}", brief(held)))?;
         }
         for sharer in sharers.iter().take(most) {
-            let left = sharer.remaining().unwrap_or_default();
-            print(&format!("  {} shares it, for {left:.1?} unless renewed", shown(sharer.label().unwrap_or("?"))))?;
+            let (left, label) = (sharer.remaining().unwrap_or_default(), shown(sharer.label().unwrap_or("?")));
+            let how = match sharer.permits() {
+                Some(permits @ 2..) => format!("takes {permits} permits"),
+                _ => "shares it".to_owned(),
+            };
+            print(&format!("  {label} {how}, for {left:.1?} unless renewed"))?;
         }
         let all = holder.sharers().map_or(sharers.len(), |all| usize::try_from(all).unwrap_or(usize::MAX));
         match all.saturating_sub(sharers.len().min(most)) {

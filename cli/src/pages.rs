@@ -100,11 +100,14 @@ const RUN: &[Section] = &[
             ("LEASEHOLD_NAME", "The lock's name. Not set if there are several."),
             (
                 "LEASEHOLD_FENCE",
-                "The fencing token: of all who share the lock, the same. Not set if there are several.",
+                "The fencing token, the same for all who share the lock. Not set if there are several locks.",
             ),
             ("LEASEHOLD_FENCES", "A line `FENCE NAME` for each lock."),
             ("LEASEHOLD_LABEL", "The holder name."),
-            ("LEASEHOLD_JOB", "Marks by which the job is found if this program is killed, or a run around it."),
+            (
+                "LEASEHOLD_JOB",
+                "Marks by which the job is found if this program, or a `leasehold run` around it, is killed.",
+            ),
         ]),
     ),
     section(
@@ -126,8 +129,8 @@ const HOLD: &[Section] = &[
     section(
         "Notes",
         Text(
-            "One line, `held FENCE`, is printed once the lock is held; with --lock a line `held FENCE NAME` for each of several, \
-             once all are. It is released when standard input is closed, or by a \
+            "When the lock is held, one line, `held FENCE`, is printed; with --lock, when all locks are held, a line `held \
+             FENCE NAME` for each of them. It is released when standard input is closed, or by a \
              signal. Nobody stops the script when the lock is lost: it sees that hold has ended.",
         ),
     ),
@@ -140,7 +143,7 @@ const HOLD: &[Section] = &[
             ("64", "The command line or the configuration is wrong."),
             ("69", "The server is away, or refuses us."),
             ("74", "Standard input was closed before the lock was acquired, or output could not be written."),
-            ("75", "The lock was lost, --max-hold was over, or the command stalled."),
+            ("75", "The lock was lost, or --max-hold was over."),
             ("128+N", "Signal N ended it, and the lock was released."),
         ]),
     ),
@@ -197,7 +200,10 @@ const LS: &[Section] = &[
         Terms(&[
             ("HELD", "How long the holder has held the lock: since the time of its fence, by this machine's clock."),
             ("HOLDER", "The holder's name, or how many share the lock."),
-            ("TTL", "How long the key lives unless the holder renews it. Of a shared lock: the last share."),
+            (
+                "TTL",
+                "How long the key lives unless the holder renews it. For a shared lock: how long the last share lives.",
+            ),
             ("WAITING", "Waiters in the fair queue. Unknown over a quorum."),
         ]),
     ),
@@ -248,9 +254,9 @@ const DOCTOR: &[Section] = &[
     section(
         "Notes",
         Text(
-            "A problem has to be solved. A note is a weaker promise: it does where a lock only saves work, and matters where \
-             two holders at a time would do harm. It reports each primary of a cluster by its address, and those that are alike \
-             together. The doctor acquires and releases a lock of its own, NAME:doctor, to try \
+            "A problem has to be solved. A note is a weaker promise: it is enough where a lock only saves work, and matters where \
+             two holders at a time would do harm. The doctor reports each primary of a cluster by its address, and groups those \
+             that are alike. It acquires and releases a lock of its own, NAME:doctor, to try \
              the rights of the user.",
         ),
     ),
@@ -258,7 +264,7 @@ const DOCTOR: &[Section] = &[
         "Exit status",
         Terms(&[
             ("0", "No problem was found."),
-            ("1", "There is a problem; with --strict, or a note."),
+            ("1", "There is a problem or, with --strict, a note."),
             ("69", "A server is away."),
         ]),
     ),
@@ -270,8 +276,8 @@ const ACL: &[Section] = &[
         "Notes",
         Text(
             "It prints a command for an administrator. The servers' kind and version are taken into account: Redis 7.0 \
-             refuses a whole rule with a subcommand that it does not know. The user of --url needs INFO, and the right \
-             to ACL DRYRUN for --check, which Redis has since 7.0.",
+             refuses a whole rule with a subcommand that it does not know. The user of --url needs INFO and, for --check, \
+             the right to ACL DRYRUN, which Redis has had since 7.0.",
         ),
     ),
     section(

@@ -36,7 +36,7 @@ pub(crate) struct Servers {
     /// Reach a server of a cluster, or one that Sentinels name, at another address than is announced.
     #[arg(long, value_name = "FROM=TO,...", value_delimiter = ',', value_parser = mapped, env = "LEASEHOLD_MAP", hide_env_values = true)]
     pub(crate) map: Vec<(String, String)>,
-    /// Have so many replicas confirm a lock before it counts, 0 to 9.
+    /// Have this many replicas confirm a lock before it counts, 0 to 9.
     #[arg(
         long,
         value_name = "N",

@@ -102,6 +102,12 @@ impl Holder {
         Some(self.sharers?.get() - 1)
     }
 
+    /// How many permits this sharer takes of the lock: 1 for a reader. `None` if it is not one of the sharers.
+    #[must_use]
+    pub fn permits(&self) -> Option<u32> {
+        Some(self.token.as_ref().filter(|_| self.is_share)?.permits().get())
+    }
+
     /// The secret that identifies this acquisition and proves ownership: with it, anybody can release the lock. It is
     /// never printed. The key's value begins with it.
     #[must_use]
@@ -241,8 +247,12 @@ impl fmt::Display for Holder {
         match self.remaining {
             Some(remaining) if is_kept => write!(f, ", which keeps it for {} more", Rounded(remaining)),
             Some(remaining) => {
-                let what = if self.is_share { "share" } else { "key" };
-                write!(f, ", whose {what} lives {} more unless renewed", Rounded(remaining))
+                match (self.is_share, self.permits()) {
+                    (false, _) => f.write_str(", whose key lives")?,
+                    (true, Some(permits @ 2..)) => write!(f, ", whose {permits} permits live")?,
+                    (true, _) => f.write_str(", whose share lives")?,
+                }
+                write!(f, " {} more unless renewed", Rounded(remaining))
             }
             None => f.write_str(", whose key has no TTL"),
         }
@@ -298,17 +308,18 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// `label`, `sharers`, `since_unix_seconds`, `remaining_seconds`, `fence` and `not_a_lock`, each `null` if there is
+/// `label`, `sharers`, `permits`, `since_unix_seconds`, `remaining_seconds`, `fence` and `not_a_lock`, each `null` if there is
 /// none, `is_ours`, and `mode`: `"exclusive"` or `"shared"`; never the token.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Holder {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct as _;
-        let mut holder = serializer.serialize_struct("Holder", 8)?;
+        let mut holder = serializer.serialize_struct("Holder", 9)?;
         let since = self.since().and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
         holder.serialize_field("label", &self.label())?;
         holder.serialize_field("mode", if self.is_shared() { "shared" } else { "exclusive" })?;
         holder.serialize_field("sharers", &self.sharers())?;
+        holder.serialize_field("permits", &self.permits())?;
         holder.serialize_field("since_unix_seconds", &since.map(|since| since.as_secs_f64()))?;
         holder.serialize_field("remaining_seconds", &self.remaining.map(|remaining| remaining.as_secs_f64()))?;
         holder.serialize_field("fence", &self.fence)?;

@@ -15,8 +15,11 @@ pub enum Mode {
     Exclusive,
     /// Shared with others.
     Shared {
-        /// The lock is granted if fewer than this share it by then. `None`: there is no limit.
+        /// How many permits there are: the lock is granted if, with its own, no more than this are taken by then.
+        /// `None`: there is no limit.
         limit: Option<NonZeroU32>,
+        /// How many permits it takes.
+        permits: NonZeroU32,
     },
 }
 
@@ -27,26 +30,39 @@ impl Mode {
     }
 }
 
-/// The limit as scripts take it: admitted while fewer than this many others hold the lock. Zero is exclusive.
+/// The limit as scripts take it: admitted while others take fewer permits than this. Zero is exclusive.
 pub fn limit(mode: Mode) -> u32 {
     match mode {
         Mode::Exclusive => 0,
-        Mode::Shared { limit } => limit.map_or(u32::MAX, NonZeroU32::get),
+        Mode::Shared { limit: None, .. } => u32::MAX,
+        Mode::Shared { limit: Some(limit), permits } => limit.get().saturating_sub(permits.get() - 1).max(1),
     }
 }
 
-/// The mode that has this [`limit`].
-pub fn of_limit(limit: u32) -> Mode {
-    NonZeroU32::new(limit)
-        .map_or(Mode::Exclusive, |limit| Mode::Shared { limit: Some(limit).filter(|limit| *limit < NonZeroU32::MAX) })
+/// How many permits are taken in this mode.
+pub fn permits(mode: Mode) -> NonZeroU32 {
+    match mode {
+        Mode::Exclusive => NonZeroU32::MIN,
+        Mode::Shared { permits, .. } => permits,
+    }
+}
+
+/// The mode that has this [`limit`], and takes this many permits.
+pub fn of_limit(limit: u32, permits: NonZeroU32) -> Mode {
+    match NonZeroU32::new(limit) {
+        None => Mode::Exclusive,
+        Some(NonZeroU32::MAX) => Mode::Shared { limit: None, permits },
+        Some(limit) => Mode::Shared { limit: limit.checked_add(permits.get() - 1), permits },
+    }
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exclusive => f.write_str("alone"),
-            Self::Shared { limit: None } => f.write_str("to read"),
-            Self::Shared { limit: Some(limit) } => write!(f, "one of {limit} permits"),
+            Self::Shared { limit: None, .. } => f.write_str("to read"),
+            Self::Shared { limit: Some(limit), permits: NonZeroU32::MIN } => write!(f, "one of {limit} permits"),
+            Self::Shared { limit: Some(limit), permits } => write!(f, "{permits} of {limit} permits"),
         }
     }
 }
@@ -68,12 +84,17 @@ mod tests {
 
     #[test]
     fn a_limit_has_a_number_in_each_mode() {
-        let shared = |limit| Mode::Shared { limit: NonZeroU32::new(limit) };
-        for (mode, number, says) in
-            [(Mode::Exclusive, 0, "alone"), (shared(0), u32::MAX, "to read"), (shared(4), 4, "one of 4 permits")]
-        {
+        let permits = |taken| NonZeroU32::new(taken).unwrap();
+        let shared = |limit, taken| Mode::Shared { limit: NonZeroU32::new(limit), permits: permits(taken) };
+        for (mode, taken, number, says) in [
+            (Mode::Exclusive, 1, 0, "alone"),
+            (shared(0, 1), 1, u32::MAX, "to read"),
+            (shared(4, 1), 1, 4, "one of 4 permits"),
+            (shared(4, 3), 3, 2, "3 of 4 permits"),
+            (shared(4, 4), 4, 1, "4 of 4 permits"),
+        ] {
             assert_eq!((limit(mode), mode.is_shared(), &*mode.to_string()), (number, number > 0, says));
-            assert_eq!(of_limit(number), mode);
+            assert_eq!(of_limit(number, permits(taken)), mode);
         }
         assert_eq!(Mode::default(), Mode::Exclusive);
     }

@@ -311,7 +311,7 @@ impl Store {
         if let ReleaseMode::Leave(others) = mode {
             was_in = others.iter().fold(was_in, |was_in, token| phase.part(now, token) || was_in);
         }
-        let count = phase.sharers(now);
+        let count = phase.permits(now);
         let ends = phase.end_with_the_last(now);
         let owned = if was_in { Ok(()) } else { Err(Denial::Gone) };
         let mut notified = Vec::new();
@@ -349,9 +349,9 @@ impl Store {
                 phase.stay(now, token, *life);
                 Ok(phase.fence)
             }
-            Held::Shared(phase) => Err(Some(phase.sharers(now))),
+            Held::Shared(phase) => Err(Some(phase.permits(now))),
         };
-        // The number of sharers; `None` if the lock is held alone.
+        // The number of permits that are taken; `None` if the lock is held alone.
         let count = match self.lock(now, key).map(confirmed) {
             Some(Ok(fence)) => {
                 self.leave_queue(now, poll, process.name);
@@ -373,7 +373,8 @@ impl Store {
                 let fence = self.let_in(now, key, me, count);
                 if limit > 0 {
                     // The waiters behind may fit as well.
-                    self.promote(now, key, None, count.unwrap_or(0) + 1, reached, &mut notified);
+                    let count = count.unwrap_or(0).saturating_add(token.permits().get());
+                    self.promote(now, key, None, count, reached, &mut notified);
                 }
                 notified.extend(self.live_queue(now, key).and_then(|queue| queue.call_another(token, reached)));
                 return (Polled::Granted(fence), notified);
@@ -387,8 +388,8 @@ impl Store {
         (Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked: true, notified: true }, notified)
     }
 
-    /// Admits the waiters that fit beside `count` sharers. Returns whether a waiter is still ahead of `me`, and how
-    /// many share the lock then; `None` if it is held alone.
+    /// Admits the waiters that fit while `count` permits are taken. Returns whether a waiter is still ahead of `me`, and
+    /// how many are taken then; `None` if the lock is held alone.
     fn promote(
         &mut self,
         now: Micros,
@@ -402,12 +403,12 @@ impl Store {
         let Some(queue) = self.live_queue(now, key) else { return (false, Some(count)) };
         let Turn { is_ahead, let_in } = queue.promote(me, at, count, reached, notified);
         for one in let_in {
-            let is_alone = one.limit == 0;
+            let (is_alone, permits) = (one.limit == 0, one.token.permits().get());
             self.let_in(now, key, one, Some(count));
             if is_alone {
                 return (is_ahead, None);
             }
-            count += 1;
+            count = count.saturating_add(permits);
         }
         (is_ahead, Some(count))
     }
@@ -532,8 +533,8 @@ impl Store {
         }
     }
 
-    /// Passes on a lock that was given up, and that `count` sharers still have: admits the waiters that fit and can be
-    /// reached. The lock becomes free if it has no holder then, or if it is too early to grant anything.
+    /// Passes on a lock that was given up, and of which `count` permits are still taken: admits the waiters that fit and
+    /// can be reached. The lock becomes free if it has no holder then, or if it is too early to grant anything.
     fn pass_on(&mut self, now: Micros, key: &Key, count: u32, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
         let mut notified = Vec::new();
         let (_, count) = self.promote(now, key, None, count, reached, &mut notified);

@@ -1,6 +1,6 @@
 //! The token that proves ownership, and the value of a lock's key.
 
-use std::{borrow::Borrow, fmt, sync::Arc};
+use std::{borrow::Borrow, fmt, num::NonZeroU32, sync::Arc};
 
 use uuid::Uuid;
 
@@ -19,7 +19,8 @@ const OF_A_PHASE: &str = "lh1:00000000-0000-0000-0000-000000000000";
 /// The length of an identity in bytes: the mark and a UUID.
 const IDENTITY: usize = MARK.len() + 36;
 
-/// One acquisition: `lh1:<uuid>@<label>`. Its first 40 bytes are its identity, which nobody can guess.
+/// One acquisition: `lh1:<uuid>@<label>`. Its first 40 bytes are its identity, which nobody can guess. The token of one
+/// that takes several permits says how many, `lh1:<uuid>*<permits>@<label>`.
 ///
 /// While it owns a lock, the lock's key has the token's [value](Self::value), `lh1:<uuid>:<fence>@<label>`. The
 /// identity in a value decides who owns it. It is at a fixed place, so no label looks like another identity, or like a
@@ -34,6 +35,19 @@ impl Token {
     pub fn new(uuid: Uuid, label: &str) -> Self {
         let mut buffer = Uuid::encode_buffer();
         Self(joined(&[MARK, uuid.as_hyphenated().encode_lower(&mut buffer), "@", label]))
+    }
+
+    /// This token, of an acquisition that takes this many permits.
+    #[must_use]
+    pub fn taking(self, permits: NonZeroU32) -> Self {
+        if permits == self.permits() {
+            return self;
+        }
+        let label = ["@", self.label()];
+        match permits.get() {
+            1 => Self(joined(&[self.identity(), &label.concat()])),
+            _ => Self(joined(&[self.identity(), "*", itoa::Buffer::new().format(permits.get()), &label.concat()])),
+        }
     }
 
     /// The token of an identity, without a label: to compare with others, not to hold a lock. `None` for a text that is
@@ -53,7 +67,10 @@ impl Token {
 
     /// Reads a token from a queue; `None` for a text that is not a token of ours.
     pub fn parse(text: &str) -> Option<Self> {
-        (text.len() < TOO_LONG && split(text)?.1.starts_with('@')).then(|| Self(text.into()))
+        let (permits, _) = split(text)?.1.split_once('@')?;
+        let is_ours = permits.is_empty()
+            || permits.strip_prefix('*').is_some_and(|permits| permits.parse::<NonZeroU32>().is_ok());
+        (text.len() < TOO_LONG && is_ours).then(|| Self(text.into()))
     }
 
     /// Reads a lock's value, and the fence in it; `None` for the value of another library.
@@ -75,7 +92,7 @@ impl Token {
     /// The parts of [`value`](Self::value), for a caller that puts them behind other text. The fence is in decimal
     /// digits.
     pub fn value_parts<'a>(&'a self, fence: &'a str) -> [&'a str; 4] {
-        [self.identity(), ":", fence, self.0.get(IDENTITY..).unwrap_or_default()]
+        [self.identity(), ":", fence, self.after_permits()]
     }
 
     /// Whether a lock's value, or part of one, belongs to this acquisition.
@@ -100,7 +117,20 @@ impl Token {
 
     /// The readable part, which names the holder.
     pub fn label(&self) -> &str {
-        self.0.get(IDENTITY + 1..).unwrap_or_default()
+        self.after_permits().get(1..).unwrap_or_default()
+    }
+
+    /// How many permits the acquisition takes: one, unless it says how many.
+    pub fn permits(&self) -> NonZeroU32 {
+        let several = || self.0.get(IDENTITY..)?.strip_prefix('*')?.split_once('@')?.0.parse().ok();
+        several().unwrap_or(NonZeroU32::MIN)
+    }
+
+    /// The label, with the separator before it.
+    fn after_permits(&self) -> &str {
+        let rest = self.0.get(IDENTITY..).unwrap_or_default();
+        let start = if rest.starts_with('*') { rest.find('@').unwrap_or_default() } else { 0 };
+        rest.get(start..).unwrap_or_default()
     }
 }
 
@@ -147,6 +177,25 @@ mod tests {
             assert!(token.owns(&value) && token.owns(token.as_str()) && !Token::random(label).owns(&value));
             assert_eq!(Token::parse(&value), None, "it is no token");
             assert_eq!(Token::read_value(token.as_str()), None, "it is no value");
+        }
+    }
+
+    #[test]
+    fn a_token_says_how_many_permits_it_takes_if_more_than_one() {
+        let permits = |number| NonZeroU32::new(number).unwrap();
+        for label in ["host:7", "*3@x", "@"] {
+            let one = Token::random(label);
+            let three = one.clone().taking(permits(3));
+            assert_eq!(three.as_str(), format!("{}*3@{label}", one.identity()));
+            assert_eq!((three.permits(), three.label(), three.identity()), (permits(3), label, one.identity()));
+            assert_eq!((one.permits(), one.label()), (permits(1), label));
+            assert_eq!(Token::parse(three.as_str()), Some(three.clone()));
+            let fence = Fence::try_from(7_u64).unwrap();
+            assert_eq!(three.value(fence), one.value(fence), "a value says nothing of it");
+            assert_eq!(three.taking(permits(1)), one);
+        }
+        for foreign in ["*@x", "*0@x", "*-1@x", "*4294967296@x", "*3", "3@x"] {
+            assert_eq!(Token::parse(&[Token::random("").identity(), foreign].concat()), None, "{foreign}");
         }
     }
 

@@ -47,7 +47,7 @@ impl Acquire {
             let (Reentry::Free(slot) | Reentry::Held(_, slot)) = entered;
             self.owner_slot = Some(slot);
         }
-        let lease = if self.wanted.options.access.mode().is_shared() {
+        let lease = if self.wanted.options.mode().is_shared() {
             let lost = |loss| self.too_late(ticket, loss);
             self.share_in_place_of(ticket.token(), Duration::ZERO, lost).await?
         } else {

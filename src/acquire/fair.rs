@@ -101,7 +101,7 @@ impl<'a> QueuePlace<'a> {
                     return Err(Check::Failed(self.recovering(left)));
                 }
                 // One free place is enough for a waiter that shares the lock.
-                let is_share = wanted.options.access.mode().is_shared();
+                let is_share = wanted.options.mode().is_shared();
                 let holder = if is_share { holder.until_the_first() } else { holder };
                 Err(Check::Held { holder, tracked, needs: WakeCondition::ANY })
             }

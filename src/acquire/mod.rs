@@ -8,6 +8,7 @@ use leasehold_protocol::{
     holder::Holder,
     key::Key,
     message::{Claim, ReleaseMode},
+    mode,
     outliving::Outliving,
     time::Time,
     token::Token,
@@ -144,13 +145,22 @@ impl Acquire {
                         outcome = self.compete() => return outcome,
                     }
                 }
-                Reentry::Held(hold, _)
-                    if hold.claim.mode.is_shared() && !self.wanted.options.access.mode().is_shared() =>
-                {
+                Reentry::Held(hold, _) if hold.claim.mode.is_shared() && !self.wanted.options.mode().is_shared() => {
                     let name = self.wanted.key.name();
                     return Err(Error::misuse(format!(
                         "this owner shares {name:?}: release that first, for two that share it and want it alone would \
                          wait for each other"
+                    )));
+                }
+                Reentry::Held(hold, _)
+                    if hold.claim.mode.is_shared()
+                        && mode::permits(hold.claim.mode) < mode::permits(self.wanted.options.mode()) =>
+                {
+                    return Err(Error::misuse(format!(
+                        "this owner already has {} of {:?}, and cannot take {}: take all at the first acquire",
+                        hold.claim.mode,
+                        self.wanted.key.name(),
+                        self.wanted.options.take
                     )));
                 }
                 Reentry::Held(hold, owner_slot) => {
@@ -165,7 +175,8 @@ impl Acquire {
 
     /// A token of its own, which carries the holder's label.
     fn token(&self) -> Token {
-        random::token(self.wanted.names.as_ref().map_or(&self.engine.options.label, |names| &names.label))
+        let label = self.wanted.names.as_ref().map_or(&self.engine.options.label, |names| &names.label);
+        random::token(label).taking(mode::permits(self.wanted.options.mode()))
     }
 
     fn is_one_try(&self) -> bool {
@@ -280,10 +291,18 @@ impl Acquire {
 
     /// The claim of an attempt with this token.
     fn claim(&self, token: Token) -> Claim {
-        let LockOptions { ttl, access, fence_memory, .. } = self.wanted.options;
+        let LockOptions { ttl, fence_memory, .. } = self.wanted.options;
         let outliving = if self.wanted.is_on_trial { self.outliving().brief() } else { self.outliving() };
         let life = outliving.life(ttl, Duration::ZERO);
-        Claim { key: self.wanted.key.clone(), token, mode: access.mode(), ttl, life, fence: None, fence_memory }
+        Claim {
+            key: self.wanted.key.clone(),
+            token,
+            mode: self.wanted.options.mode(),
+            ttl,
+            life,
+            fence: None,
+            fence_memory,
+        }
     }
 
     /// Pauses between requests, at most until our time has passed; an error if the acquire ends meanwhile.

@@ -60,7 +60,7 @@ events! {
         "{lost}";
     /// `node`: the server that has the key; none for a quorum. `left`: how long the lease is valid. `cause` as above.
     WARN "at_risk" AtRisk { lock: String, label: String, node: Option<String>, left: Duration, cause: Option<String> }
-        => { lock, label, node, left = %Rounded(*left), cause } "a renewal is not confirmed";
+        => { lock, label, node, left = %Rounded(*left), cause } "the lease is at risk";
     INFO "recovered" Recovered { lock: String, label: String } "a renewal is confirmed again";
     DEBUG "renew" Renewal { lock: String, label: String, node: Option<String>, answer: RenewalAnswer, took: Duration }
         => { lock, label, node, ?answer, took = %Rounded(*took) } "{}", renewed(answer);

@@ -51,7 +51,10 @@ pub(crate) fn retained(rest: Duration, token: &Token) -> ReleaseMode {
     if rest.is_zero() {
         return ReleaseMode::Delete;
     }
-    ReleaseMode::Retain(rest.max(SHORTEST_KEEP), random::token(&format!("{}{RELEASED}", token.label())))
+    ReleaseMode::Retain(
+        rest.max(SHORTEST_KEEP),
+        random::token(&format!("{}{RELEASED}", token.label())).taking(token.permits()),
+    )
 }
 
 /// One acquisition, held by one or more leases of one owner.
@@ -231,6 +234,7 @@ impl Hold {
             lock_delay: self.outliving.lock_delay(),
             fair: false,
             access,
+            take: 1,
             fence_memory,
             metrics_group: self.measured.group(),
         }

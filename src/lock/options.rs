@@ -113,6 +113,28 @@ impl Lock {
         self
     }
 
+    /// How many of its [permits](crate::Client::semaphore) an acquire takes, 1 to all of them. Default: 1.
+    ///
+    /// They are taken in one step, held by one lease, and released together. A waiter that wants several is not
+    /// overtaken by one that wants fewer. Callers of one name may take different numbers.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::in_memory();
+    /// let memory = client.semaphore("build:gigabytes", 64);
+    /// let link = memory.clone().take(16).acquire().await?;
+    /// assert!(memory.clone().take(49).try_acquire().await?.is_none(), "48 are left");
+    /// # link.release().await?; Ok(()) }
+    /// ```
+    ///
+    /// A [re-entrant](Self::reentrant) acquire shares the lease that its owner has, which has to take at least as many.
+    /// For a lock without permits, or a number out of bounds, the acquire ends with
+    /// [`Error::Config`](crate::Error::Config).
+    pub fn take(mut self, permits: u32) -> Self {
+        self.scope.options.take = permits;
+        self
+    }
+
     /// How long the server keeps the floor of this name's fences after an acquire, zero to 24 hours. Default: the
     /// builder's, 24 hours. See [`Builder::fence_memory`](crate::Builder::fence_memory) for the price of a shorter
     /// memory. The last acquire decides, so give a name the same value everywhere.

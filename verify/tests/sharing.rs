@@ -23,7 +23,7 @@ use leasehold_protocol::{
         AcquireRequest, Acquired, Claim, Denial, Downgraded, Owned, Poll, Polled, ReleaseMode, Reply, Request, Sharers,
         VoteReply, Waiters,
     },
-    mode::{self, Mode, phase_of},
+    mode::{self, phase_of},
     queue_position,
     stepwise::{Single, SingleReply},
     store::{Applied, Notified, Process, Store},
@@ -39,16 +39,19 @@ const WINDOW: Duration = Duration::from_secs(36_000);
 /// An uptime that no test server has reached, by its own clock.
 const DECADE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 const CHANNELS: [&str; 3] = ["red", "green", "blue"];
-/// The limit of each token; 0 is for exclusive use.
-const LIMITS: [u32; TOKENS] = [0, 0, 1, 2, 3, u32::MAX, u32::MAX, 0, u32::MAX, u32::MAX, 2, u32::MAX];
+/// The limit of each token as scripts take it; 0 is for exclusive use.
+const LIMITS: [u32; TOKENS] = [0, 0, 1, 2, 3, u32::MAX, 4, 0, u32::MAX, u32::MAX, 2, u32::MAX, 1];
+/// How many permits each token takes.
+const PERMITS: [u32; TOKENS] = [1, 1, 1, 1, 3, 1, 3, 1, 1, 1, 1, 1, 3];
 /// The process of each token. The last of these names cannot be called.
 const PROCESSES: [&str; TOKENS] =
-    ["red", "green", "blue", "red", "grey", "red", "green", "grey", "red", "blue", "green", "red"];
+    ["red", "green", "blue", "red", "grey", "red", "green", "grey", "red", "blue", "green", "red", "blue"];
 /// The tokens that make requests come first. `SHARING` are the sharers among them.
 const ASKING: usize = 8;
 const SHARING: Range<usize> = 2..7;
-/// With two tokens that take another's place, and two that a downgrade creates.
-const TOKENS: usize = 12;
+/// With two tokens that take another's place, two that a downgrade creates, and one that takes the place of another with
+/// several permits.
+const TOKENS: usize = 13;
 /// Takes the lock from any holder, as another program would.
 const STRANGER: usize = 7;
 const KEYS: [&str; 5] = ["job", "{job}:lh:fence", "{job}:lh:queue", "{job}:lh:wait", "{job}:lh:holders"];
@@ -92,11 +95,15 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     // Each call comes mostly from a token that it fits, and now and then from any.
     let (asks, shares) = (0..ASKING, prop_oneof![4 => SHARING, 1 => 0..TOKENS]);
     let is_alone = prop_oneof![4 => 0..SHARING.start, 1 => 0..ASKING];
-    let keep = |at: usize| (Just(at), 8..10_usize, prop_oneof![Just(20), Just(2_000)]);
+    let keep = |at: usize| {
+        let stays = if PERMITS[at] == 1 { 8..10 } else { 12..TOKENS };
+        (Just(at), stays, prop_oneof![Just(20), Just(2_000)])
+    };
     let one = prop_oneof![
         14 => asks.clone().prop_map(Op::Poll),
         2 => asks.clone().prop_map(Op::Check),
-        1 => asks.clone().prop_map(Op::Acquire),
+        // Who takes several permits has none alone.
+        1 => asks.clone().prop_filter_map("one permit", |at| (PERMITS[at] == 1).then_some(Op::Acquire(at))),
         7 => (0..TOKENS).prop_map(Op::Part),
         3 => (0..TOKENS, prop::option::of(0..TOKENS)).prop_map(|(at, with)| Op::Leave(at, with)),
         4 => shares.prop_map(Op::Renew),
@@ -143,7 +150,7 @@ fn ttl(at: usize) -> Duration {
 }
 
 fn token(at: usize) -> Token {
-    Token::new(Uuid::from_u128(at as u128 + 1), &at.to_string())
+    Token::new(Uuid::from_u128(at as u128 + 1), &at.to_string()).taking(NonZeroU32::new(PERMITS[at]).unwrap())
 }
 
 fn index(token: &Token) -> usize {
@@ -205,12 +212,8 @@ impl Scene {
     }
 
     fn claim(&self, at: usize) -> Claim {
-        let mode = match LIMITS[at] {
-            0 => Mode::Exclusive,
-            u32::MAX => Mode::Shared { limit: None },
-            limit => Mode::Shared { limit: NonZeroU32::new(limit) },
-        };
         let (key, token) = (self.key.clone(), token(at));
+        let mode = mode::of_limit(LIMITS[at], token.permits());
         Claim { key, token, mode, ttl: Duration::ZERO, life: ttl(at), fence: None, fence_memory: fence::MEMORY }
     }
 
@@ -579,6 +582,25 @@ impl<'a> Scripts<'a> {
         all.array().chunks(2).map(of).collect()
     }
 
+    /// The places of the sharers. What they take beyond one permit each is a member of its own.
+    fn places(&mut self) -> BTreeMap<usize, u64> {
+        let all = self.wire.must(&["ZRANGE", KEYS[4], "0", "-1", "WITHSCORES"]);
+        let (mut more, mut beyond_one, mut places) = (0, 0, BTreeMap::new());
+        for pair in all.array().chunks(2) {
+            match &*pair[0].text() {
+                "+" => more = pair[1].text().parse::<i64>().unwrap(),
+                text => {
+                    let token = Token::parse(text).unwrap();
+                    beyond_one += i64::from(token.permits().get() - 1);
+                    places.insert(index(&token), pair[1].text().parse().unwrap());
+                }
+            }
+        }
+        assert_eq!(more, -beyond_one, "{places:?}");
+        assert!(all.array().len() == 2 * places.len() || more < 0, "nothing is left of it");
+        places
+    }
+
     fn seen(&mut self, reply: String) -> Seen {
         self.listeners.send(&["PING"]).unwrap();
         let mut notified = Vec::new();
@@ -597,7 +619,7 @@ impl<'a> Scripts<'a> {
         let mut seen = Seen { reply, notified, held, line, listed, ..Seen::default() };
         // Places of another phase do not count.
         if seen.is_shared() {
-            seen.places = self.pairs(KEYS[4]).into_iter().collect();
+            seen.places = self.places();
         }
         seen
     }
@@ -696,14 +718,14 @@ proptest! {
             came.sort_by_key(|at| (ticket_of(*at), *at));
             // A token that only replaced another, or changed its mode, was not admitted beside any other.
             if !matches!(call.op, Op::Keep(..)) {
-                let mut others = is_in.iter().filter(|at| !has_come(at)).count();
+                let mut others: u32 = is_in.iter().filter(|at| !has_come(at)).map(|at| PERMITS[*at]).sum();
                 let is_new = |at: &usize| is_in.contains(at) && !was_in.contains(at);
-                others += usize::from(matches!(&call.op, Op::Downgrade(_, to) if is_new(to)));
+                others += u32::from(matches!(&call.op, Op::Downgrade(_, to) if is_new(to)));
                 for at in &came {
                     prop_assert!(LIMITS[*at] > 0, "{} shares, and wanted it alone", at);
-                    let fits = others < LIMITS[*at] as usize;
+                    let fits = others < LIMITS[*at];
                     prop_assert!(fits, "{} beside {}: {:?}\n{:?}\n{:?}", at, others, call, before, after);
-                    others += 1;
+                    others += PERMITS[*at];
                 }
             }
             let is_by_hand = matches!(call.op, Op::Delete | Op::Overwrite | Op::ForceRelease | Op::LosePlaces);

@@ -341,7 +341,7 @@ async fn acquire(
     let lock = |name: &String| {
         let (name, waits) = (name.clone(), waits.clone());
         let lock = match options.lease.permits {
-            Some(permits) => client.semaphore(&name, permits),
+            Some(permits) => client.semaphore(&name, permits).take(options.lease.take.unwrap_or(1)),
             None if options.lease.shared => client.rw_lock(&name).read(),
             None => client.lock(&name),
         };

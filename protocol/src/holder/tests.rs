@@ -70,6 +70,10 @@ fn those_who_share_are_told_as_one_and_each_for_itself() {
     let one = Holder::of_share(Some(Token::random("host:7")), Some(Duration::from_millis(1_500)), Some(seven()));
     assert_eq!((one.is_shared(), one.sharers(), one.clone().shared_by(3).sharers()), (true, None, None));
     assert_eq!(one.to_string(), "host:7 (fence 7), whose share lives 1.5 s more unless renewed");
+    let three = Token::random("host:7").taking(std::num::NonZeroU32::new(3).unwrap());
+    let three = Holder::of_share(Some(three), one.remaining(), one.fence());
+    assert_eq!((three.permits(), one.permits(), shared(1_500).permits()), (Some(3), Some(1), None));
+    assert_eq!(three.to_string(), "host:7 (fence 7), whose 3 permits live 1.5 s more unless renewed");
 }
 
 /// It has no fence between two steps of its acquire.
@@ -130,16 +134,16 @@ fn serde_writes_everything_but_the_token() {
     let (token, fence) = (Token::random("host:7"), Fence::try_from(7_u64).unwrap());
     let json = |holder: &Holder| serde_json::to_string(holder).unwrap();
     let held = json(&Holder::read(Some(&token.value(fence)), 1_500).ours());
-    let start = r#"{"label":"host:7","mode":"exclusive","sharers":null,"since_unix_seconds":7e-6,"#;
+    let start = r#"{"label":"host:7","mode":"exclusive","sharers":null,"permits":null,"since_unix_seconds":7e-6,"#;
     assert_eq!(held, [start, r#""remaining_seconds":1.5,"fence":7,"is_ours":true,"not_a_lock":null}"#].concat());
     let foreign = json(&Holder::read(Some("someone-else"), -1));
-    let start = r#"{"label":null,"mode":"exclusive","sharers":null,"since_unix_seconds":null,"#;
+    let start = r#"{"label":null,"mode":"exclusive","sharers":null,"permits":null,"since_unix_seconds":null,"#;
     let rest = r#""remaining_seconds":null,"fence":null,"is_ours":false,"not_a_lock":"string without a TTL"}"#;
     assert_eq!(foreign, [start, rest].concat());
     let all = json(&shared(1_500).shared_by(3));
-    let start = r#"{"label":null,"mode":"shared","sharers":3,"since_unix_seconds":7e-6,"#;
+    let start = r#"{"label":null,"mode":"shared","sharers":3,"permits":null,"since_unix_seconds":7e-6,"#;
     assert_eq!(all, [start, r#""remaining_seconds":1.5,"fence":7,"is_ours":false,"not_a_lock":null}"#].concat());
     let one = json(&Holder::of_share(Some(Token::random("host:7")), Some(Duration::from_secs(2)), Some(seven())));
-    let start = r#"{"label":"host:7","mode":"shared","sharers":null,"since_unix_seconds":7e-6,"#;
+    let start = r#"{"label":"host:7","mode":"shared","sharers":null,"permits":1,"since_unix_seconds":7e-6,"#;
     assert_eq!(one, [start, r#""remaining_seconds":2.0,"fence":7,"is_ours":false,"not_a_lock":null}"#].concat());
 }

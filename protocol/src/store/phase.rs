@@ -22,8 +22,8 @@ pub(super) enum Held {
 
 /// A period in which a lock is shared.
 ///
-/// 1. A sharer counts until its time has passed. Where a sharer is admitted because others have expired, those are
-///    removed, so that they do not return when the clock goes back.
+/// 1. A sharer counts until its time has passed, as many as it takes permits. When another is admitted, those that have
+///    expired are removed, so that they do not return when the clock goes back.
 /// 2. The lock's key and the places outlive every sharer. They are written when less than a TTL of either is left. Once
 ///    no sharer outlives one that was released and stays, they live no longer than that one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -78,6 +78,11 @@ impl Phase {
         u32::try_from(self.ends(now).count()).unwrap_or(u32::MAX)
     }
 
+    /// The number of permits that are taken.
+    pub(super) fn permits(&self, now: Micros) -> u32 {
+        self.ends(now).fold(0, |all, (token, _)| all.saturating_add(token.permits().get()))
+    }
+
     /// The sharers, and until when each counts.
     fn ends(&self, now: Micros) -> impl Iterator<Item = (&Token, Micros)> {
         let are_there = self.places_until > now;
@@ -94,38 +99,34 @@ impl Phase {
         self.outlive(now, span);
     }
 
-    /// Admits a sharer beside others, which were fewer than its limit.
-    fn join(&mut self, now: Micros, token: Token, span: Duration, limit: u32) {
+    /// Admits a sharer beside others.
+    fn join(&mut self, now: Micros, token: Token, span: Duration) {
         if self.places_until <= now {
             self.empty();
         }
         self.places.insert(token, now + micros(span));
-        if !self.outlive(now, span) && u32::try_from(self.places.len()).is_ok_and(|all| all > limit) {
-            self.places.retain(|_, until| *until >= now);
-        }
+        self.outlive(now, span);
+        self.places.retain(|_, until| *until >= now);
     }
 
-    /// Admits a sharer in the simple case, as the scripts do: there is room even beside the expired ones, and not all
-    /// have expired.
+    /// Admits a sharer in the simple case, as the scripts do: there are sharers, none has expired, and each takes one
+    /// permit.
     pub(super) fn join_simply(&mut self, now: Micros, token: &Token, span: Duration, limit: u32) -> Option<Fence> {
-        let all = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
-        if self.ends(now).next().is_none() || all >= limit {
+        let count = self.sharers(now);
+        let all = usize::try_from(count).is_ok_and(|count| count == self.places.len());
+        if !all || self.permits(now) > count || count == 0 || count >= limit {
             return None;
         }
-        self.join(now, token.clone(), span, limit);
+        self.join(now, token.clone(), span);
         Some(self.fence)
     }
 
-    /// Makes key and places outlive a sharer that was just admitted or kept. Returns whether that was due. Neither ever
-    /// lives for less than before.
-    fn outlive(&mut self, now: Micros, span: Duration) -> bool {
-        if self.until.min(self.places_until) > now + micros(span) {
-            return false;
+    /// Makes key and places outlive a sharer that was just admitted or kept. Neither ever lives for less than before.
+    fn outlive(&mut self, now: Micros, span: Duration) {
+        if self.until.min(self.places_until) <= now + micros(span) {
+            let longer = now + longer(span);
+            (self.until, self.places_until) = (self.until.max(longer), self.places_until.max(longer));
         }
-        let longer = now + longer(span);
-        (self.until, self.places_until) = (self.until.max(longer), self.places_until.max(longer));
-        self.places.retain(|_, until| *until >= now);
-        true
     }
 
     /// If no sharer counts for longer than one that was released and stays, key and places live no longer than that
@@ -196,7 +197,7 @@ impl Store {
         Ok(())
     }
 
-    /// Admits a token that fits: alone, or beside `count` sharers.
+    /// Admits a token that fits: alone, or beside sharers that take `count` permits.
     pub(super) fn let_in(&mut self, now: Micros, key: &Key, one: Entrant, count: Option<u32>) -> Fence {
         let Entrant { token, span, fence_memory, limit } = one;
         if limit == 0 {
@@ -204,7 +205,7 @@ impl Store {
         }
         if count != Some(0) {
             if let Some(Held::Shared(phase)) = self.lock(now, key) {
-                phase.join(now, token, span, limit);
+                phase.join(now, token, span);
                 return phase.fence;
             }
         }
@@ -319,7 +320,7 @@ pub(super) struct Entrant {
     pub(super) limit: u32,
 }
 
-/// Whether a token with this limit may be admitted beside `count` sharers; `None` if the lock is held alone.
+/// Whether a token with this limit may be admitted while `count` permits are taken; `None` if the lock is held alone.
 pub(super) fn fits(count: Option<u32>, limit: u32) -> bool {
     count.is_some_and(|count| count == 0 || count < limit)
 }

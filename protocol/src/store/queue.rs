@@ -137,7 +137,7 @@ impl WaitQueue {
         self.expires = now + 2 * micros(window);
     }
 
-    /// Finds whose turn it is on a node that has been `up` for this long, while `count` sharers have the lock.
+    /// Finds whose turn it is on a node that has been `up` for this long, while `count` permits are taken.
     /// `reached` reports whether a channel has a listener. The notifications are added to `told`.
     pub(super) fn promote(
         &mut self,
@@ -171,7 +171,7 @@ impl WaitQueue {
             let lapses = now + micros(waiter.grant);
             let mark = self.marks.entry(waiter.process.clone()).or_insert(lapses);
             *mark = lapses.min(*mark);
-            count = count.filter(|_| limit > 0).map(|count| count + 1);
+            count = count.filter(|_| limit > 0).map(|count| count.saturating_add(token.permits().get()));
             let_in.push(Entrant { token, span: waiter.grant, fence_memory: waiter.fence_memory, limit });
             last = Some(waiter);
             if limit == 0 {
@@ -266,7 +266,7 @@ impl WaitQueue {
 
     /// How a waiter wants the lock.
     pub(super) fn mode(&self, token: &Token) -> Mode {
-        self.waiters.get(token).map_or(Mode::Exclusive, |waiter| mode::of_limit(waiter.limit))
+        self.waiters.get(token).map_or(Mode::Exclusive, |waiter| mode::of_limit(waiter.limit, token.permits()))
     }
 
     /// Whether the queue need not be kept.

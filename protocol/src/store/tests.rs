@@ -280,7 +280,7 @@ fn those_who_wait_are_counted_and_the_first_are_listed_with_their_wait() {
     let (mut store, key, one, two) = scene();
     granted(&store.acquire(0, &request(&key, &Token::random("holder"), TTL)).acquired);
     send(&mut store, 10, &poll(&key, &one));
-    let (mut reads, to_read) = (poll(&key, &two), Mode::Shared { limit: None });
+    let (mut reads, to_read) = (poll(&key, &two), crate::mode::of_limit(u32::MAX, two.permits()));
     reads.claim.mode = to_read;
     send(&mut store, 30, &reads);
     let (waiting, first) = store.queue(50, &key, 1);

@@ -178,9 +178,12 @@ pub(super) fn waiters(reply: &Value) -> Option<Waiters> {
     for one in queue.chunks(3) {
         let [token, ticket, limit] = one else { return None };
         let waited = Duration::from_micros(now.saturating_sub(ticket.as_u64()?));
-        let mode = mode::of_limit(u32::try_from(limit.as_i64()?).ok()?);
+        let limit = u32::try_from(limit.as_i64()?).ok()?;
         // Anything but a token of ours is skipped.
-        waiting.extend(token.as_str().and_then(|token| Token::parse(&token)).map(|token| (token, waited, mode)));
+        if let Some(token) = token.as_str().and_then(|token| Token::parse(&token)) {
+            let mode = mode::of_limit(limit, token.permits());
+            waiting.push((token, waited, mode));
+        }
     }
     Some(waiting)
 }

@@ -32,12 +32,12 @@ scripts! {
     1 RAISE = "value" "issue" "floor" "raise";
     2 REPAIR = "value" "issue" "may_vote" "floor" "repair";
     3 RENEW = "value" "renew";
-    4 RELEASE = "release" "keys" "value" "release_by_identity" "issue" "may_vote" "phase" "promote" "pass_on" "release_to_queue";
+    4 RELEASE = "release" "keys" "value" "release_by_identity" "issue" "may_vote" "permits" "phase" "promote" "pass_on" "release_to_queue";
     5 KEEP = "value" "keep";
     6 HOLDER repeats = "holder";
-    7 FORCE_RELEASE = "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "force_release";
-    8 POLL repeats = "keys" "value" "issue" "may_vote" "phase" "promote" "poll";
-    9 LEAVE = "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "leave";
+    7 FORCE_RELEASE = "keys" "value" "issue" "may_vote" "permits" "phase" "promote" "pass_on" "force_release";
+    8 POLL repeats = "keys" "value" "issue" "may_vote" "permits" "phase" "promote" "poll";
+    9 LEAVE = "keys" "value" "issue" "may_vote" "permits" "phase" "promote" "pass_on" "leave";
     10 QUEUE repeats = "queue";
     11 LOOK = "look";
     12 HELD repeats = "held";
@@ -50,14 +50,14 @@ scripts! {
     19 RELEASE_ALONE = "value" "release_alone";
     20 COMBINED_SLOTS repeats = "value" "issue" "combined_slots";
     21 SUCCEED repeats = "value" "issue" "succeed";
-    22 JOIN repeats = "join" "keys" "value" "issue" "may_vote" "phase" "promote" "poll";
-    23 PART = "part" "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "part_and_pass_on";
-    24 RENEW_SHARES = "renew_shares";
-    25 KEEP_SHARE = "keys" "value" "phase" "keep_share";
+    22 JOIN repeats = "permits" "join" "keys" "value" "issue" "may_vote" "phase" "promote" "poll";
+    23 PART = "permits" "part" "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "part_and_pass_on";
+    24 RENEW_SHARES = "permits" "renew_shares";
+    25 KEEP_SHARE = "keys" "value" "permits" "phase" "keep_share";
     26 SHARERS repeats = "sharers";
-    27 DOWNGRADE repeats = "keys" "value" "issue" "may_vote" "phase" "promote" "downgrade";
+    27 DOWNGRADE repeats = "keys" "value" "issue" "may_vote" "permits" "phase" "promote" "downgrade";
     28 EXTEND_PHASE = "extend_phase";
-    29 EXTEND_SHARE = "extend_share";
+    29 EXTEND_SHARE = "permits" "extend_share";
 }
 
 impl Script {

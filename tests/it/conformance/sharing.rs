@@ -50,6 +50,33 @@ pub(super) async fn no_more_hold_a_name_than_there_are_permits(place: Place) {
     }
 }
 
+pub(super) async fn several_permits_are_taken_at_once_and_in_turn(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let [mine, theirs] = [&one, &two].map(|client| client.semaphore("pool", 4));
+    let (three, light) = (shared(&mine.clone().take(3)).await, shared(&theirs).await);
+    assert_eq!(three.fence(), light.fence());
+    assert!(theirs.try_acquire().await.unwrap().is_none());
+    let waits = tokio::spawn(theirs.clone().take(2).owner(Owner::anonymous()).acquire());
+    have_places(&mine, 1).await;
+    light.release().await.unwrap().confirmed();
+    let behind = tokio::spawn(mine.clone().owner(Owner::anonymous()).acquire());
+    have_places(&theirs, 2).await;
+    assert!(mine.try_acquire().await.unwrap().is_none(), "one is free, but for the first that waits");
+    let taken: Vec<_> = mine.holders().await.unwrap().iter().map(leasehold::Holder::permits).collect();
+    assert_eq!(taken, [Some(3)]);
+    three.release().await.unwrap().confirmed();
+    let heavy = within(HANGS, "its turn", waits).await.unwrap().unwrap();
+    let light = within(HANGS, "its turn", behind).await.unwrap().unwrap();
+    let last = shared(&mine).await;
+    assert!(mine.try_acquire().await.unwrap().is_none(), "2 and 1 and 1 are taken");
+    drop(heavy);
+    let pair = shared(&mine.clone().take(2)).await;
+    for lease in [light, last, pair] {
+        lease.release().await.unwrap().confirmed();
+    }
+    shared(&mine.take(4)).await.release().await.unwrap().confirmed();
+}
+
 pub(super) async fn a_share_outlives_many_ttls(place: Place) {
     let (one, two) = place.two_programs().await;
     let shares = [shared(&one.rw_lock("job").read()).await, shared(&two.rw_lock("job").read()).await];
@@ -98,6 +125,7 @@ macro_rules! shared {
         at! { $($place)*:
             readers_share_a_name_and_writers_have_it_alone
             no_more_hold_a_name_than_there_are_permits
+            several_permits_are_taken_at_once_and_in_turn
             a_share_outlives_many_ttls
             all_who_share_a_lock_hear_that_it_was_taken_by_force
         }

@@ -302,7 +302,7 @@ pub(crate) const FOR_PUSH: &str = "+client|id +client|caching +client|tracking +
 /// The additional rights for fair locks.
 pub(crate) const FOR_FAIR: &str = "+hget +hset +zcard +zadd +zrange +zrank +zscore +zrem +hlen +hdel +hrandfield";
 /// The additional rights for shared locks, besides those for fair locks.
-pub(crate) const FOR_SHARES: &str = "+zcount +zrangebyscore +zremrangebyscore";
+pub(crate) const FOR_SHARES: &str = "+zcount +zrangebyscore";
 /// The right to ask whether the first waiter that does not fit is still alive. Without an answer it counts as alive for
 /// as long as its process may be silent.
 pub(crate) const TO_PASS_OVER_THE_DEAD: &str = "+pubsub|numsub";

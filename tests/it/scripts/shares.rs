@@ -5,8 +5,8 @@ use std::time::Duration;
 use support::{
     ClockShim, Server, Value, Wire,
     scripts::{
-        ACQUIRE, DOWNGRADE, EXTEND_PHASE, FORCE_RELEASE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL, QUEUE, RELEASE,
-        RENEW_SHARES, SHARERS,
+        ACQUIRE, DOWNGRADE, EXTEND_PHASE, EXTEND_SHARE, FORCE_RELEASE, JOIN, KEEP_SHARE, LEAVE, LOOK, PART, POLL,
+        QUEUE, RELEASE, RENEW_SHARES, SHARERS,
     },
 };
 
@@ -538,7 +538,7 @@ fn share_everything(server: &Server, wire: &mut Wire) -> Result<(), String> {
 }
 
 #[test]
-fn the_rights_of_fair_locks_and_three_more_are_enough_to_share_and_each_of_the_three_is_needed() {
+fn the_rights_of_fair_locks_and_two_more_are_enough_to_share_and_both_are_needed() {
     let server = Server::start();
     let mut wire = server.wire();
     let least = LEAST_ACL.replace("app:", "job");
@@ -566,6 +566,21 @@ fn the_rights_of_fair_locks_and_three_more_are_enough_to_share_and_each_of_the_t
     let (outcome, _) = tried(&[&least, FOR_PUSH, FOR_FAIR]);
     outcome.expect_err("a user for fair locks");
     assert_eq!(server.wire().must(&["KEYS", "*"]).array(), [], "a user that cannot release a share gets none");
+}
+
+#[test]
+fn a_user_that_may_not_remove_a_sharer_is_told_so_by_its_release() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.must(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", "-zrem"]);
+    comes_in(&mut wire, "one", ANY);
+    let mut worker = server.wire();
+    worker.must(&["AUTH", "worker", "secret"]);
+    let alone = worker.cmd(&["EVAL", EXTEND_SHARE, "1", HOLDERS, &token("one"), "0"]);
+    for reply in [part(&mut worker, "one"), alone] {
+        assert!(reply.error().is_some_and(|error| NO_RIGHT.iter().any(|words| error.contains(words))), "{reply:?}");
+    }
+    assert_eq!(sharers(&mut wire), ["one"]);
 }
 
 /// The key of the lock lives on for a third of a TTL.

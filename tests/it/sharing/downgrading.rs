@@ -22,7 +22,9 @@ async fn a_writer_goes_on_as_a_reader_and_those_that_wait_to_read_come_in_beside
     let (lag, began) = (Lag::start(), Instant::now());
     let reading = within(HANGS, "the downgrade", writing.downgrade()).await.unwrap();
     assert_eq!(ending(handle.check()).reason(), LossReason::HandedOver);
-    assert!(reading.fence() > fence && reading.mode() == Mode::Shared { limit: None });
+    assert!(
+        reading.fence() > fence && reading.mode() == Mode::Shared { limit: None, permits: std::num::NonZeroU32::MIN }
+    );
     let (beside, at) = had(reader).await;
     assert!(beside.fence() == reading.fence());
     assert_prompt(at - began, lag.of(3));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Lock, LossReason, Mode, Owner};
-use support::{HANGS, Lag, Server, eventually_async, within};
+use support::{HANGS, Lag, Server, Wire, eventually_async, within};
 use tokio::task::JoinSet;
 
 use super::{acquired, assert_prompt};
@@ -25,7 +25,7 @@ async fn readers_share_a_name_and_its_fence_and_a_writer_has_it_alone() {
     let server = Server::start();
     let [one, other] = programs(&server).await;
     let [mine, theirs] = [&one, &other].map(|leases| leases.rw_lock(NAME));
-    let to_read = Mode::Shared { limit: None };
+    let to_read = Mode::Shared { limit: None, permits: std::num::NonZeroU32::MIN };
     assert_eq!((mine.name(), mine.read().mode(), mine.write().mode()), (NAME, to_read, Mode::Exclusive));
     let (first, second) = (acquired(&mine.read()).await, acquired(&theirs.read()).await);
     assert_eq!((first.fence(), first.mode()), (second.fence(), to_read));
@@ -268,6 +268,21 @@ async fn permits_out_of_bounds_and_a_quorum_are_refused_before_anything_is_sent(
         let error = leases.semaphore(NAME, permits).acquire().await.unwrap_err();
         assert_eq!(error.to_string(), format!("permits is {permits}: it must be from 1 to 1,000,000"));
     }
+    let bounds = "it must be from 1 to the number of permits, 4";
+    for take in [0, 5] {
+        let error = leases.semaphore(NAME, 4).take(take).acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Config(_)), "{error:?}");
+        assert_eq!(error.to_string(), format!("take is {take}: {bounds}"));
+    }
+    let name = leases.rw_lock(NAME);
+    for lock in [leases.lock(NAME), name.read(), name.write()] {
+        let error = lock.take(2).try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Config(_)), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "take is 2: only a lock with permits has several to take, which `semaphore` makes"
+        );
+    }
     let quorum = leasehold::Client::builder().quorum((1..=3).map(|port| format!("redis://127.0.0.1:{port}")));
     let quorum = quorum.build_lazy().unwrap();
     let memory = leasehold::Client::builder().quorum((1..=3).map(|n| format!("memory://shared-{n}")));
@@ -284,6 +299,65 @@ async fn permits_out_of_bounds_and_a_quorum_are_refused_before_anything_is_sent(
             );
         }
     }
+}
+
+#[tokio::test]
+async fn an_owner_that_takes_permits_gets_no_more_of_them_again() {
+    let server = Server::start();
+    let leases = program(server.url()).await;
+    let pool = leases.semaphore(NAME, 4).reentrant(true);
+    let two = acquired(&pool.clone().take(2)).await;
+    let again = acquired(&pool).await;
+    assert_eq!((again.mode().to_string(), again.hold_count()), ("2 of 4 permits".to_owned(), 2));
+    let error = within(HANGS, "an answer", pool.clone().take(3).acquire()).await.unwrap_err();
+    assert!(matches!(error, Error::Misuse(_)), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        r#"this owner already has 2 of 4 permits of "job", and cannot take 3: take all at the first acquire"#
+    );
+    drop((two, again));
+    acquired(&pool.take(4)).await.release().await.unwrap().confirmed();
+    nothing_is_left(&mut server.wire()).await;
+}
+
+/// Those of a holder that dies are free after its TTL, those of one that keeps its place after that time.
+#[tokio::test]
+async fn permits_come_back_all_at_once() {
+    const KEPT: Duration = Duration::from_millis(300);
+    let server = Server::start();
+    for url in [server.url(), "memory://permits".to_owned()] {
+        let (leases, lag) = (program_with(url, LONG).await, Lag::start());
+        let pool = leases.semaphore(NAME, 4);
+        let light = acquired(&pool).await;
+        acquired(&pool.clone().take(3)).await.release_keeping(KEPT).await.unwrap().confirmed();
+        let began = Instant::now();
+        assert!(pool.try_acquire().await.unwrap().is_none(), "they are kept");
+        acquired(&pool.clone().take(3)).await.release().await.unwrap().confirmed();
+        assert_served(began.elapsed(), KEPT, &lag, "kept");
+        light.release().await.unwrap().confirmed();
+        let twice = pool.clone().take(2).once_per(Duration::from_secs(3600));
+        for _ in 0..2 {
+            acquired(&twice).await.release().await.unwrap().confirmed();
+        }
+        assert!(pool.try_acquire().await.unwrap().is_none(), "four were taken in this interval");
+    }
+}
+
+/// A set of sharers has no more members than sharers, and none that stays behind.
+#[tokio::test]
+async fn what_several_permits_leave_on_the_server_is_counted() {
+    let server = Server::start();
+    let (leases, mut wire) = (program(server.url()).await, server.wire());
+    let pool = leases.semaphore(NAME, 1_000);
+    let members = |wire: &mut Wire| wire.must(&["ZCARD", "{job}:lh:holders"]).int();
+    let light = acquired(&pool).await;
+    let heavy = acquired(&pool.clone().take(900)).await;
+    assert_eq!(members(&mut wire), 3, "two sharers, and what they take beyond one each");
+    assert_eq!(wire.must(&["ZSCORE", "{job}:lh:holders", "+"]).text(), "-899");
+    heavy.release().await.unwrap().confirmed();
+    assert_eq!(members(&mut wire), 1);
+    light.release().await.unwrap().confirmed();
+    nothing_is_left(&mut wire).await;
 }
 
 #[tokio::test]

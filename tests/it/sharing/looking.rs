@@ -107,7 +107,8 @@ async fn who_waits_says_whether_it_wants_the_lock_alone() {
     let waiters = within(HANGS, "who waits", leases.lock(NAME).waiters()).await.unwrap();
     let modes: Vec<_> = waiters.iter().map(leasehold::Waiter::mode).collect();
     let limit = NonZeroU32::new(4);
-    assert_eq!(modes, [Mode::Exclusive, Mode::Shared { limit: None }, Mode::Shared { limit }]);
+    let permits = NonZeroU32::MIN;
+    assert_eq!(modes, [Mode::Exclusive, Mode::Shared { limit: None, permits }, Mode::Shared { limit, permits }]);
     for waiter in waiting {
         waiter.abort();
     }
@@ -160,7 +161,10 @@ async fn a_label_may_have_the_signs_that_stand_between_what_the_server_keeps() {
     let (writer, reader) = (place(&write).await, place(&leases.semaphore(NAME, 7).label(SIGNS)).await);
     let waiters = within(HANGS, "who waits", read.waiters()).await.unwrap();
     let seen: Vec<_> = waiters.iter().map(|waiter| (waiter.label(), waiter.mode())).collect();
-    assert_eq!(seen, [(SIGNS, Mode::Exclusive), (SIGNS, Mode::Shared { limit: NonZeroU32::new(7) })]);
+    assert_eq!(
+        seen,
+        [(SIGNS, Mode::Exclusive), (SIGNS, Mode::Shared { limit: NonZeroU32::new(7), permits: NonZeroU32::MIN })]
+    );
     reading.release().await.unwrap().confirmed();
     for waiter in [writer, reader] {
         had(waiter).await.0.release().await.unwrap().confirmed();

@@ -77,7 +77,7 @@ async fn acquire_all(scene: &Scene) {
 /// A name in the mode in which the most processes can hold it.
 fn as_shared(leases: &Client, name: &str, access: Access) -> Lock {
     match access {
-        Access::Permits(of) => leases.semaphore(name, of),
+        Access::Permits(of, _) => leases.semaphore(name, of),
         _ => leases.rw_lock(name).read(),
     }
 }

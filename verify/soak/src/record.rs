@@ -257,8 +257,8 @@ impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Acquired { lease, known_as, name, mode, ttl, fence, invoked, start, until } => {
-                let (limit, until) = (mode::limit(*mode), until.unwrap_or(0));
-                write!(f, "A {lease} {known_as} {name} {limit} {ttl} {fence} {invoked} {start} {until}")
+                let (limit, permits, until) = (mode::limit(*mode), mode::permits(*mode), until.unwrap_or(0));
+                write!(f, "A {lease} {known_as} {name} {limit} {permits} {ttl} {fence} {invoked} {start} {until}")
             }
             Self::Believed { lease, at, until } => write!(f, "B {lease} {at} {until}"),
             Self::Wrote { lease, from, to, written } => write!(f, "W {lease} {from} {to} {written}"),
@@ -292,7 +292,7 @@ impl FromStr for Line {
                 lease: word()?.parse()?,
                 known_as: word()?.parse()?,
                 name: number(word()?)?,
-                mode: mode::of_limit(number(word()?)?),
+                mode: mode::of_limit(number(word()?)?, number(word()?)?),
                 ttl: number(word()?)?,
                 fence: number(word()?)?,
                 invoked: number(word()?)?,
@@ -338,6 +338,8 @@ impl FromStr for Line {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     #[test]
@@ -346,7 +348,7 @@ mod tests {
         let lease = LeaseId { process, number: 99 };
         let known_as = LeaseId { number: 98, ..lease };
         let acquired = |until| {
-            let mode = mode::of_limit(2);
+            let mode = mode::of_limit(2, NonZeroU32::new(3).unwrap());
             Line::Acquired { lease, known_as, name: 3, mode, ttl: 4, fence: 5, invoked: 6, start: 7, until }
         };
         for line in [

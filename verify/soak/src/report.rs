@@ -3,9 +3,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
+    num::NonZeroU32,
     time::Duration,
 };
 
+use leasehold::Mode;
 use leasehold_protocol::mode;
 
 use crate::{
@@ -131,9 +133,9 @@ pub struct Totals {
     lasted: Duration,
     leases: u64,
     /// The modes in which each name is held.
-    modes: BTreeSet<(String, u32)>,
+    modes: BTreeSet<(String, u32, NonZeroU32)>,
     by_name: BTreeMap<String, u64>,
-    by_mode: BTreeMap<(String, u32), u64>,
+    by_mode: BTreeMap<(String, u32, NonZeroU32), u64>,
     endings: BTreeMap<Ending, u64>,
     writes: BTreeMap<Written, u64>,
     outcomes: BTreeMap<Outcome, u64>,
@@ -162,12 +164,12 @@ impl Totals {
         self.violations += round.violations.len() as u64;
         self.leases += history.leases.len() as u64;
         for name in &history.names {
-            self.modes.extend(name.modes.iter().map(|mode| (name.text.clone(), mode::limit(*mode))));
+            self.modes.extend(name.modes.iter().map(|mode| named(&name.text, *mode)));
         }
         for lease in &history.leases {
             let name = &history.names[lease.name].text;
             *self.by_name.entry(name.clone()).or_default() += 1;
-            *self.by_mode.entry((name.clone(), mode::limit(lease.mode))).or_default() += 1;
+            *self.by_mode.entry(named(name, lease.mode)).or_default() += 1;
             *self.endings.entry(lease.how).or_default() += 1;
         }
         for write in &history.writes {
@@ -184,7 +186,7 @@ impl Totals {
 
     /// Whether some lock was never held in one of its modes, or the servers or the resource were never observed.
     pub fn is_hollow(&self) -> bool {
-        let is_unheld = |mode: &(String, u32)| !self.by_mode.contains_key(mode);
+        let is_unheld = |mode: &(String, u32, NonZeroU32)| !self.by_mode.contains_key(mode);
         self.modes.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
     }
 
@@ -198,6 +200,11 @@ impl Totals {
     }
 }
 
+/// The mode of a name, in an order.
+fn named(name: &str, mode: Mode) -> (String, u32, NonZeroU32) {
+    (name.to_owned(), mode::limit(mode), mode::permits(mode))
+}
+
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.lasted.as_secs_f64();
@@ -209,10 +216,11 @@ impl fmt::Display for Totals {
         writeln!(f, "| seconds | {seconds:.0} |")?;
         writeln!(f, "| lock cycles, each a lease from its acquire to its end | {} |", self.leases)?;
         writeln!(f, "| per second | {rate:.0} |")?;
-        if self.modes.iter().any(|(_, limit)| *limit > 0) {
-            for limit in self.modes.iter().map(|(_, limit)| *limit).collect::<BTreeSet<_>>() {
-                let count: u64 = self.by_mode.iter().filter(|((_, of), _)| *of == limit).map(|(_, count)| count).sum();
-                writeln!(f, "| held {} | {count} |", mode::of_limit(limit))?;
+        if self.modes.iter().any(|(_, limit, _)| *limit > 0) {
+            for of in self.modes.iter().map(|(_, limit, permits)| (*limit, *permits)).collect::<BTreeSet<_>>() {
+                let is_of = |(_, limit, permits): &(String, u32, NonZeroU32)| (*limit, *permits) == of;
+                let count: u64 = self.by_mode.iter().filter(|(mode, _)| is_of(mode)).map(|(_, count)| count).sum();
+                writeln!(f, "| held {} | {count} |", mode::of_limit(of.0, of.1))?;
             }
         }
         for (how, count) in &self.endings {

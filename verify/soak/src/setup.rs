@@ -61,8 +61,8 @@ pub enum Access {
     Alone,
     /// Many read, one writes.
     ReadWrite,
-    /// This many at a time.
-    Permits(u32),
+    /// This many permits, of which a lease takes one of these numbers.
+    Permits(u32, &'static [u32]),
     /// To read, to write, one of several numbers of permits, and alone without a place in the line.
     Any,
 }
@@ -152,21 +152,24 @@ pub const PERMITS: [u32; 3] = [2, 3, 5];
 pub const SHARED_KINDS: [Kind; 5] = [
     shared("rw-quick", Access::ReadWrite, Pace::Quick, 4),
     shared("rw-slow", Access::ReadWrite, Pace::Slow, 3),
-    shared("permits-2", Access::Permits(2), Pace::Quick, 2),
-    shared("permits-5", Access::Permits(5), Pace::Slow, 3),
+    shared("permits-2", Access::Permits(2, &[1]), Pace::Quick, 2),
+    shared("permits-5", Access::Permits(5, &[1, 2, 3]), Pace::Slow, 3),
     shared("any", Access::Any, Pace::Quick, 3),
 ];
 
 impl Access {
     /// All modes in which it is held.
     pub fn modes(self) -> Vec<Mode> {
-        let (alone, read) = (Mode::Exclusive, Mode::Shared { limit: None });
-        let permits = |of: u32| Mode::Shared { limit: NonZeroU32::new(of) };
+        let shared = |limit: Option<u32>, permits: u32| Mode::Shared {
+            limit: limit.and_then(NonZeroU32::new),
+            permits: NonZeroU32::new(permits).unwrap_or(NonZeroU32::MIN),
+        };
+        let (alone, read) = (Mode::Exclusive, shared(None, 1));
         match self {
             Self::Alone => vec![alone],
             Self::ReadWrite => vec![alone, read],
-            Self::Permits(of) => vec![permits(of)],
-            Self::Any => [alone, read].into_iter().chain(PERMITS.map(permits)).collect(),
+            Self::Permits(of, takes) => takes.iter().map(|permits| shared(Some(of), *permits)).collect(),
+            Self::Any => [alone, read].into_iter().chain(PERMITS.map(|of| shared(Some(of), 1))).collect(),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The actions of a task on a name that several may hold at a time.
 
+use std::num::NonZeroU32;
+
 use leasehold::{Error, Lock, Mode};
 
 use crate::{
@@ -14,7 +16,7 @@ impl Job {
         let (leases, name, chance) = (&self.leases, self.kind.name, &mut self.chance);
         let names = leases.rw_lock(name);
         let lock = match (self.kind.access, chance.below(32)) {
-            (Access::Permits(of), _) => leases.semaphore(name, of),
+            (Access::Permits(of, takes), _) => leases.semaphore(name, of).take(*chance.pick(takes)),
             (Access::ReadWrite | Access::Any, 0..=2) => names.write(),
             (Access::ReadWrite, _) | (Access::Any, 3..=12) => names.read(),
             (Access::Any, 13..=30) => leases.semaphore(name, *chance.pick(&PERMITS)),
@@ -34,7 +36,12 @@ impl Job {
         match shared {
             Ok(lease) => {
                 say([Line::Counted(Outcome::Downgraded)]);
-                let asked = Asked { id: self.next_id(), mode: Mode::Shared { limit: None }, invoked, ..asked };
+                let asked = Asked {
+                    id: self.next_id(),
+                    mode: Mode::Shared { limit: None, permits: NonZeroU32::MIN },
+                    invoked,
+                    ..asked
+                };
                 return self.hold_to_its_end(lease, asked, start).await;
             }
             Err(Error::Lost(_)) => {

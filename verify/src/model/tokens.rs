@@ -31,7 +31,7 @@ impl Tokens {
     /// The owner of a token.
     pub(super) fn owner(&self, token: &Token) -> Option<Owner> {
         (0_u8..).zip(&self.0).find_map(|(client, tokens)| {
-            let number = tokens.iter().position(|other| other == token)?;
+            let number = tokens.iter().position(|other| other.clone().taking(token.permits()) == *token)?;
             Some((client, u8::try_from(number).ok()?))
         })
     }

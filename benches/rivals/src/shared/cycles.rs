@@ -132,6 +132,7 @@ fn tasks(section: &mut Section, server: &Server) -> Result<()> {
                 Contestant::Fair(fair.clone()),
                 of_one("all read one name", fair.rw_lock("read by all").read()),
                 of_one("permits of one name", fair.semaphore("permits for all", 1_000)),
+                of_one("ten permits at once of one name", fair.semaphore("ten at once", 10_000).take(10)),
             ])
         };
         loads.push(Load::new(Builder::new_multi_thread(), tasks, contestants)?.measure(&[server.id()])?);

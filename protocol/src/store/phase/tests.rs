@@ -28,7 +28,7 @@ impl Scene {
     fn claim(&self, token: &Token, limit: Option<u32>) -> Claim {
         let mode = match limit {
             Some(0) => Mode::Exclusive,
-            limit => Mode::Shared { limit: limit.and_then(NonZeroU32::new) },
+            limit => Mode::Shared { limit: limit.and_then(NonZeroU32::new), permits: token.permits() },
         };
         let (key, token) = (self.key.clone(), token.clone());
         Claim { key, token, mode, ttl: TTL, life: TTL, fence: None, fence_memory: self.fence_memory }

@@ -1,6 +1,6 @@
 -- Turns a lock that we hold alone into one that we share, without a gap; waiters that fit are admitted.
 --
--- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
 -- ARGV   1 token that shares   2 TTL in ms   3 token or value that holds it alone   4 fence memory in ms
 --        and perhaps a witness of this server's uptime  5 run id   6 seconds

@@ -1,6 +1,7 @@
 -- Extends a place among the sharers of a lock, or gives it up: the second step of a renewal while the slot is being
 -- moved, and all of a release.
 --
+-- Needs  permits.lua before it
 -- KEYS   1 holders
 -- ARGV   1 token   2 TTL in ms; 0 to give it up
 -- Reply  1 it was in, 0 it was not
@@ -16,8 +17,8 @@ if type(until_then) == 'table' then
 end
 local is_in = until_then and tonumber(until_then) >= now_ms
 if not is_in or span == 0 then
-  redis.call('ZREM', KEYS[1], ARGV[1])
-  return is_in and 1 or 0
+  local removed = removes(KEYS[1], ARGV[1])
+  return type(removed) == 'table' and removed or is_in and 1 or 0
 end
 local left = redis.call('PTTL', KEYS[1])
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, math.ceil(span * 4 / 3))))

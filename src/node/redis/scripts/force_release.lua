@@ -1,7 +1,7 @@
 -- Takes a lock from its holder or sharers, unless the key is not a lock: for the first of its queue, or it becomes
 -- free. The holder finds out who did it, for as long as the key would have lived, and so do all sharers.
 --
--- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua, promote.lua and pass_on.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
 -- ARGV   1 the key that its holder reads   2 the text for it there, after the holder's identity, or after that of all
 --        sharers and their fence

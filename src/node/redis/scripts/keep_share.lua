@@ -1,6 +1,6 @@
 -- Releases a share that is still ours, but leaves its place taken for a while.
 --
--- Needs  keys.lua, value.lua and phase.lua before it
+-- Needs  keys.lua, value.lua, permits.lua and phase.lua before it
 -- KEYS   1 lock   2 not used   3 queue   4 wait   5 holders
 -- ARGV   1 token   2 how long in ms   3 the token that stays, which no client knows
 -- Reply  1 kept, 0 it is gone, -1 the key holds something else
@@ -24,7 +24,7 @@ if is_in(ARGV[3], now_ms) then
   touches()
   return 1
 elseif not is_in(ARGV[1], now_ms) then
-  redis.pcall('ZREM', holders, ARGV[1])
+  removes(holders, ARGV[1])
   return 0
 end
 stays(ARGV[1], tonumber(ARGV[2]), now_ms, ARGV[3])

@@ -2,7 +2,7 @@
 -- sends it, or many of one process together. Then the first of the queue may fit: the leaving waiter may have been the
 -- one that was to check, or in its way.
 --
--- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua, promote.lua and pass_on.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua, promote.lua and pass_on.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
 -- ARGV   1 channel of their process, even if it does not listen  2 window in ms, as in a poll   3 n   then n tokens
 --        and perhaps a witness of this server's uptime   n + 4 run id   n + 5 seconds
@@ -34,9 +34,9 @@ if phase_of(value) then
   local is_sharer = false
   for _, token in ipairs(tokens) do
     is_sharer = is_in(token, now_ms) or is_sharer
+    removes(holders, token)
   end
-  redis.pcall('ZREM', holders, unpack(tokens))
-  local count = sharers(now_ms)
+  local count = permits(now_ms)
   -- A set of another type does not show who shares, so no waiter is admitted.
   if type(count) == 'number' then
     pass_on(count, ends_with_the_last(now_ms))

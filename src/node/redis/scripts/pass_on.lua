@@ -1,11 +1,11 @@
 -- Part of a script: continues after the release of a lock that is known to be there, or of a share of one.
 --
--- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua and promote.lua before it
 --
--- pass_on(count, ends) is for a lock that `count` sharers still hold; if only released places are left, they end in `ends`
--- ms. It admits the waiters that fit and can be reached, and deletes the lock if it has no holder then: so it is never
--- free while a waiter is queued, unless this server has not been up for long enough to grant anything. It returns 1, and
--- fails only where DEL fails.
+-- pass_on(count, ends) is for a lock of which `count` permits are still taken; if only released places are left, they end
+-- in `ends` ms. It admits the waiters that fit and can be reached, and deletes the lock if it has no holder then: so it
+-- is never free while a waiter is queued, unless this server has not been up for long enough to grant anything. It
+-- returns 1, and fails only where DEL fails.
 local function pass_on(count, ends)
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) ~= 'number' or waiting == 0 then

@@ -1,14 +1,14 @@
 -- Part of a script: the sharers of a lock.
 --
--- Needs  keys.lua and value.lua before it
+-- Needs  keys.lua, value.lua and permits.lua before it
 -- KEYS   1 lock   2 fence   5 holders, a sorted set: token -> until when, in ms of this server's clock
 --
 -- While a lock is shared, its key has the value of an acquisition that was never made: that of the nil UUID, with the
 -- fence of this phase. So other libraries, and older versions of this one, find it taken.
 --
 -- 1. An entry of `holders` counts only while the lock's key says that it is shared: each new phase empties the set.
--- 2. A sharer counts until its time expires by this server's clock, like a key. When another is admitted because some
---    have expired, those are removed: they do not return when the clock goes back.
+-- 2. A sharer counts until its time expires by this server's clock, like a key: as many as it takes permits. When another
+--    is admitted, those that have expired are removed: they do not return when the clock goes back.
 -- 3. The lock's key and the set outlive each sharer: whatever confirms a share reads both. They are written when less
 --    than a TTL of either is left, and then to 4/3 of a TTL: about once in a third of a TTL, however many renew. So
 --    clients that track the lock's key are not disturbed. Once only released places that stay are left, key and set
@@ -27,9 +27,18 @@ local function millis(now)
   return tonumber(string.sub(now, 1, -4))
 end
 
--- sharers(now_ms) returns how many share a lock whose key says so, or an error reply.
-local function sharers(now_ms)
-  return redis.pcall('ZCOUNT', holders, now_ms, '+inf')
+-- permits(now_ms) returns how many permits are taken of a lock whose key says that it is shared, or an error reply.
+local function permits(now_ms)
+  local count = redis.pcall('ZCOUNT', holders, now_ms, '+inf')
+  local sum = type(count) == 'number' and count > 0 and redis.pcall('ZSCORE', holders, '+')
+  if type(sum) ~= 'string' then
+    return count
+  end
+  local more = -sum
+  for _, token in ipairs(redis.pcall('ZRANGEBYSCORE', holders, 0, '(' .. now_ms)) do
+    more = more - beyond_one(token)
+  end
+  return count + math.max(more, 0)
 end
 
 local function is_in(token, now_ms)
@@ -37,18 +46,16 @@ local function is_in(token, now_ms)
   return type(until_then) == 'string' and tonumber(until_then) >= now_ms
 end
 
--- outlives(span, now_ms) makes key and set outlive a sharer that was just admitted, or stays, for `span` ms. It returns
--- whether that was due. Neither ever lives for less than before.
-local function outlives(span, now_ms)
+-- outlives(span) makes key and set outlive a sharer that was just admitted, or stays, for `span` ms. Neither ever lives
+-- for less than before.
+local function outlives(span)
   local key, set = redis.call('PTTL', lock), redis.call('PTTL', holders)
   if math.min(key, set) > span then
-    return false
+    return
   end
   local longer = math.ceil(span * 4 / 3)
   redis.call('PEXPIRE', lock, string.format('%.0f', math.max(key, longer)))
   redis.call('PEXPIRE', holders, string.format('%.0f', math.max(set, longer)))
-  redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. now_ms)
-  return true
 end
 
 -- touches() is a write that changes nothing and needs no memory: the reply counts as a write, and a server without
@@ -119,16 +126,28 @@ local function stays(token, span, now_ms, as)
     -- Only afterwards: a set that was empty in between would have lost its expiry.
     redis.call('ZREM', holders, token)
   end
-  outlives(span, now_ms)
+  outlives(span)
 end
 
--- joins(token, span, now_ms, limit) admits a sharer beside others. It returns nil, or an error reply.
-local function joins(token, span, now_ms, limit)
-  local added = redis.pcall('ZADD', holders, string.format('%.0f', now_ms + span), token)
+-- adds(token, span, now_ms) puts a sharer into the set. It returns nil, or an error reply.
+local function adds(token, span, now_ms)
+  local added, more = redis.pcall('ZADD', holders, string.format('%.0f', now_ms + span), token), beyond_one(token)
   if type(added) == 'table' then
     return added
-  elseif not outlives(span, now_ms) and redis.call('ZCARD', holders) > limit then
-    redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. now_ms)
+  elseif added == 1 and more > 0 then
+    redis.call('ZADD', holders, 'INCR', -more, '+')
+  end
+end
+
+-- joins(token, span, now_ms) admits a sharer beside others. It returns nil, or an error reply.
+local function joins(token, span, now_ms)
+  local refusal = adds(token, span, now_ms)
+  if refusal then
+    return refusal
+  end
+  outlives(span)
+  for _, expired in ipairs(redis.pcall('ZRANGEBYSCORE', holders, 0, '(' .. now_ms)) do
+    removes(holders, expired)
   end
 end
 
@@ -155,7 +174,7 @@ local function begins(token, span, now_ms, issued, option, expires)
   if not option and members > 0 then
     redis.call('DEL', holders)
   end
-  redis.call('ZADD', holders, string.format('%.0f', now_ms + span), token)
+  adds(token, span, now_ms)
   redis.call('PEXPIRE', holders, span)
 end
 

@@ -1,13 +1,13 @@
 -- Enters the queue of a lock, keeps a waiter's place there, takes the lock or a share of it when it is the waiter's
 -- turn, and confirms a grant.
 --
--- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, phase.lua and promote.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
 -- ARGV   1 token  2 TTL in ms  3 ticket of an earlier reply, or "0"  4 grant in ms: how long the lock may wait to be
 --        confirmed  5 window in ms: how long a silent process counts as alive, and half of how long the queue outlives
 --        its last poll or leave  6 channel of the token's process, after a "~" if it does not listen there
 --        7 "1" to enter the queue, "0" to only look  8 restart delay in s  9 fence memory in ms
---        10 "0" to hold it alone, else the limit: to share it beside fewer others than that
+--        10 "0" to hold it alone, else the limit: to share it while others take fewer permits than that
 --        and perhaps a witness of this server's uptime  11 run id  12 seconds
 -- Reply  {1, fence}  the token holds the lock, or shares it, for its TTL; and the run id, if the uptime was read
 --        {0, remaining in ms, value, ticket, rank, entered, sharers}  it waits. remaining is the PTTL, or -2 if the
@@ -64,7 +64,7 @@ local now_ms = millis(now)
 local phase, count = phase_of(value), -1
 if phase or limit > 0 and value == false then
   -- Also if it is free: a user that may not count the sharers could not release a share.
-  count = sharers(now_ms)
+  count = permits(now_ms)
   refusal = misplaced(holders, count)
   if refusal then
     return refusal
@@ -175,7 +175,7 @@ end
 
 if open and not ahead and fits() then
   if limit > 0 and count > 0 then
-    refusal = joins(token, ttl, now_ms, limit)
+    refusal = joins(token, ttl, now_ms)
   else
     began = issued
     local option, expires = floor_expires(issued, now, memory)
@@ -194,7 +194,7 @@ if open and not ahead and fits() then
   leave()
   if limit > 0 and redis.call('EXISTS', queue) == 1 then
     -- Waiters behind it may fit as well.
-    promote('', now, issued, count + 1)
+    promote('', now, issued, count + 1 + beyond_one(token))
   end
   if length > 0 then
     calls_another(token)
@@ -216,7 +216,7 @@ end
 if type(value) == 'table' then
   value = {0, redis.pcall('TYPE', lock).ok}
 end
-local remaining = redis.call('PTTL', lock)
+local remaining, sharers = redis.call('PTTL', lock), count > 0 and redis.call('ZCOUNT', holders, now_ms, '+inf') or 0
 if count == 0 then
   -- Of a phase, only the key is left.
   remaining, value = -2, false
@@ -231,4 +231,4 @@ elseif count > 0 then
   end
   remaining = math.max((tonumber(at) or now_ms) - now_ms, 0)
 end
-return {0, remaining, value, ticket, rank, entered, math.max(count, 0)}
+return {0, remaining, value, ticket, rank, entered, sharers}

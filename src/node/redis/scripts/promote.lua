@@ -1,11 +1,11 @@
 -- Part of a script: gives a lock to the first of its queue, or lets its first ones share it.
 --
--- Needs  keys.lua, value.lua, issue.lua, may_vote.lua and phase.lua before it
+-- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua and phase.lua before it
 -- KEYS   1 lock   2 fence   3 queue, a sorted set: token -> ticket
 --        4 wait, a hash:
 --          token -> "grant in ms|alive until, in µs|restart delay in s|fence memory in ms|channel". A process is known
 --            by its channel. A "~" before the channel: no notification arrives there, and the process polls. A
---            "<limit>*" before both: it shares the lock, beside fewer than `limit` others
+--            "<limit>*" before both: it shares the lock, while others take fewer than `limit` permits
 --          "!" .. process -> its mark: until when, in µs, a silent process counts as alive. That is a window after its
 --            last poll or leave, and a grant after it was granted something. Without a mark it is alive. No release of
 --            this library has had other marks. Clients from before the first one left the time of a grant, which has
@@ -15,12 +15,12 @@
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
 --        5 holders
 --
--- promote(me, now, issued, count): `count` share the lock now, 0 if it is free or about to be. `now` is the text of the
+-- promote(me, now, issued, count): `count` permits are taken, 0 if it is free or about to be. `now` is the text of the
 -- time in µs, `issued` that of the next fence. Afterwards the first waiters that fit have the lock for their grants,
 -- with a fence, and were notified; so was the next one. It stops at `me`, and where there is no waiter to grant to, or
 -- not yet, or no right to do it. It returns
 --   whether a waiter is still ahead of `me`;
---   how many share it then, -1 if it is held alone;
+--   how many permits are taken then, -1 if it is held alone;
 --   whether the rest is for another call: too many could not be reached, or many were admitted.
 -- A waiter that cannot be reached loses its place, and has it back when it polls with its ticket. So does the first one
 -- that does not fit and has gone: it must not hold up those behind it. A process that is stopped, and so still counts
@@ -206,7 +206,7 @@ local function promote(me, now, issued, count)
   -- An error has no first element either.
   local function admitted(token, grant, memory, limit)
     if limit > 0 and count > 0 then
-      return not joins(token, grant, now_ms, limit)
+      return not joins(token, grant, now_ms)
     end
     local option, expires = floor_expires(issued, now, memory)
     if limit > 0 then
@@ -245,7 +245,7 @@ local function promote(me, now, issued, count)
       if not admitted(head, tonumber(grant), memory, limit) then
         return over(false)
       end
-      count = limit == 0 and -1 or count + 1
+      count = limit == 0 and -1 or count + 1 + beyond_one(head)
       local process = process_of(channel)
       granted, last_grant, last_process = granted + 1, grant, process
       local mark, lapses = redis.pcall('HGET', wait, '!' .. process), string.format('%.0f', now + grant * 1000)

@@ -1,5 +1,6 @@
 -- Extends shares that are still ours; never brings one back (rule 7).
 --
+-- Needs  permits.lua before it
 -- KEYS   n locks, then n holders
 -- ARGV   n tokens, then n TTLs in ms, then n fences of their phases, or "" where any will do
 -- Reply  for each: 1 extended, 0 it is gone, -1 the key holds something else, {-2, the text of an error}, or {-3, who took
@@ -64,7 +65,6 @@ local function extend(lock, places, call)
       key, set = math.max(key, longer), math.max(set, longer)
       redis.call('PEXPIRE', lock, string.format('%.0f', key))
       redis.call('PEXPIRE', holders, string.format('%.0f', set))
-      redis.call('ZREMRANGEBYSCORE', holders, '-inf', '(' .. string.format('%.0f', now_ms))
     end
   end
   return 1
@@ -94,7 +94,7 @@ for i = 1, n do
   end
   if replies[i] == 0 then
     -- The server may have become a replica that never had it, or does not have it yet. Only a write shows that.
-    local written = redis.pcall('ZREM', KEYS[n + i], is_later and '' or ARGV[i])
+    local written = removes(KEYS[n + i], is_later and '' or ARGV[i])
     if type(written) == 'table' and not string.find(written.err, 'WRONGTYPE', 1, true) then
       replies[i] = {-2, written.err}
     end

@@ -2,9 +2,10 @@
 //!
 //! # What is checked, and why it is sound
 //!
-//! - (a) Of the sharers that are believed at one instant, no more than N have a limit of N or less. The last of these
-//!   that was admitted found all others there. And no sharer is admitted beside as many others as its own limit. The
-//!   others that count were admitted before it asked, and are believed when it has the lock.
+//! - (a) Of the sharers that are believed at one instant, those with a limit of N or less take no more than N permits.
+//!   The last of these that was admitted found all others there. And no sharer is admitted if the others and it take
+//!   more permits than its own limit. The others that count were admitted before it asked, and are believed when it has
+//!   the lock.
 //! - (b) Sharers that are believed at one instant have one fence, that of their phase. A phase that a look has found to
 //!   be over does not continue: no lease that was asked for after that look has its fence. And no lease has a fence
 //!   between that of a writer and that with which the writer continued as a reader, because there was no moment between
@@ -18,7 +19,7 @@ use std::{
     ops::Bound,
 };
 
-use leasehold_protocol::mode;
+use leasehold_protocol::mode::{self, Mode};
 
 use super::{Judge, Violation, is_shared_by, span};
 use crate::{
@@ -43,12 +44,13 @@ impl<'a> Judge<'a> {
             let (Some(end), at) = (lease.end, lease.start) else { continue };
             believed.retain(|(_, end)| *end >= at);
             let earlier = believed.iter().map(|(other, _)| *other).filter(|other| other.start < lease.invoked);
-            let earlier = self.too_many(earlier.collect(), at, |there| there.len() >= limit(lease));
+            let is_full = |there: &[&Lease]| taken(there) + permits(lease) > limit(lease);
+            let earlier = self.too_many(earlier.collect(), at, is_full);
             believed.push((lease, end));
             let all = believed.iter().map(|(other, _)| *other).collect();
             let all = self.too_many(all, at, exceeds);
             if let Some(mut there) = earlier {
-                let what = format!("{} comes in {} beside {}", lease.id, lease.mode, there.len());
+                let what = format!("{} comes in {} beside {}", lease.id, lease.mode, taken(&there));
                 there.push(lease);
                 found.push(self.violation('a', at, &there, what));
             } else if let Some(there) = all {
@@ -127,12 +129,25 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Whether more than N leases have a limit of N or less, for the limit of any of them.
+/// Whether the leases with a limit of N or less take more than N permits, for the limit of any of them.
 fn exceeds(there: &[&Lease]) -> bool {
-    let with = |most: usize| there.iter().filter(|lease| limit(lease) <= most).count();
+    let with = |most: u64| there.iter().filter(|lease| limit(lease) <= most).map(|lease| permits(lease)).sum::<u64>();
     there.iter().any(|lease| with(limit(lease)) > limit(lease))
 }
 
-fn limit(lease: &Lease) -> usize {
-    usize::try_from(mode::limit(lease.mode)).unwrap_or(usize::MAX)
+/// The permits that all of them take.
+fn taken(there: &[&Lease]) -> u64 {
+    there.iter().map(|lease| permits(lease)).sum()
+}
+
+fn permits(lease: &Lease) -> u64 {
+    mode::permits(lease.mode).get().into()
+}
+
+/// How many permits there are, by this lease.
+fn limit(lease: &Lease) -> u64 {
+    match lease.mode {
+        Mode::Shared { limit: Some(limit), .. } => limit.get().into(),
+        _ => u64::MAX,
+    }
 }

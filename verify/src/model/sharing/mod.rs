@@ -22,12 +22,12 @@
 //! in every state. A holder that has the lock alone is beside no other, no more holders than the limits allow have it,
 //! and all sharers have one fence.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use leasehold_protocol::{
     key::Key,
     message::Claim,
-    mode::Mode,
+    mode,
     store::Store,
     tally::drift,
     time::{Micros, Time},
@@ -92,6 +92,8 @@ const INHERITED: &str = "one has it though another died";
 struct Part {
     /// The limit of its mode: zero to have the lock alone.
     limit: u32,
+    /// How many permits it takes.
+    permits: u32,
     attempts: u8,
     /// Whether it may continue as a reader.
     downgrades: bool,
@@ -173,12 +175,13 @@ impl Setup {
     }
 
     fn claim(&self, owner: Owner, limit: u32) -> Claim {
-        let mode = match limit {
-            0 => Mode::Exclusive,
-            u32::MAX => Mode::Shared { limit: None },
-            limit => Mode::Shared { limit: std::num::NonZeroU32::new(limit) },
-        };
-        Claim { mode, ..self.tokens.claim(&self.key, owner) }
+        let claim = self.tokens.claim(&self.key, owner);
+        let permits = NonZeroU32::new(self.permits(owner)).unwrap();
+        Claim { mode: mode::of_limit(limit, permits), token: claim.token.taking(permits), ..claim }
+    }
+
+    fn permits(&self, (me, _): Owner) -> u32 {
+        self.parts[usize::from(me)].permits
     }
 
     /// How long a client may wait once no fault happens any more and each holder lets go. This adds up several waits:
@@ -321,10 +324,12 @@ impl State {
     }
 
     fn are_too_many(&self, setup: &Setup) -> bool {
-        let count = self.believers(setup).count();
+        let believers = || self.sessions().filter(|(_, session)| self.believes(setup, session));
         let is_one_alone = self.believers(setup).any(|session| !session.is_shared());
-        let most = self.believers(setup).map(|session| session.limit).max().unwrap_or_default();
-        count > 1 && (is_one_alone || u32::try_from(count).is_ok_and(|count| count > most))
+        // Without its own permits, all others that one found are fewer than its limit.
+        let taken: u32 = believers().map(|(me, _)| setup.parts[me].permits).sum();
+        let has_room = |(me, session): (usize, &Session)| taken - setup.parts[me].permits < session.limit;
+        believers().count() > 1 && (is_one_alone || !believers().any(has_room))
     }
 
     fn share_with_two_fences(&self, setup: &Setup) -> bool {

@@ -105,13 +105,14 @@ impl State {
     /// The first reachable waiter of the line, if it fits and has not got the lock.
     pub(super) fn who_fits(&self, setup: &Setup) -> Option<Owner> {
         let Seen { alone, line, .. } = &self.server.seen;
-        let (first, count) = (line.iter().find(|(one, _)| self.is_there(*one))?.0, self.server.seen.holders().count());
+        let first = line.iter().find(|(one, _)| self.is_there(*one))?.0;
+        let taken: u32 = self.server.seen.holders().map(|one| setup.permits(one)).sum();
         let limit = setup.parts[usize::from(first.0)].limit;
-        let fits = count == 0 || alone.is_none() && u32::try_from(count).is_ok_and(|count| count < limit);
+        let fits = taken == 0 || alone.is_none() && taken < limit;
         fits.then_some(first)
     }
 
-    /// Whether more share the lock than the largest of their limits.
+    /// Whether none of those that share the lock may do so beside the permits that all others take.
     pub(super) fn is_crowded(&self, setup: &Setup) -> bool {
         let sharers = &self.server.seen.sharers;
         let limit = |(me, number): &Owner| {
@@ -120,8 +121,8 @@ impl State {
             let session = self.clients[me].sessions.iter().find(is_it);
             session.map_or(setup.parts[me].limit, |session| session.limit)
         };
-        let most = sharers.iter().map(limit).max().unwrap_or_default();
-        u32::try_from(sharers.len()).is_ok_and(|count| count > most.max(1))
+        let taken: u32 = sharers.iter().map(|one| setup.permits(*one)).sum();
+        sharers.len() > 1 && !sharers.iter().any(|one| taken - setup.permits(*one) < limit(one))
     }
 
     /// Whether a waiter can be reached.
@@ -167,8 +168,9 @@ impl Run<'_> {
         came.sort_by_key(|one| ticket(*one));
         let stayed: Vec<_> = after.holders().filter(|one| before.has(*one)).collect();
         for (place, one) in came.iter().enumerate() {
-            let (limit, others) = (limit_of(*one), stayed.len() + place);
-            let fits = others == 0 || u32::try_from(others).is_ok_and(|others| others < limit);
+            let others = stayed.iter().chain(came.iter().take(place));
+            let (limit, others) = (limit_of(*one), others.map(|one| setup.permits(*one)).sum::<u32>());
+            let fits = others == 0 || others < limit;
             broken.beside_too_many |= !fits || others > 0 && after.alone.is_some();
             let is_passed = |(other, waits): &(Owner, u64)| *waits < ticket(*one) && self.state.is_there(*other);
             broken.passed |= !goes_on(*one) && after.line.iter().any(is_passed);

@@ -6,9 +6,10 @@ use crate::model::{
     worlds::NO_FAULTS,
 };
 
-const READER: Part = Part { limit: u32::MAX, attempts: 1, downgrades: false };
+const READER: Part = Part { limit: u32::MAX, permits: 1, attempts: 1, downgrades: false };
 const WRITER: Part = Part { limit: 0, ..READER };
 const ONE_OF_TWO: Part = Part { limit: 2, ..READER };
+const TWO_OF_TWO: Part = Part { limit: 1, permits: 2, ..READER };
 const GOING_ON: Part = Part { downgrades: true, ..WRITER };
 
 const LATE: Faults = Faults { late: 1, ..NO_FAULTS };
@@ -25,6 +26,10 @@ fn readers(name: &'static str) -> Setup {
 
 fn permits(name: &'static str) -> Setup {
     Setup::new(name, &[ONE_OF_TWO; 3])
+}
+
+fn two_at_once(name: &'static str) -> Setup {
+    Setup::new(name, &[ONE_OF_TWO, TWO_OF_TWO, ONE_OF_TWO])
 }
 
 fn limits(name: &'static str) -> Setup {
@@ -56,6 +61,9 @@ fn quick() -> Vec<Setup> {
         permits("two permits for three, a death, one gives up").faults(DEATH).cancels(1),
         permits("two permits for three, amnesia").faults(AMNESIA).delayed().for_millis(2_500),
         Setup::new("two permits for four, one gives up, short", &[ONE_OF_TWO; 4]).cancels(1).for_millis(400),
+        two_at_once("one that takes two permits beside two that take one, a death, short")
+            .faults(DEATH)
+            .for_millis(700),
         limits("limits of one, two and many, a death, short").faults(DEATH).for_millis(700),
         downgrade("a writer goes on as a reader"),
         downgrade("a writer goes on as a reader, a late message, short").faults(LATE).for_millis(700),
@@ -115,6 +123,7 @@ searches! {
         "two permits for three",
         "two permits for three, a death, one gives up",
         "two permits for four, one gives up, short",
+        "one that takes two permits beside two that take one, a death, short",
     );
     fn a_server_that_forgot_permits_lets_nobody_in_too_soon("two permits for three, amnesia");
     fn each_limit_is_that_of_the_one_who_asks("limits of one, two and many, a death, short");

@@ -1,12 +1,20 @@
 //! Names that several processes may hold at a time.
 
-use leasehold_protocol::mode;
+use std::num::NonZeroU32;
+
+use leasehold_protocol::mode::Mode;
 
 use super::*;
 
 /// A share of a process of its own, asked for 5 ms before it began. In milliseconds.
 fn share(slot: u16, limit: u32, fence: u64, start: u64, end: u64) -> Lease {
-    Lease { mode: mode::of_limit(limit), ..lease(slot, fence, start, end) }
+    takes(slot, 1, limit, fence, start, end)
+}
+
+/// The same, of so many of the permits.
+fn takes(slot: u16, permits: u32, of: u32, fence: u64, start: u64, end: u64) -> Lease {
+    let (limit, permits) = (NonZeroU32::new(of).filter(|of| of.get() < u32::MAX), NonZeroU32::new(permits).unwrap());
+    Lease { mode: Mode::Shared { limit, permits }, ..lease(slot, fence, start, end) }
 }
 
 fn read(slot: u16, fence: u64, start: u64, end: u64) -> Lease {
@@ -75,6 +83,25 @@ fn no_more_share_it_than_the_limits_of_those_who_do() {
     assert_eq!(at(&[1]), "");
     let one_after_the_other = [share(1, 1, 9, 100, 200), share(2, 1, 9, 201, 300)];
     assert_eq!(found(&with_leases(one_after_the_other)), "");
+}
+
+#[test]
+fn as_many_permits_are_taken_as_there_are() {
+    let at = |all: &[(u32, u32)]| {
+        let share = |(slot, (permits, of)): (usize, &(u32, u32))| {
+            let start = 100 + slot as u64;
+            Lease { invoked: 10 * MILLI, ..takes(u16::try_from(slot).unwrap(), *permits, *of, 9, start, 200) }
+        };
+        found(&with_leases(all.iter().enumerate().map(share)))
+    };
+    assert_eq!(at(&[(3, 5), (2, 5)]), "");
+    assert_eq!(at(&[(3, 5), (3, 5)]), "a");
+    assert_eq!(at(&[(3, 5), (1, 5), (1, 5)]), "");
+    assert_eq!(at(&[(3, 5), (1, 5), (2, 5)]), "a");
+    assert_eq!(at(&[(3, 3), (2, 5)]), "", "the one with 5 came in last");
+    assert_eq!(at(&[(3, 3), (3, 5)]), "a");
+    let one_after_the_other = [takes(1, 3, 5, 9, 100, 300), takes(2, 3, 5, 9, 200, 210)];
+    assert_eq!(found(&with_leases(one_after_the_other)), "a", "it was let in beside 3");
 }
 
 #[test]

@@ -1,0 +1,20 @@
+-- Part of a script: how many permits a sharer takes.
+--
+-- A token says how many, if more than one: "lh1:<uuid>*<permits>@<label>". What all members of a set of sharers take
+-- beyond one each is the negative score of the member "+". No range of times includes that score, and it changes only
+-- with the members. So permits are counted in O(log n) of the sharers, however many each takes.
+
+-- beyond_one(token) returns how many permits a sharer takes beyond the first.
+local function beyond_one(token)
+  return string.sub(token, 41, 41) == '*' and (tonumber(string.match(token, '^%d+', 42)) or 1) - 1 or 0
+end
+
+-- removes(set, token) takes a sharer out of a set. It returns the reply of ZREM, or an error reply.
+local function removes(set, token)
+  local removed, more = redis.pcall('ZREM', set, token), beyond_one(token)
+  if removed == 1 and more > 0 and (tonumber(redis.call('ZADD', set, 'XX', 'INCR', more, '+')) or -1) >= 0 then
+    redis.call('ZREM', set, '+')
+  end
+  return removed
+end
+
