@@ -206,7 +206,7 @@ pub(crate) struct Held {
     /// Keep the lock this much longer if this process dies or loses it, at most an hour.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) lock_delay: Option<Duration>,
-    /// End the work within this time, at least --ttl: `run` sends --signal one --grace earlier.
+    /// End the work within this time, which is at least --ttl: `run` sends --signal earlier, by the length of --grace.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
     /// The `--stall-after` of `run`.
@@ -218,7 +218,7 @@ pub(crate) struct Held {
     /// How long the server keeps the last fencing token of a released lock, at most a day [default: 1day].
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) fence_memory: Option<Duration>,
-    /// Share the lock with other commands that use --shared, to read what a command without it writes. First come, first
+    /// Share the lock with other commands that use --shared, to read what a command without --shared writes. First come, first
     /// served.
     #[arg(long, conflicts_with = "permits")]
     pub(crate) shared: bool,
@@ -280,7 +280,7 @@ pub(crate) struct LockArgs {
     /// Instead of NAME: one of several locks, all or none of which are acquired.
     #[arg(short, long = "lock", value_name = "NAME")]
     locks: Vec<String>,
-    /// Report what happens on standard error.
+    /// Report on standard error what happens.
     #[arg(short, long)]
     pub(crate) verbose: bool,
     #[command(flatten)]

@@ -86,7 +86,7 @@ const RUN: &[Section] = &[
             ("74", "A process could not be started."),
             (
                 "75",
-                "The lock was lost, --max-hold was over, or the command stalled. It was stopped, not started, or had just ended.",
+                "The lock was lost, --max-hold was over, or the command stalled. The command was stopped, or was never started, or had just ended.",
             ),
             ("126", "The command cannot be executed."),
             ("127", "The command was not found."),
@@ -254,7 +254,7 @@ const DOCTOR: &[Section] = &[
     section(
         "Notes",
         Text(
-            "A problem has to be solved. A note is a weaker promise: it is enough where a lock only saves work, and matters where \
+            "A problem has to be solved. A note reports that the servers promise less: that is enough where a lock only saves work, and matters where \
              two holders at a time would do harm. The doctor reports each primary of a cluster by its address, and groups those \
              that are alike. It acquires and releases a lock of its own, NAME:doctor, to try \
              the rights of the user.",
