@@ -34,7 +34,8 @@ fn as_user(server: &Server, url: &str, args: &[&str]) -> Command {
 fn a_user_made_from_the_rule_does_all_that_was_named_and_is_refused_nothing() {
     let server = Server::start();
     let url = user(&server, &rule(&server, &["--features", "locks,fair,shared,list,doctor", "--user", "worker"]));
-    for options in [&["--ttl", "1s"][..], &["--fair"], &["--shared"], &["--permits", "2"], &["--once-per", "1s"]] {
+    let several = &["--permits", "3", "--take", "2"];
+    for options in [&["--ttl", "1s"][..], &["--fair"], &["--shared"], several, &["--once-per", "1s"]] {
         let name = options[0].trim_start_matches('-');
         let run = [&["run"][..], options, &[name, "--", "sleep", "0.5"]].concat();
         let mut first = as_user(&server, &url, &run).spawn().unwrap();

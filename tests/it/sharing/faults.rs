@@ -129,6 +129,38 @@ fn f82_the_holder_of_a_permit_is_killed() {
     });
 }
 
+#[test]
+fn f82_the_holder_of_several_permits_is_killed() {
+    let pool = |client: &Client, take| client.semaphore(NAME, 4).take(take);
+    if let Some(part) = Part::mine() {
+        return two_workers().block_on(async {
+            let _lease = acquired(&pool(&program_with(part.url.clone(), SHORT).await, 3)).await;
+            part.say("has it");
+            part.hear();
+        });
+    }
+    two_workers().block_on(async {
+        let server = Server::start();
+        let mut child = Child::start(f82_the_holder_of_several_permits_is_killed, "has three", &server.url());
+        start_sharing(&child);
+        let client = program_with(server.url(), SHORT).await;
+        let other = acquired(&pool(&client, 1)).await;
+        let waiters = [place(&pool(&client, 2)).await, place(&pool(&client, 1)).await];
+        let lag = Lag::start();
+        child.kill();
+        let killed = Instant::now();
+        let mut all = vec![other];
+        for waiter in waiters {
+            let (taken, at) = had(waiter).await;
+            assert!(at - killed < SHORT + NOTICED + lag.worst(), "{:?}", at - killed);
+            all.push(taken);
+        }
+        assert!(pool(&client, 1).try_acquire().await.unwrap().is_none(), "four are taken");
+        drop(all);
+        nothing_is_left(&mut server.wire()).await;
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f83_the_first_of_the_line_that_does_not_fit_gives_up() {
     let server = Server::start();
