@@ -220,7 +220,7 @@ pub(crate) struct Held {
     pub(crate) fence_memory: Option<Duration>,
     /// Share the lock with other commands that use --shared, to read what a command without --shared writes. First come, first
     /// served.
-    #[arg(long, conflicts_with = "permits")]
+    #[arg(short, long, conflicts_with = "permits")]
     pub(crate) shared: bool,
     /// Take one of N permits, which others share. First come, first served.
     #[arg(long, value_name = "N")]
@@ -425,6 +425,9 @@ pub(crate) struct Ls {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print only the names, one on each line.
+    #[arg(short, long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
     #[command(flatten)]
     pub(crate) servers: Servers,
 }

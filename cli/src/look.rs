@@ -120,15 +120,17 @@ pub(crate) fn ls(options: &Ls) -> Result<ExitCode, Ended> {
     let seen = with(&options.servers, |client| async move {
         table::read(&client, &options.pattern, options.servers.have_queues()).await
     })?;
-    list(&seen.rows, options.json)?;
+    list(&seen.rows, options)?;
     seen.unread.iter().chain(&seen.missing).for_each(tell);
     Ok(if seen.unread.is_empty() && seen.missing.is_none() { ExitCode::SUCCESS } else { Exit::Unreachable.into() })
 }
 
-fn list(rows: &[Row], json: bool) -> Result<(), Ended> {
-    if json {
+fn list(rows: &[Row], options: &Ls) -> Result<(), Ended> {
+    if options.json {
         let rows: Vec<Value> = rows.iter().map(Row::as_json).collect();
         return print(&Value::from(rows).to_string());
+    } else if options.quiet {
+        return rows.iter().try_for_each(|row| print(&shown(&row.name)));
     }
     let mut lines = table::lines(rows, None);
     if let Some(head) = lines.first_mut() {

@@ -3,10 +3,14 @@
 use std::{
     ffi::OsString,
     future::Future,
+    io::{self, IsTerminal},
     os::unix::process::CommandExt,
     pin::{Pin, pin},
     process::ExitCode,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -338,8 +342,10 @@ async fn acquire(
 ) -> Result<MultiLease, Ended> {
     let conflict = options.waiting.conflict_exit_code;
     let (verbose, nonblock, waits) = (options.verbose, options.waiting.nonblock, Arc::new(waits));
+    // A person at a terminal would take silence for a hang; cron would mail the line.
+    let at_a_terminal = !verbose && io::stderr().is_terminal();
     let lock = |name: &String| {
-        let (name, waits) = (name.clone(), waits.clone());
+        let (name, waits, is_told) = (name.clone(), waits.clone(), AtomicBool::new(!at_a_terminal));
         let lock = match options.lease.permits {
             Some(permits) => client.semaphore(&name, permits).take(options.lease.take.unwrap_or(1)),
             None if options.lease.shared => client.rw_lock(&name).read(),
@@ -352,7 +358,7 @@ async fn acquire(
             if holder.not_a_lock().is_some() {
                 // Such a key is not a lock, so it is never released.
                 tell(format_args!("{name:?} is held by {holder}"));
-            } else if verbose && !nonblock {
+            } else if !nonblock && (verbose || !is_told.swap(true, Ordering::Relaxed)) {
                 tell(format_args!("{name:?} is held by {holder}; waiting"));
             }
         });

@@ -170,6 +170,9 @@ fn held_locks_are_listed() {
     assert_eq!((report[0], report[1], report[5]), ("report", "web-1", "1"));
     assert!(!text.contains('\u{1b}'), "no colours where nobody sees them: {text:?}");
 
+    assert_eq!(printed(&tool(&server, &["ls", "-q"]).output().unwrap()), "backup\nreport\n");
+    ends_with(&tool(&server, &["ls", "-q", "--json"]).output().unwrap(), 64, &["cannot be used with"]);
+
     let listed = tool(&server, &["ls", "--json", "r*"]).output().unwrap();
     let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
     assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");

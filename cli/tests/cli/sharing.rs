@@ -123,7 +123,7 @@ fn readers_and_the_writer_that_waits_for_them_are_shown() {
     let server = Server::start();
     let (_directory, sign) = directory();
     let files = ["one", "two"].map(|file| sign.with_extension(file));
-    let [web_1, web_2] = ["web-1", "web-2"].map(|label| ["--shared", "--label", label]);
+    let [web_1, web_2] = ["web-1", "web-2"].map(|label| ["-s", "--label", label]);
     let readers = [sharer(&server, &web_1, &files[0]), sharer(&server, &web_2, &files[1])];
     ends_with(&run(&server, &["-nv"], "true").output().unwrap(), 1, &["is held by sharers (fence "]);
     let waits = |options: &[&str], place: i64| {

@@ -24,6 +24,22 @@ fn the_terminal_is_the_commands_while_it_runs() {
     assert!(shown.contains("the line was hello") && shown.contains("then again"), "{shown}");
 }
 
+/// Once, however often the holder changes; and no line where no person looks, or the call does not wait.
+#[test]
+fn a_wait_is_told_to_a_person_at_a_terminal() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.must(&["SET", NAME, "another program's", "PX", "60000"]);
+    let line = format!("{LEASEHOLD} run -n {NAME} true; echo busy $?; {LEASEHOLD} run {NAME} -- echo it runs");
+    let terminal = Terminal::running(&server, &line);
+    terminal.shows("; waiting");
+    wire.must(&["SET", NAME, "a third program's", "PX", "60000"]);
+    wire.del(NAME);
+    let shown = terminal.ended();
+    assert!(shown.contains("busy 1") && shown.contains("it runs"), "{shown}");
+    assert_eq!(shown.matches("\"job\" is held by another program").count(), 1, "{shown}");
+}
+
 /// Like any command, by a shell with job control.
 #[test]
 fn a_command_and_its_runner_are_stopped_by_the_terminal_and_continued() {
