@@ -220,7 +220,7 @@ pub(crate) struct Held {
     pub(crate) fence_memory: Option<Duration>,
     /// Share the lock with other commands that use --shared, to read what a command without --shared writes. First come, first
     /// served.
-    #[arg(short, long, conflicts_with = "permits")]
+    #[arg(short, long, conflicts_with_all = ["permits", "take"])]
     pub(crate) shared: bool,
     /// Take one of N permits, which others share. First come, first served.
     #[arg(long, value_name = "N")]

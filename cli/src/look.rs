@@ -191,6 +191,7 @@ async fn holder_again(lock: &leasehold::Lock) -> Result<Option<Holder>, leasehol
 
 fn taken_from(holder: &Holder) -> String {
     match holder.sharers() {
+        Some(1) => "was taken away from 1 sharer".into(),
         Some(sharers) => format!("was taken away from {sharers} sharers"),
         None if holder.is_shared() => "was taken away from its sharers".into(),
         None => "was taken away from its holder".into(),

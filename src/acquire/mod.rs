@@ -157,9 +157,9 @@ impl Acquire {
                         && mode::permits(hold.claim.mode) < mode::permits(self.wanted.options.mode()) =>
                 {
                     return Err(Error::misuse(format!(
-                        "this owner already has {} of {:?}, and cannot take {}: take all at the first acquire",
-                        hold.claim.mode,
+                        "this owner shares {:?} for {} of its permits, and cannot take {}: take all at the first acquire",
                         self.wanted.key.name(),
+                        mode::permits(hold.claim.mode),
                         self.wanted.options.take
                     )));
                 }

@@ -313,6 +313,7 @@ fn shares_that_cannot_be_are_refused() {
         (&["--permits", "2", "--take", "3"], "take is 3: it must be from 1 to the number of permits, 2"),
         (&["--permits", "2", "--take", "0"], "take is 0: it must be from 1 to the number of permits, 2"),
         (&["--take", "2"], "--permits <N>"),
+        (&["--shared", "--take", "2"], "cannot be used with"),
         (&[&over[..], &["--shared"]].concat(), quorum),
         (&[&over[..], &["--permits", "2"]].concat(), quorum),
     ] {

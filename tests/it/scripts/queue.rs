@@ -7,7 +7,7 @@ use std::{
 
 use support::{
     ClockShim, Server, Value, Wire,
-    scripts::{ACQUIRE, FORCE_RELEASE, LEAVE, POLL, QUEUE, RELEASE},
+    scripts::{ACQUIRE, FORCE_RELEASE, JOIN, LEAVE, PART, POLL, QUEUE, RELEASE},
 };
 
 use super::{FENCE, LOCK, MEMORY, TTL, fence_in, labels, owner, token};
@@ -786,24 +786,56 @@ fn ten_thousand_dead_waiters_are_skipped() {
         assert_eq!(release(&mut wire, "holder"), 1);
         assert!(start.elapsed() < Duration::from_secs(1), "one call is bounded: {:?}", start.elapsed());
         assert!(!wire.exists(LOCK), "no waiter was found yet");
-        assert_eq!(line(&mut wire).len(), 9_001);
+        assert_eq!(line(&mut wire).len(), 5_801, "a thousand, and a hundred pages to find one to notify");
         assert_eq!(alive.told(), ["next 0 told"]);
         assert_eq!(leave(&mut wire, "told", "alive"), 0);
-        assert_eq!(line(&mut wire).len(), 8_000, "leaving a free lock checks the next thousand");
+        assert_eq!(line(&mut wire).len(), 1_600, "leaving a free lock checks as many");
 
         let mut polls = 0;
         let fence = loop {
             polls += 1;
-            assert!(polls <= 9, "a thousand in each, and one to find that it is first");
+            assert!(polls <= 2, "a thousand in each, and the rest");
             match poll("me", "alive").send(&mut wire) {
                 Polled::Granted(fence) => break fence,
                 Polled::Waits { pttl: -2, value: None, entered, .. } => assert_eq!(entered, i64::from(polls == 1)),
                 waits @ Polled::Waits { .. } => panic!("{waits:?}"),
             }
         };
-        assert_eq!(polls, 9, "one call is bounded");
+        assert_eq!(polls, 2, "one call is bounded");
         assert!(fence > 0);
         assert_eq!(wire.keys("*"), [LOCK, FENCE]);
+    }
+}
+
+/// The dead are more than one call passes over, and others of them are behind the one that is alive.
+#[test]
+fn behind_the_dead_the_first_that_is_alive_is_asked_to_continue() {
+    let server = Server::start();
+    let (mut wire, mut alive) = (server.wire(), Process::start(&server, "alive"));
+    for (dead, is_shared) in [(1_500, false), (1_500, true), (3_900, true)] {
+        wire.must(&["FLUSHALL"]);
+        // Alone, or beside a sharer that stays, so that the line has to go on by its head.
+        let shares = |wire: &mut Wire, label: &str| {
+            let args = [&token(label), TTL, "0", GRANT, WINDOW, "", "1", "0", MEMORY, "2"];
+            assert_eq!(eval(wire, JOIN, &args).array()[0], Value::Int(1), "{label}");
+        };
+        if is_shared {
+            shares(&mut wire, "stays");
+            shares(&mut wire, "holder");
+        } else {
+            poll("holder", "").send(&mut wire).fence();
+        }
+        crowd(&mut wire, dead + 50, if is_shared { "2*dead" } else { "dead" });
+        let told = token("told");
+        wire.must(&["ZADD", LINE, &format!("{dead}.5"), &told]);
+        let limit = if is_shared { "2*" } else { "" };
+        wire.must(&["HSET", WAIT, &told, &format!("{GRANT}|0|0|{MEMORY}|{limit}alive")]);
+        if is_shared {
+            assert_eq!(eval(&mut wire, PART, &[&token("holder")]), Value::Int(1));
+        } else {
+            assert_eq!(release(&mut wire, "holder"), 1);
+        }
+        assert_eq!(alive.told(), ["next 0 told"], "{dead}, shared: {is_shared}");
     }
 }
 

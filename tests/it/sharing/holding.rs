@@ -313,7 +313,7 @@ async fn an_owner_that_takes_permits_gets_no_more_of_them_again() {
     assert!(matches!(error, Error::Misuse(_)), "{error:?}");
     assert_eq!(
         error.to_string(),
-        r#"this owner already has 2 of 4 permits of "job", and cannot take 3: take all at the first acquire"#
+        r#"this owner shares "job" for 2 of its permits, and cannot take 3: take all at the first acquire"#
     );
     drop((two, again));
     acquired(&pool.take(4)).await.release().await.unwrap().confirmed();

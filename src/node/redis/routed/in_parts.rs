@@ -37,7 +37,7 @@ impl Cluster {
             request => {
                 let slot = request.key().map_or_else(String::new, |key| format!(" {}", slot::of(key.lock())));
                 let what = match request {
-                    Request::Poll(_) => "fair locks wait until that is done",
+                    Request::Poll(_) => "queues and sharers wait until that is done",
                     _ => "try again once that is done",
                 };
                 Err(Failure::unavailable(format!("slot{slot} is being moved to another server of the cluster: {what}")))

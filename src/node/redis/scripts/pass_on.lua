@@ -19,13 +19,7 @@ local function pass_on(count, ends)
       _, count, is_full = promote('', now, issued, count)
     end
   end
-  if count ~= 0 then
-    if ends then
-      calls_first(ends)
-    end
-    return 1
-  end
-  local deleted = redis.call('DEL', lock)
+  local deleted = count == 0 and redis.call('DEL', lock) or 1
   if is_full then
     -- Another waiter continues the work by polling. Among the last ones there may be one that is alive.
     for _, token in ipairs(redis.pcall('ZRANGE', queue, -16, -1)) do
@@ -33,6 +27,8 @@ local function pass_on(count, ends)
         break
       end
     end
+  elseif count ~= 0 and ends then
+    calls_first(ends)
   end
   return deleted
 end

@@ -146,9 +146,15 @@ local function joins(token, span, now_ms)
     return refusal
   end
   outlives(span)
-  for _, expired in ipairs(redis.pcall('ZRANGEBYSCORE', holders, 0, '(' .. now_ms)) do
-    removes(holders, expired)
+  local expired, more = redis.pcall('ZRANGEBYSCORE', holders, 0, '(' .. now_ms), 0
+  for i, sharer in ipairs(expired) do
+    more = more + beyond_one(sharer)
+    -- Lua passes some thousands of arguments at most.
+    if i % 1000 == 0 or i == #expired then
+      redis.call('ZREM', holders, unpack(expired, i - (i - 1) % 1000, i))
+    end
   end
+  gives_back(holders, more)
 end
 
 -- begins(token, span, now_ms, issued, option, expires) begins a phase with one. It returns nil, or an error reply.

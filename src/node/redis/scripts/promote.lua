@@ -21,7 +21,8 @@
 -- not yet, or no right to do it. It returns
 --   whether a waiter is still ahead of `me`;
 --   how many permits are taken then, -1 if it is held alone;
---   whether the rest is for another call: too many could not be reached, or many were admitted.
+--   whether the rest is for another call: too many could not be reached, or many were admitted. Without `me`, only if no
+--     waiter was notified to make that call.
 -- A waiter that cannot be reached loses its place, and has it back when it polls with its ticket. So does the first one
 -- that does not fit and has gone: it must not hold up those behind it. A process that is stopped, and so still counts
 -- as a receiver, or that polls and was killed, is given what there is for the length of one grant: then its mark has
@@ -140,6 +141,7 @@ local function promote(me, now, issued, count)
   -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than `granted_to`, which
   -- was granted the lock. It returns the ticket up to which all are of that process, and the one that the memo had; or
   -- nil if the first page was enough.
+  local is_anybody_told = false
   local function walk(grant, granted_to)
     local is_told, passed, known = false, nil, nil
     for page = 1, PAGES do
@@ -161,10 +163,10 @@ local function promote(me, now, issued, count)
         elseif not is_known or not reaches(alive_until, channel, 'next ' .. grant .. ' ' .. token) then
           drop(token)
         elseif not is_same then
-          is_over = true
+          is_over, is_anybody_told = true, true
           break
         else
-          is_told, last = true, token
+          is_told, last, is_anybody_told = true, token, true
           local up_to, process
           if not is_over then
             up_to, process = memo()
@@ -192,15 +194,16 @@ local function promote(me, now, issued, count)
 
   local granted, last_grant, last_process = 0, nil, nil
 
-  -- Notifies the next in line. Without the memo each grant would walk past all waiters of a process again.
+  -- Notifies the next in line, which polls at once if the rest is for another call. Without the memo each grant would walk
+  -- past all waiters of a process again.
   local function over(is_ahead, is_full)
-    if granted > 0 then
-      local passed, known = walk(granted < AT_ONCE and last_grant or 0, last_process)
-      if type(passed) == 'string' and passed ~= known then
+    if granted > 0 or is_full and me == '' then
+      local passed, known = walk(is_full and 0 or last_grant, last_process)
+      if granted > 0 and type(passed) == 'string' and passed ~= known then
         redis.pcall('HSET', wait, MEMO, passed .. '|' .. last_process)
       end
     end
-    return is_ahead, count, is_full
+    return is_ahead, count, is_full and (me ~= '' or not is_anybody_told)
   end
 
   -- An error has no first element either.
