@@ -66,12 +66,42 @@ impl Parser for Args {
     }
 }
 
+/// The options that `-h` leaves to `--help`.
+const RARE: &[&str] = &[
+    "url_file",
+    "map",
+    "min_replicas",
+    "password_file",
+    "cacert",
+    "cert",
+    "key",
+    "sni",
+    "prefix",
+    "connect_timeout",
+    "restart_delay",
+    "config",
+    "keep_for",
+    "lock_delay",
+    "max_hold",
+    "label",
+    "fence_memory",
+    "signal",
+    "progress_file",
+    "metrics_addr",
+    "metrics_file",
+];
+
 impl CommandFactory for Args {
     fn command() -> Command {
-        let tool = Line::command().after_help(pages::help("leasehold"));
-        tool.mut_subcommands(|task| {
-            let help = pages::help(task.get_name());
-            task.after_help(help)
+        let with_pages = |task: Command| {
+            let (short, long) = (pages::short(task.get_name()), pages::help(task.get_name()));
+            task.after_help(short).after_long_help(long)
+        };
+        with_pages(Line::command()).mut_subcommands(|task| {
+            with_pages(task).mut_args(|arg| {
+                let is_rare = RARE.contains(&arg.get_id().as_str());
+                arg.hide_short_help(is_rare)
+            })
         })
     }
 
@@ -559,8 +589,14 @@ mod tests {
     #[test]
     fn every_help_has_an_example() {
         for command in Args::command().get_subcommands() {
-            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains(&format!("\n  leasehold {} ", command.get_name())), "{}: {help}", command.get_name());
+            for help in [command.get_after_help(), command.get_after_long_help()] {
+                let help = help.map(ToString::to_string).unwrap_or_default();
+                assert!(
+                    help.contains(&format!("\n  leasehold {} ", command.get_name())),
+                    "{}: {help}",
+                    command.get_name()
+                );
+            }
         }
     }
 }

@@ -56,6 +56,12 @@ fn own(task: Own) -> Result<ExitCode, Ended> {
 
 /// Prints help, or what is wrong with the command line.
 fn answers(error: &clap::Error) -> Result<ExitCode, Ended> {
+    let text = error.render().to_string();
+    if let Some(mistake) = text.strip_prefix("error: ") {
+        // With the tool's name, as all that it says: in a mail of cron the line stands alone.
+        say::write_line(format!("leasehold: {mistake}").as_bytes());
+        return Ok(Exit::Usage.into());
+    }
     let printed = error.print().and_then(|()| io::stdout().flush());
     if error.use_stderr() {
         return Ok(Exit::Usage.into());

@@ -354,6 +354,16 @@ fn sections(command: &str) -> &'static [Section] {
 
 /// The help below a command's options.
 pub(crate) fn help(command: &str) -> String {
+    rendered(sections(command).iter())
+}
+
+/// The same for `-h`: the examples.
+pub(crate) fn short(command: &str) -> String {
+    let examples = rendered(sections(command).iter().filter(|section| section.title == "Examples"));
+    format!("{examples}\n\n--help shows the rest: further options, exit codes, formats.")
+}
+
+fn rendered(sections: impl Iterator<Item = &'static Section>) -> String {
     let section = |section: &Section| {
         let lines = match section.body {
             Text(text) => wrapped("", text),
@@ -365,7 +375,7 @@ pub(crate) fn help(command: &str) -> String {
         };
         format!("{}:\n  {}", section.title, lines.join("\n  "))
     };
-    sections(command).iter().map(section).collect::<Vec<_>>().join("\n\n")
+    sections.map(section).collect::<Vec<_>>().join("\n\n")
 }
 
 /// Wraps the text in lines that leave room for an indent of two. Each line begins behind the term.

@@ -83,7 +83,7 @@ fn write_lines(lines: &Receiver<Line>) {
 }
 
 /// Writes all of it, even if the command has set our common standard error to `O_NONBLOCK`.
-fn write_line(mut bytes: &[u8]) {
+pub(crate) fn write_line(mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match io::stderr().write(bytes) {
             Ok(written) if written > 0 => bytes = bytes.get(written..).unwrap_or_default(),

@@ -36,6 +36,8 @@ fn help_fits_into_eighty_columns() {
             }
         }
     }
+    let short = String::from_utf8(asked(&["run", "-h"], None).stdout).unwrap();
+    assert!(short.lines().count() <= 70 && short.contains("--wait") && !short.contains("--cacert"), "{short}");
     let run = String::from_utf8(asked(&["run", "--help"], None).stdout).unwrap();
     for heading in ["Server:", "Waiting:", "Stopping:", "Exit status:"] {
         assert!(run.contains(&format!("\n{heading}\n")), "{heading} is not in {run}");

@@ -317,7 +317,9 @@ fn shares_that_cannot_be_are_refused() {
         (&[&over[..], &["--shared"]].concat(), quorum),
         (&[&over[..], &["--permits", "2"]].concat(), quorum),
     ] {
-        ends_with(&run(server, options, "true").output().unwrap(), 64, &[says]);
+        let refused = run(server, options, "true").output().unwrap();
+        ends_with(&refused, 64, &[says]);
+        assert!(said(&refused).starts_with("leasehold: "), "{refused:?}");
         let mut script = tool(server, &[&["hold"], options, &[NAME]].concat()).stdin(Stdio::piped()).spawn().unwrap();
         // A closed input would be another reason to end.
         let open = script.stdin.take();
