@@ -66,7 +66,7 @@ const TOOL: &[Section] = &[
         Terms(&[(
             "/etc/leasehold.conf",
             "Lines such as `url = redis://10.0.0.5`: every option that has an environment variable, by its long name. \
-             An option goes before the environment, and the environment before the file.",
+             An option overrides the environment, and the environment overrides the file.",
         )]),
     ),
     section(
@@ -131,7 +131,7 @@ const HOLD: &[Section] = &[
         Text(
             "When the lock is held, one line, `held FENCE`, is printed; with --lock, when all locks are held, a line `held \
              FENCE NAME` for each of them. It is released when standard input is closed, or by a \
-             signal. Nobody stops the script when the lock is lost: it sees that hold has ended.",
+             signal. Nobody stops the script when the lock is lost: it sees that `leasehold hold` has ended.",
         ),
     ),
     DURATIONS,

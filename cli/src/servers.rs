@@ -23,7 +23,7 @@ pub(crate) struct Servers {
     /// Read the URL from the first line of this file.
     #[arg(long, value_name = "FILE", env = "LEASEHOLD_URL_FILE", hide_env_values = true)]
     pub(crate) url_file: Option<PathBuf>,
-    /// Lock a majority of three or more independent servers.
+    /// Hold the lock on a majority of three or more independent servers.
     #[arg(
         long,
         value_name = "URL,...",
