@@ -519,7 +519,8 @@ impl Plan {
     fn answers(&self, pid: u32) -> bool {
         let probe = || -> std::io::Result<bool> {
             let mut wire = Wire::try_to_port(self.port)?;
-            wire.set_patience(Duration::from_secs(1))?;
+            // Asking anew would not make a starved server answer sooner.
+            wire.set_patience(START_LIMIT / 4)?;
             let pong = wire.try_cmd(&["PING"])?;
             if pong.error().is_some_and(|text| text.starts_with("NOAUTH")) {
                 // A password hides the process id from us, but other processes on the port have no password.
