@@ -30,7 +30,15 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
 
 /// A duration as it is written on the command line.
 pub(crate) fn written(duration: Duration) -> String {
-    if duration.is_zero() { "0s".into() } else { format_duration(duration).to_string().replace(' ', "") }
+    let days = duration.as_secs() / A_DAY.as_secs();
+    let rest = duration.saturating_sub(Duration::from_secs(days * A_DAY.as_secs()));
+    match days {
+        0 if duration.is_zero() => "0s".into(),
+        0..30 => format_duration(duration).to_string().replace(' ', ""),
+        // A month is not a whole number of days, and would bring hours and minutes with it.
+        _ if rest.is_zero() => format!("{days}days"),
+        _ => format!("{days}days{}", written(rest)),
+    }
 }
 
 /// A duration to read at a glance: at most two units, the smaller one rounded down.
@@ -38,13 +46,13 @@ pub(crate) fn brief(duration: Duration) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
     const DAY: u64 = 24 * HOUR;
+    const MONTH: u64 = 30 * DAY;
     let seconds = duration.as_secs();
     let unit = match seconds {
         0..HOUR => 1,
         HOUR..DAY => MINUTE,
-        _ if seconds < 30 * DAY => HOUR,
-        // A month is not a whole number of days, and would bring hours and minutes with it.
-        _ => return format!("{}days", seconds / DAY),
+        DAY..MONTH => HOUR,
+        _ => DAY,
     };
     written(Duration::from_secs(seconds - seconds % unit))
 }
@@ -117,7 +125,14 @@ mod tests {
 
     #[test]
     fn a_duration_is_written_with_units() {
-        for (millis, text) in [(0, "0s"), (500, "500ms"), (30_000, "30s"), (5_400_000, "1h30m"), (86_400_000, "1day")] {
+        for (millis, text) in [
+            (0, "0s"),
+            (500, "500ms"),
+            (30_000, "30s"),
+            (5_400_000, "1h30m"),
+            (86_400_000, "1day"),
+            (32 * 86_400_000 + 3_600_000, "32days1h"),
+        ] {
             assert_eq!(written(Duration::from_millis(millis)), text);
         }
     }
