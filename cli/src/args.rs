@@ -9,6 +9,7 @@ use clap::{
 use crate::{
     acl::Feature,
     duration::{self, A_DAY, LONGEST_KEEP, brief, written},
+    exit::Exit,
     pages,
     servers::Servers,
     settings::{self, refused},
@@ -87,6 +88,7 @@ const RARE: &[&str] = &[
     "fence_memory",
     "signal",
     "progress_file",
+    "lost_exit_code",
     "metrics_addr",
     "metrics_file",
 ];
@@ -409,6 +411,9 @@ pub(crate) struct Stopping {
     /// Take a change of this file as progress instead.
     #[arg(long, value_name = "FILE", requires = "stall_after")]
     pub(crate) progress_file: Option<PathBuf>,
+    /// Exit code if the lock is lost, for a command that ends with 75 itself.
+    #[arg(long, value_name = "CODE", default_value_t = Exit::Lost.code())]
+    pub(crate) lost_exit_code: u8,
 }
 
 impl Stopping {

@@ -50,7 +50,7 @@ impl From<Exit> for ExitCode {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) exit: Exit,
-    why: Option<String>,
+    pub(crate) why: Option<String>,
 }
 
 impl Ended {

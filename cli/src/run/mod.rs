@@ -119,7 +119,12 @@ pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
             tell(format_args!("--metrics-file {}: {error}", file.display()));
         }
     }
-    let outcome = outcome?;
+    let lost = options.stopping.lost_exit_code;
+    let outcome = match outcome {
+        Ok(outcome) if outcome.exit == Exit::Lost => return Ok(lost.into()),
+        Err(ended) if ended.exit == Exit::Lost => return Err(Ended { exit: Exit::Command(lost), ..ended }),
+        outcome => outcome?,
+    };
     if outcome.interrupted != Interrupted::No && outcome.exit == Exit::Signal(Signal::INT.as_raw()) {
         say::finish();
         die_interrupted(outcome.interrupted);

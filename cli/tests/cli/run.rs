@@ -287,6 +287,19 @@ fn last_sign_of_life(sign: &Path) -> SystemTime {
     UNIX_EPOCH + Duration::from_nanos(nanos)
 }
 
+/// A loss is one for the metrics too, whatever its code.
+#[test]
+fn a_lost_lock_has_the_exit_code_that_was_asked_for() {
+    let server = Server::start();
+    let (_directory, file) = directory();
+    let options =
+        ["--ttl", "1s", "--max-hold", "1s", "--lost-exit-code", "9", "--metrics-file", file.to_str().unwrap()];
+    ends_with(&run(&server, &options, "sleep 60").output().unwrap(), 9, &["--max-hold"]);
+    assert!(fs::read_to_string(&file).unwrap().contains("losses{lock=\"job\"} 1"), "{file:?}");
+    let wrong = run(&server, &["--lost-exit-code", "256"], "true").output().unwrap();
+    ends_with(&wrong, 64, &["256 is not in 0..=255"]);
+}
+
 #[test]
 fn a_command_that_ignores_signals_is_killed_before_its_lease_ends() {
     let server = Server::start();
