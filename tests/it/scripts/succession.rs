@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use support::{
     Server, Value, Wire,
-    scripts::{ACQUIRE, RELEASE, RENEW, SUCCEED},
+    scripts::{ACQUIRE, KEEP, RELEASE, RENEW, SUCCEED},
 };
 
 use super::{FENCE, LOCK, MEMORY, TTL, fence_in, owner, token};
@@ -68,6 +68,20 @@ fn an_heir_takes_the_place_of_the_giver_with_a_larger_fence_and_what_comes_late_
     assert_eq!((wire.exists(LOCK), wire.get(FENCE)), (false, Some(after.to_string())), "it creates nothing");
 }
 
+/// As renewals and releases work there.
+#[test]
+fn a_server_without_memory_lets_a_lock_be_handed_over_and_kept() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    granted(&acquire(&mut wire, "giver"));
+    wire.must(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(acquire(&mut wire, "other").error().is_some_and(|error| error.contains("OOM")));
+    granted(&adopt(&mut wire, "heir", "1000", &["giver"]));
+    assert_eq!(wire.cmd(&["EVAL", KEEP, "1", LOCK, &token("heir"), "90000", &token("kept")]), Value::Int(1));
+    assert_eq!(owner(&mut wire).as_deref(), Some("kept"));
+    assert!(wire.pttl(LOCK) > 60_000, "it stays");
+}
+
 #[test]
 fn the_givers_own_fence_is_a_floor_where_the_other_is_forgotten() {
     let server = Server::start();
@@ -122,12 +136,8 @@ fn what_can_be_refused_is_refused_before_the_first_write() {
     wire.set(FENCE, "text");
     let refused = adopt(&mut wire, "heir", TTL, &["giver"]);
     assert!(refused.error().is_some_and(|error| error.contains("holds no fence")), "{refused:?}");
+    assert_eq!((owner(&mut wire).as_deref(), wire.get(FENCE).as_deref()), (Some("giver"), Some("text")));
     wire.set(FENCE, &fence.to_string());
-    wire.must(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = adopt(&mut wire, "heir", TTL, &["giver"]);
-    assert!(refused.error().is_some_and(|error| error.contains("OOM")), "{refused:?}");
-    assert_eq!((owner(&mut wire).as_deref(), wire.get(FENCE)), (Some("giver"), Some(fence.to_string())));
-    wire.must(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(granted(&adopt(&mut wire, "heir", TTL, &["giver"])) > fence);
 }
 
