@@ -105,6 +105,9 @@ impl Lock {
     /// node is unreachable or lacks the key, each may get half of the other nodes. Then both fail, with `Lost` or
     /// `Unavailable`, and the lock becomes free.
     ///
+    /// A server that was started less than the [`restart_delay`](crate::Builder::restart_delay) ago hands nothing over.
+    /// The call then waits, for as long as the key may live.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future undoes an adoption that may have happened, in the background: then the lock is free, once the

@@ -274,7 +274,7 @@ pub struct AcquireRequest {
 }
 
 /// The conditions under which a node votes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Voting {
     /// The restart delay. A node that has been up for less may have forgotten a lease, so it gives no vote
     /// (deployments: a server that forgot stays out).

@@ -458,12 +458,26 @@ mod succession {
     }
 
     #[test]
-    fn a_node_that_has_the_key_needs_no_restart_delay_and_issues_what_is_proposed() {
+    fn a_node_hands_over_after_its_restart_delay_and_issues_what_is_proposed() {
         let (_, key, giver, heir) = scene();
-        let mut store = Store::started(1_000_000);
+        let start = 1_000_000;
+        let mut store = Store::started(start);
         let fence = Fence::try_from(5_u64).unwrap();
-        assert_eq!(store.repair(1_000_000, &claim(&key, &giver, TTL), fence, Duration::ZERO), Repaired::Done);
-        let adopted = adopt(&mut store, 1_000_010, vote(&key, &heir, 7_000_000), &[giver]);
-        assert_eq!(u64::from(granted(&adopted)), 7_000_000);
+        let has_it = |store: &mut Store, now| {
+            assert_eq!(store.repair(now, &claim(&key, &giver, TTL), fence, Duration::ZERO), Repaired::Done);
+        };
+        // What it has may be older than what it forgot: another heir may have the lock.
+        has_it(&mut store, start);
+        let proposed = start + 2 * micros(DAY);
+        let adopted = adopt(&mut store, start + 10, vote(&key, &heir, proposed), std::slice::from_ref(&giver));
+        assert!(matches!(adopted, Acquired::Recovering(_)), "{adopted:?}");
+        let now = start + micros(DAY);
+        has_it(&mut store, now);
+        let adopted = adopt(&mut store, now, vote(&key, &heir, proposed), std::slice::from_ref(&giver));
+        assert_eq!(u64::from(granted(&adopted)), proposed);
+        // A replay, even on a node that has been started since.
+        store.restarted(now);
+        let again = adopt(&mut store, now, vote(&key, &heir, proposed), &[giver]);
+        assert_eq!(u64::from(granted(&again)), proposed);
     }
 }

@@ -49,7 +49,7 @@ scripts! {
     18 CONFIRM repeats = "value" "confirm";
     19 RELEASE_ALONE = "value" "release_alone";
     20 COMBINED_SLOTS repeats = "value" "issue" "combined_slots";
-    21 SUCCEED repeats = "value" "issue" "succeed";
+    21 SUCCEED repeats = "value" "issue" "may_vote" "succeed";
     22 JOIN repeats = "permits" "join" "keys" "value" "issue" "may_vote" "phase" "promote" "poll";
     23 PART = "permits" "part" "keys" "value" "issue" "may_vote" "phase" "promote" "pass_on" "part_and_pass_on";
     24 RENEW_SHARES = "permits" "renew_shares";

@@ -21,7 +21,8 @@ fn adopt(wire: &mut Wire, label: &str, ttl: &str, from: &[&str]) -> Value {
 
 fn adopt_with(wire: &mut Wire, label: &str, (ttl, memory, proposal): (&str, &str, &str), from: &[&str]) -> Value {
     let token = token(label);
-    let mut command = vec!["EVAL", SUCCEED, "2", LOCK, FENCE, &token, ttl, memory, proposal];
+    let count = from.len().to_string();
+    let mut command = vec!["EVAL", SUCCEED, "2", LOCK, FENCE, &token, ttl, memory, proposal, "0", &count];
     let from: Vec<String> = from.iter().map(|label| super::token(label)[..40].to_owned()).collect();
     command.extend(from.iter().map(String::as_str));
     wire.cmd(&command)
@@ -66,6 +67,28 @@ fn an_heir_takes_the_place_of_the_giver_with_a_larger_fence_and_what_comes_late_
     assert_eq!(release(&mut wire, "heir"), 1);
     assert_eq!(code(&adopt(&mut wire, "heir", TTL, &["giver"])), 3, "a replay after the release");
     assert_eq!((wire.exists(LOCK), wire.get(FENCE)), (false, Some(after.to_string())), "it creates nothing");
+}
+
+/// It may have come back with a lock from before another heir had it.
+#[test]
+fn a_server_that_was_started_lately_hands_nothing_over() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let fence = granted(&acquire(&mut wire, "giver"));
+    let run_id = wire.info_field("server", "run_id").unwrap();
+    let giver = token("giver");
+    let mut adopt = |witness: &[&str]| {
+        let heir = token("heir");
+        let command = ["EVAL", SUCCEED, "2", LOCK, FENCE, &heir, TTL, MEMORY, "", "3600", "1", &giver[..40]];
+        wire.cmd(&[&command[..], witness].concat())
+    };
+    for witness in [&[][..], &[&run_id, "3500"], &["another", "3600"]] {
+        assert_eq!(code(&adopt(witness)), 2, "{witness:?}");
+    }
+    let after = granted(&adopt(&[&run_id, "3600"]));
+    assert!(after > fence);
+    assert_eq!(granted(&adopt(&[])), after, "a replay");
+    assert_eq!(owner(&mut wire).as_deref(), Some("heir"));
 }
 
 /// As renewals and releases work there.

@@ -1,11 +1,14 @@
 -- Puts one token in the place of another, with a fence of its own, in one step: an adoption (rule 13).
 --
--- Needs  value.lua and issue.lua before it
+-- Needs  value.lua, issue.lua and may_vote.lua before it
 -- KEYS   1 lock   2 fence
--- ARGV   1 token  2 TTL in ms   3 fence memory in ms   4 the fence to issue if it is large enough, or ""   5 and on:
---        the tokens, any of which may have the lock
+-- ARGV   1 token  2 TTL in ms   3 fence memory in ms   4 the fence to issue if it is large enough, or ""   5 restart delay
+--        in s   6 n   then n tokens, any of which may have the lock; and perhaps a witness of this server's uptime
+--        n + 7 run id   n + 8 seconds
 -- Reply  {1, fence}              it is the token's
 --        {0, PTTL in ms, value}  another holder has it; as in acquire.lua
+--        {2, seconds}            not up for long enough, and the seconds that are missing: what this server has of the
+--                                lock may be older than what it has forgotten
 --        {3}                     it is free
 --
 -- Atomic because between the compare and the write the lock could change hands, and because the key must be there all
@@ -26,8 +29,18 @@ if not denial(value, token) then
   return {1, fence_of(value)}
 end
 
+local n = tonumber(ARGV[6])
+if tonumber(ARGV[5]) > 0 then
+  local _, missing, refused = may_vote(ARGV[5], ARGV[n + 7], ARGV[n + 8])
+  if refused then
+    return refused
+  elseif missing > 0 then
+    return {2, missing}
+  end
+end
+
 local denied
-for i = 5, #ARGV do
+for i = 7, n + 6 do
   denied = denial(value, ARGV[i])
   if not denied then
     break

@@ -108,8 +108,7 @@ impl Connections {
         let options = SendOptions { patience, ..options };
         match request {
             Request::Acquire(AcquireRequest { claim, voting, heir_of: Some(tokens) }) => {
-                let proposal = voting.and_then(|voting| voting.proposal);
-                self.succeed(options, claim, proposal, tokens)
+                self.succeed(options, claim, voting.unwrap_or_default(), tokens)
             }
             Request::Acquire(AcquireRequest { claim, voting, heir_of: None }) => {
                 self.acquire(options, claim, voting, flight)
@@ -164,16 +163,21 @@ impl Connections {
         &self,
         options: SendOptions,
         claim: Claim,
-        proposal: Option<Fence>,
+        Voting { proposal, restart_delay }: Voting,
         tokens: Arc<Vec<Token>>,
     ) -> Answer<Reply> {
+        let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             let Claim { key, token, life, fence_memory, .. } = &claim;
             let (lock, fence, token) = (key.lock(), key.fence_parts(), token.as_str());
             all.extend(packed([Argument::Whole(lock), Argument::Parts(fence), Argument::Whole(token)]));
             all.extend([millis(*life), millis(*fence_memory)]);
             all.push(proposal.map(|fence| fence.to_string()).unwrap_or_default().into());
+            all.extend([whole_seconds(restart_delay), i64::try_from(tokens.len()).unwrap_or(i64::MAX).into()]);
             all.extend(tokens.iter().map(|token| token.identity().into()));
+            if !restart_delay.is_zero() {
+                witness.testify(all);
+            }
         };
         self.run(options, &SUCCEED, 2, arguments, |reply, Delivery { tracked, overtaken, .. }| {
             Some(VoteReply { overtaken, ..reply::succession(reply, tracked)? })
