@@ -67,44 +67,13 @@ impl Parser for Args {
     }
 }
 
-/// The options that `-h` leaves to `--help`.
-const RARE: &[&str] = &[
-    "url_file",
-    "map",
-    "min_replicas",
-    "password_file",
-    "cacert",
-    "cert",
-    "key",
-    "sni",
-    "prefix",
-    "connect_timeout",
-    "restart_delay",
-    "config",
-    "keep_for",
-    "lock_delay",
-    "max_hold",
-    "label",
-    "fence_memory",
-    "signal",
-    "progress_file",
-    "lost_exit_code",
-    "metrics_addr",
-    "metrics_file",
-];
-
 impl CommandFactory for Args {
     fn command() -> Command {
         let with_pages = |task: Command| {
             let (short, long) = (pages::short(task.get_name()), pages::help(task.get_name()));
             task.after_help(short).after_long_help(long)
         };
-        with_pages(Line::command()).mut_subcommands(|task| {
-            with_pages(task).mut_args(|arg| {
-                let is_rare = RARE.contains(&arg.get_id().as_str());
-                arg.hide_short_help(is_rare)
-            })
-        })
+        with_pages(Line::command()).mut_subcommands(with_pages)
     }
 
     fn command_for_update() -> Command {
@@ -229,26 +198,26 @@ pub(crate) struct Held {
     pub(crate) ttl: Duration,
     /// Hold the lock at least this long, even if the work ends sooner. At most 31 days; with --quorum at most
     /// --restart-delay.
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, hide_short_help = true)]
     pub(crate) keep_for: Option<Duration>,
     /// Acquire the lock at most once in this time, even if the work fails, or its machine dies. At most 31 days; with
     /// --restart-delay, at least a second less than that delay.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) once_per: Option<Duration>,
     /// Keep the lock this much longer if this process dies or loses it, at most an hour.
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, hide_short_help = true)]
     pub(crate) lock_delay: Option<Duration>,
     /// End the work within this time, which is at least --ttl: `run` sends --signal earlier, by the length of --grace.
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, hide_short_help = true)]
     pub(crate) max_hold: Option<Duration>,
     /// The `--stall-after` of `run`.
     #[arg(skip)]
     pub(crate) stall_after: Option<Duration>,
     /// Holder name shown to others [default: host:pid].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) label: Option<String>,
     /// How long the server keeps the last fencing token of a released lock, at most a day [default: 1day].
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, hide_short_help = true)]
     pub(crate) fence_memory: Option<Duration>,
     /// Share the lock with other commands that use --shared, to read what a command without --shared writes. First come, first
     /// served.
@@ -348,10 +317,10 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) stopping: Stopping,
     /// Serve metrics for Prometheus under http://IP:PORT/metrics.
-    #[arg(long, value_name = "IP:PORT", help_heading = "Metrics")]
+    #[arg(long, value_name = "IP:PORT", help_heading = "Metrics", hide_short_help = true)]
     pub(crate) metrics_addr: Option<std::net::SocketAddr>,
     /// Write the result to this file for the textfile collector of Prometheus.
-    #[arg(long, value_name = "FILE", help_heading = "Metrics")]
+    #[arg(long, value_name = "FILE", help_heading = "Metrics", hide_short_help = true)]
     pub(crate) metrics_file: Option<PathBuf>,
     /// The command and its arguments. Options of leasehold come before it.
     #[arg(trailing_var_arg = true, required_unless_present = "locks", value_name = "COMMAND", help_heading = None)]
@@ -400,7 +369,7 @@ impl Hold {
 #[command(next_help_heading = "Stopping")]
 pub(crate) struct Stopping {
     /// Signal sent to stop the command before the lock expires.
-    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = crate::signals::parse)]
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = crate::signals::parse, hide_short_help = true)]
     pub(crate) signal: rustix::process::Signal,
     /// Time between --signal and SIGKILL [default: a third of --ttl, at most 10s].
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
@@ -409,10 +378,10 @@ pub(crate) struct Stopping {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) stall_after: Option<Duration>,
     /// Take a change of this file as progress instead.
-    #[arg(long, value_name = "FILE", requires = "stall_after")]
+    #[arg(long, value_name = "FILE", requires = "stall_after", hide_short_help = true)]
     pub(crate) progress_file: Option<PathBuf>,
     /// Exit code if the lock is lost, for a command that ends with 75 itself.
-    #[arg(long, value_name = "CODE", default_value_t = Exit::Lost.code())]
+    #[arg(long, value_name = "CODE", default_value_t = Exit::Lost.code(), hide_short_help = true)]
     pub(crate) lost_exit_code: u8,
 }
 

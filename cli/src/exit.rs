@@ -50,7 +50,7 @@ impl From<Exit> for ExitCode {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) exit: Exit,
-    pub(crate) why: Option<String>,
+    why: Option<String>,
 }
 
 impl Ended {
@@ -61,6 +61,11 @@ impl Ended {
     /// An end without a message.
     pub(crate) fn silently(exit: Exit) -> Self {
         Self { exit, why: None }
+    }
+
+    /// The same end, with another code.
+    pub(crate) fn with(self, exit: Exit) -> Self {
+        Self { exit, ..self }
     }
 
     pub(crate) fn why(&self) -> Option<&str> {

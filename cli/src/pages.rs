@@ -357,7 +357,7 @@ pub(crate) fn help(command: &str) -> String {
     rendered(sections(command).iter())
 }
 
-/// The same for `-h`: the examples.
+/// The help below the options of `-h`: the examples.
 pub(crate) fn short(command: &str) -> String {
     let examples = rendered(sections(command).iter().filter(|section| section.title == "Examples"));
     format!("{examples}\n\n--help shows the rest: further options, exit codes, formats.")

@@ -21,7 +21,7 @@ pub(crate) struct Servers {
     #[arg(long, env = "LEASEHOLD_URL", hide_env_values = true, value_parser = url)]
     pub(crate) url: Option<String>,
     /// Read the URL from the first line of this file.
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_URL_FILE", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_URL_FILE", hide_env_values = true, hide_short_help = true)]
     pub(crate) url_file: Option<PathBuf>,
     /// Hold the lock on a majority of three or more independent servers.
     #[arg(
@@ -34,7 +34,7 @@ pub(crate) struct Servers {
     )]
     pub(crate) quorum: Vec<String>,
     /// Reach a server of a cluster, or one that Sentinels name, at another address than is announced.
-    #[arg(long, value_name = "FROM=TO,...", value_delimiter = ',', value_parser = mapped, env = "LEASEHOLD_MAP", hide_env_values = true)]
+    #[arg(long, value_name = "FROM=TO,...", value_delimiter = ',', value_parser = mapped, env = "LEASEHOLD_MAP", hide_env_values = true, hide_short_help = true)]
     pub(crate) map: Vec<(String, String)>,
     /// Have this many replicas confirm a lock before it counts, 0 to 9.
     #[arg(
@@ -43,26 +43,34 @@ pub(crate) struct Servers {
         default_value_t = 0,
         hide_default_value = true,
         env = "LEASEHOLD_MIN_REPLICAS",
-        hide_env_values = true
+        hide_env_values = true,
+        hide_short_help = true
     )]
     pub(crate) min_replicas: u8,
     /// Read the password from this file, for each connection anew.
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_PASSWORD_FILE", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_PASSWORD_FILE", hide_env_values = true, hide_short_help = true)]
     pub(crate) password_file: Option<PathBuf>,
     /// Trust the certificate authorities in this PEM file, and no others (rediss://).
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CACERT", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CACERT", hide_env_values = true, hide_short_help = true)]
     pub(crate) cacert: Option<PathBuf>,
     /// Client certificate in a PEM file (rediss://).
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CERT", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CERT", hide_env_values = true, hide_short_help = true)]
     pub(crate) cert: Option<PathBuf>,
     /// Its private key in a PEM file.
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_KEY", hide_env_values = true, hide_short_help = true)]
     pub(crate) key: Option<PathBuf>,
     /// Name that the server's certificate has [default: the host].
-    #[arg(long, value_name = "NAME", env = "LEASEHOLD_SNI", hide_env_values = true)]
+    #[arg(long, value_name = "NAME", env = "LEASEHOLD_SNI", hide_env_values = true, hide_short_help = true)]
     pub(crate) sni: Option<String>,
     /// Prefix of all lock names.
-    #[arg(long, default_value = "", hide_default_value = true, env = "LEASEHOLD_PREFIX", hide_env_values = true)]
+    #[arg(
+        long,
+        default_value = "",
+        hide_default_value = true,
+        env = "LEASEHOLD_PREFIX",
+        hide_env_values = true,
+        hide_short_help = true
+    )]
     pub(crate) prefix: String,
     /// Longest time to connect.
     #[arg(
@@ -71,8 +79,7 @@ pub(crate) struct Servers {
         value_parser = duration::parse,
         default_value = "5s",
         env = "LEASEHOLD_CONNECT_TIMEOUT",
-        hide_env_values = true
-    )]
+        hide_env_values = true, hide_short_help = true)]
     pub(crate) connect_timeout: Duration,
     /// Ignore a server until it has been up this long. Use the same value, above every TTL, in all programs [default:
     /// 31s with --quorum].
@@ -81,11 +88,10 @@ pub(crate) struct Servers {
         value_name = "DURATION",
         value_parser = duration::parse,
         env = "LEASEHOLD_RESTART_DELAY",
-        hide_env_values = true
-    )]
+        hide_env_values = true, hide_short_help = true)]
     pub(crate) restart_delay: Option<Duration>,
     /// The configuration file [default: /etc/leasehold.conf, if it exists].
-    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CONFIG", hide_env_values = true)]
+    #[arg(long, value_name = "FILE", env = "LEASEHOLD_CONFIG", hide_env_values = true, hide_short_help = true)]
     pub(crate) config: Option<PathBuf>,
 }
 

@@ -157,12 +157,9 @@ impl Store {
     fn acquire(&mut self, now: Micros, request: &AcquireRequest) -> VoteReply {
         let identity = request.voting.map(|_| identity(now));
         // An heir repeats what it did, or learns that the lock is free, on any server.
-        let is_open = request.heir_of.is_some()
-            && match self.lock(now, &request.claim.key) {
-                None => true,
-                Some(held) => held.alone().is_some_and(|lock| lock.token == request.claim.token),
-            };
-        let delay = request.voting.map(|voting| voting.restart_delay).filter(|_| !is_open);
+        let is_its_own = |held: &mut Held| held.alone().is_some_and(|lock| lock.token == request.claim.token);
+        let is_settled = request.heir_of.is_some() && self.lock(now, &request.claim.key).is_none_or(is_its_own);
+        let delay = request.voting.map(|voting| voting.restart_delay).filter(|_| !is_settled);
         let acquired = match delay.and_then(|delay| self.recovers_for(now, delay)) {
             Some(left) => Acquired::Recovering(left),
             None => self.take(now, request),

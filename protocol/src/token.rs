@@ -43,10 +43,12 @@ impl Token {
         if permits == self.permits() {
             return self;
         }
-        let label = ["@", self.label()];
         match permits.get() {
-            1 => Self(joined(&[self.identity(), &label.concat()])),
-            _ => Self(joined(&[self.identity(), "*", itoa::Buffer::new().format(permits.get()), &label.concat()])),
+            1 => Self(joined(&[self.identity(), "@", self.label()])),
+            several => {
+                let mut digits = itoa::Buffer::new();
+                Self(joined(&[self.identity(), "*", digits.format(several), "@", self.label()]))
+            }
         }
     }
 

@@ -102,7 +102,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let one = prop_oneof![
         14 => asks.clone().prop_map(Op::Poll),
         2 => asks.clone().prop_map(Op::Check),
-        // Who takes several permits has none alone.
+        // A token that takes several permits is never used for an exclusive acquire.
         1 => asks.clone().prop_filter_map("one permit", |at| (PERMITS[at] == 1).then_some(Op::Acquire(at))),
         7 => (0..TOKENS).prop_map(Op::Part),
         3 => (0..TOKENS, prop::option::of(0..TOKENS)).prop_map(|(at, with)| Op::Leave(at, with)),

@@ -122,7 +122,7 @@ pub(crate) fn run(options: &Run) -> Result<ExitCode, Ended> {
     let lost = options.stopping.lost_exit_code;
     let outcome = match outcome {
         Ok(outcome) if outcome.exit == Exit::Lost => return Ok(lost.into()),
-        Err(ended) if ended.exit == Exit::Lost => return Err(Ended { exit: Exit::Command(lost), ..ended }),
+        Err(ended) if ended.exit == Exit::Lost => return Err(ended.with(Exit::Command(lost))),
         outcome => outcome?,
     };
     if outcome.interrupted != Interrupted::No && outcome.exit == Exit::Signal(Signal::INT.as_raw()) {

@@ -466,7 +466,7 @@ mod succession {
         let has_it = |store: &mut Store, now| {
             assert_eq!(store.repair(now, &claim(&key, &giver, TTL), fence, Duration::ZERO), Repaired::Done);
         };
-        // What it has may be older than what it forgot: another heir may have the lock.
+        // Its data may be older than an adoption that it has forgotten.
         has_it(&mut store, start);
         let proposed = start + 2 * micros(DAY);
         let adopted = adopt(&mut store, start + 10, vote(&key, &heir, proposed), std::slice::from_ref(&giver));

@@ -569,6 +569,20 @@ fn the_rights_of_fair_locks_and_two_more_are_enough_to_share_and_both_are_needed
 }
 
 #[test]
+fn a_user_that_may_not_add_a_sharer_is_granted_nothing() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.must(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", "-zadd"]);
+    let mut worker = server.wire();
+    worker.must(&["AUTH", "worker", "secret"]);
+    for script in [JOIN, POLL] {
+        wire.must(&["FLUSHALL"]);
+        let reply = eval(&mut worker, script, &[&token("one"), TTL, "0", GRANT, WINDOW, "", "0", "0", MEMORY, ANY]);
+        assert!(reply.error().is_some_and(|error| NO_RIGHT.iter().any(|words| error.contains(words))), "{reply:?}");
+    }
+}
+
+#[test]
 fn a_user_that_may_not_remove_a_sharer_is_told_so_by_its_release() {
     let server = Server::start();
     let mut wire = server.wire();

@@ -320,7 +320,7 @@ async fn an_owner_that_takes_permits_gets_no_more_of_them_again() {
     nothing_is_left(&mut server.wire()).await;
 }
 
-/// Those of a holder that dies are free after its TTL, those of one that keeps its place after that time.
+/// All permits of a released place that stays become free at the end of its time.
 #[tokio::test]
 async fn permits_come_back_all_at_once() {
     const KEPT: Duration = Duration::from_millis(300);

@@ -133,9 +133,9 @@ pub struct Totals {
     lasted: Duration,
     leases: u64,
     /// The modes in which each name is held.
-    modes: BTreeSet<(String, u32, NonZeroU32)>,
+    modes: BTreeSet<NameAndMode>,
     by_name: BTreeMap<String, u64>,
-    by_mode: BTreeMap<(String, u32, NonZeroU32), u64>,
+    by_mode: BTreeMap<NameAndMode, u64>,
     endings: BTreeMap<Ending, u64>,
     writes: BTreeMap<Written, u64>,
     outcomes: BTreeMap<Outcome, u64>,
@@ -186,7 +186,7 @@ impl Totals {
 
     /// Whether some lock was never held in one of its modes, or the servers or the resource were never observed.
     pub fn is_hollow(&self) -> bool {
-        let is_unheld = |mode: &(String, u32, NonZeroU32)| !self.by_mode.contains_key(mode);
+        let is_unheld = |mode: &NameAndMode| !self.by_mode.contains_key(mode);
         self.modes.iter().any(is_unheld) || self.looks == 0 || !self.writes.contains_key(&Written::Accepted)
     }
 
@@ -200,8 +200,10 @@ impl Totals {
     }
 }
 
-/// The mode of a name, in an order.
-fn named(name: &str, mode: Mode) -> (String, u32, NonZeroU32) {
+/// A name, and a mode's limit and permits: they have an order.
+type NameAndMode = (String, u32, NonZeroU32);
+
+fn named(name: &str, mode: Mode) -> NameAndMode {
     (name.to_owned(), mode::limit(mode), mode::permits(mode))
 }
 
@@ -218,7 +220,7 @@ impl fmt::Display for Totals {
         writeln!(f, "| per second | {rate:.0} |")?;
         if self.modes.iter().any(|(_, limit, _)| *limit > 0) {
             for of in self.modes.iter().map(|(_, limit, permits)| (*limit, *permits)).collect::<BTreeSet<_>>() {
-                let is_of = |(_, limit, permits): &(String, u32, NonZeroU32)| (*limit, *permits) == of;
+                let is_of = |(_, limit, permits): &NameAndMode| (*limit, *permits) == of;
                 let count: u64 = self.by_mode.iter().filter(|(mode, _)| is_of(mode)).map(|(_, count)| count).sum();
                 writeln!(f, "| held {} | {count} |", mode::of_limit(of.0, of.1))?;
             }

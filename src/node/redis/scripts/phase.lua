@@ -180,7 +180,10 @@ local function begins(token, span, now_ms, issued, option, expires)
   if not option and members > 0 then
     redis.call('DEL', holders)
   end
-  adds(token, span, now_ms)
+  local refusal = adds(token, span, now_ms)
+  if refusal then
+    return refusal
+  end
   redis.call('PEXPIRE', holders, span)
 end
 

@@ -138,12 +138,14 @@ local function promote(me, now, issued, count)
     redis.pcall('HDEL', wait, token)
   end
 
+  -- Whether the next in line was notified.
+  local is_told = false
+
   -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than `granted_to`, which
   -- was granted the lock. It returns the ticket up to which all are of that process, and the one that the memo had; or
   -- nil if the first page was enough.
-  local is_anybody_told = false
   local function walk(grant, granted_to)
-    local is_told, passed, known = false, nil, nil
+    local passed, known = nil, nil
     for page = 1, PAGES do
       local line
       if passed then
@@ -163,10 +165,10 @@ local function promote(me, now, issued, count)
         elseif not is_known or not reaches(alive_until, channel, 'next ' .. grant .. ' ' .. token) then
           drop(token)
         elseif not is_same then
-          is_over, is_anybody_told = true, true
+          is_over, is_told = true, true
           break
         else
-          is_told, last, is_anybody_told = true, token, true
+          is_told, last = true, token
           local up_to, process
           if not is_over then
             up_to, process = memo()
@@ -203,7 +205,7 @@ local function promote(me, now, issued, count)
         redis.pcall('HSET', wait, MEMO, passed .. '|' .. last_process)
       end
     end
-    return is_ahead, count, is_full and (me ~= '' or not is_anybody_told)
+    return is_ahead, count, is_full and (me ~= '' or not is_told)
   end
 
   -- An error has no first element either.

@@ -11,7 +11,7 @@ fn share(slot: u16, limit: u32, fence: u64, start: u64, end: u64) -> Lease {
     takes(slot, 1, limit, fence, start, end)
 }
 
-/// The same, of so many of the permits.
+/// A share that takes this number of permits.
 fn takes(slot: u16, permits: u32, of: u32, fence: u64, start: u64, end: u64) -> Lease {
     let (limit, permits) = (NonZeroU32::new(of).filter(|of| of.get() < u32::MAX), NonZeroU32::new(permits).unwrap());
     Lease { mode: Mode::Shared { limit, permits }, ..lease(slot, fence, start, end) }
