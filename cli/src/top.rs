@@ -8,8 +8,8 @@ use std::{
 
 use leasehold::{Client, NodeState};
 use rustix::{
-    process::{Signal, getpgrp},
-    termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr},
+    process::Signal,
+    termios::{LocalModes, OptionalActions, Termios, tcdrain, tcgetattr, tcgetwinsize, tcsetattr},
 };
 use tokio::sync::{mpsc, watch};
 
@@ -36,8 +36,8 @@ pub(crate) fn top(options: &Top) -> Result<ExitCode, Ended> {
 
 async fn show(options: &Top, client: &Client) -> Result<ExitCode, Ended> {
     let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
-    let (mut keys, mut view) = (keys(), View::new());
-    let mut screen = Screen::enter();
+    let (mut screen, mut view) = (Screen::enter(), View::new());
+    let mut keys = keys();
     let interval = options.interval.max(SHORTEST);
     let mut seen = looks(client.clone(), options, interval);
     loop {
@@ -231,12 +231,12 @@ struct Screen {
 }
 
 impl Screen {
-    /// Takes the screen. In the background of the terminal, we stop first, until the terminal is ours.
+    /// Takes the screen. In the background of the terminal, the system stops us first, until the terminal is ours:
+    /// `tcdrain` raises TTOU there, and asks again when we are continued. If we asked who has the terminal, and stopped
+    /// ourselves, the terminal might be ours by then.
     fn enter() -> Self {
         let input = io::stdin();
-        if tcgetpgrp(&input).is_ok_and(|foreground| foreground != getpgrp()) {
-            stop_here();
-        }
+        let _ours_or_nobodys = tcdrain(&input);
         let before = tcgetattr(&input).ok();
         if let Some(mut modes) = before.clone() {
             // A key is read as soon as it is pressed, and is not shown.
