@@ -223,6 +223,46 @@ fn f35_a_stopped_process_with_more_waiters_than_are_read_at_a_time() {
 }
 
 #[test]
+fn f35_each_stopped_process_at_the_head_costs_one_grant() {
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let start = || Child::start(f35_each_stopped_process_at_the_head_costs_one_grant, "wait", &server.url());
+    let mut stopped: Vec<_> = (0..5).map(|_| start()).collect();
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let (holder, ours) = (program(server.url(), LONG).await, program(server.url(), LONG).await);
+        for grants in [2, 5] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            let stopped = &mut stopped[..grants];
+            // The first process has two waiters ahead of the others, which makes the second one the next in line.
+            enter(&mut stopped[0], 0);
+            stopped.iter_mut().enumerate().for_each(|(n, child)| enter(child, n + 1));
+            let next = place(&ours.lock("job")).await;
+            all_can_be_called(&mut wire, "job", grants + 2).await;
+            stopped.iter().for_each(Child::stop);
+            wire.must(&["PING"]);
+            let released = Instant::now();
+            lease.release().await.unwrap().confirmed();
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("{grants} stopped: {took:?}");
+            let limit = GRANT * u32::try_from(grants).unwrap();
+            assert!(took >= limit, "nobody was granted it before: {took:?}");
+            seen::took(&format!("next one behind {grants} stopped processes"), took, limit + PROMPT, &lag);
+            assert!(took <= limit + PROMPT + lag.worst(), "{grants}: {took:?}");
+            stopped.iter().for_each(Child::cont);
+            eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == grants + 1).await;
+            lease.release().await.unwrap().confirmed();
+            eventually_async(SOON, "they have it", || history(&mut wire).len() == 2 * (grants + 1)).await;
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
+#[test]
 fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() {
     // Waiters further back check for a lapsed grant later, by this much each.
     const STAGGER: Duration = Duration::from_millis(40);

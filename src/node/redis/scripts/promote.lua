@@ -13,6 +13,7 @@
 --            one of them releases the lock, waiters that have polled here lose their places, and have them back within
 --            a heartbeat of 5 s
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
+--          ">>" -> until when, in µs, no processes behind the next one are notified again
 --        5 holders
 --
 -- promote(me, now, issued, count): `count` permits are taken, 0 if it is free or about to be. `now` is the text of the
@@ -33,16 +34,19 @@
 --
 -- Notifications are "granted <length of the token> <token><lock>" and "next <ms> <token>": poll after that many ms,
 -- because the process that was granted the lock may be stopped. The next in line gets the latter, and if that one is of
--- the same process, so does the next of another, at whatever place.
+-- the same process, so does the next of another, at whatever place. That one may be stopped as well: so once per grant
+-- time-out the first waiters of some more processes get it. One that polls then knows when to poll again.
 
 -- The field of the memo. No token and no mark looks like it.
-local MEMO = '>'
+local MEMO, SPREAD = '>', '>>'
 -- How many waiters are read at a time.
 local PAGE = 32
 -- How many are admitted by one call: then the next one is notified to continue.
 local AT_ONCE = 32
 -- How many pages are read for one grant, in some milliseconds at most. The next grant continues from there.
 local PAGES = 100
+-- How many processes behind the next one are notified, if they are among the next waiters that are read for it.
+local MORE, MORE_READ = 6, 64
 
 -- Set before promote: the caller's witness of the uptime, if it has sent one. It holds for every waiter's delay.
 local witness_run, witnessed
@@ -138,8 +142,29 @@ local function promote(me, now, issued, count)
     redis.pcall('HDEL', wait, token)
   end
 
+  local granted, last_grant, last_process = 0, nil, nil
   -- Whether the next in line was notified.
   local is_told = false
+
+  -- Notifies the first waiters of further processes behind that of `token`.
+  local function spread(grant, granted_to, token, process)
+    local left = (tonumber(redis.pcall('HGET', wait, SPREAD)) or 0) - now
+    local rank = redis.pcall('ZRANK', queue, token)
+    if left > 0 and left <= grant * 1000 or type(rank) ~= 'number' then
+      return
+    end
+    local is_told_of, count_told = {[granted_to] = true, [process] = true}, 0
+    for _, other in ipairs(redis.pcall('ZRANGE', queue, rank + 1, rank + MORE_READ)) do
+      local is_known, alive_until, _, _, channel = entry(other)
+      local of = is_known and process_of(channel)
+      if other == me or count_told == MORE then
+        break
+      elseif of and not is_told_of[of] and reaches(alive_until, channel, 'next ' .. grant .. ' ' .. other) then
+        is_told_of[of], count_told = true, count_told + 1
+      end
+    end
+    redis.pcall('HSET', wait, SPREAD, string.format('%.0f', now + grant * 1000))
+  end
 
   -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than `granted_to`, which
   -- was granted the lock. It returns the ticket up to which all are of that process, and the one that the memo had; or
@@ -166,6 +191,9 @@ local function promote(me, now, issued, count)
           drop(token)
         elseif not is_same then
           is_over, is_told = true, true
+          if grant ~= 0 then
+            spread(grant, granted_to, token, process_of(channel))
+          end
           break
         else
           is_told, last = true, token
@@ -193,8 +221,6 @@ local function promote(me, now, issued, count)
     end
     return passed, known
   end
-
-  local granted, last_grant, last_process = 0, nil, nil
 
   -- Notifies the next in line, which polls at once if the rest is for another call. Without the memo each grant would walk
   -- past all waiters of a process again.
