@@ -144,10 +144,10 @@ impl Lease {
         relayed!(self.let_go(Duration::ZERO))
     }
 
-    /// Like [`release`](Self::release), but the key stays for `keep`, so that no one acquires the lock before that:
-    /// 1 ms to 31 days, over a quorum at most its [`restart_delay`](crate::Builder::restart_delay). Others see
-    /// `label (released)` as its holder meanwhile. For a time that counts from the acquire, use
-    /// [`Lock::keep_for`](crate::Lock::keep_for).
+    /// Like [`release`](Self::release), but the key stays for `keep`, so that no one acquires the lock before that.
+    /// `keep` is 1 ms to 31 days, over a quorum at most 1 s less than its
+    /// [`restart_delay`](crate::Builder::restart_delay). Others see `label (released)` as its holder meanwhile. For a
+    /// time that counts from the acquire, use [`Lock::keep_for`](crate::Lock::keep_for).
     ///
     /// If a [re-entrant](crate::Lock::reentrant) owner has several leases, the last to be released decides: an earlier
     /// one ends, and keeps nothing. An [unconfirmed](Released::Unconfirmed) release may have kept nothing: the key may

@@ -253,7 +253,7 @@ pub(crate) fn check_once_per(once_per: Option<Duration>, restart_delay: Duration
 
 /// The longest that a key may live if a server may forget it in a restart. A server counts its uptime in whole seconds,
 /// and up to one too many.
-fn longest_life(restart_delay: Duration) -> Option<Duration> {
+pub(crate) fn longest_life(restart_delay: Duration) -> Option<Duration> {
     (!restart_delay.is_zero()).then(|| restart_delay.saturating_sub(Duration::from_secs(1)))
 }
 
@@ -268,8 +268,7 @@ pub(crate) fn check_keep(name: &str, keep: Duration, least: Duration, bound: Opt
     if (least..=longest).contains(&keep) {
         return Ok(());
     }
-    let why =
-        if longest < LONGEST_KEEP { ", the restart_delay: a server that was restarted has forgotten it" } else { "" };
+    let why = if longest < LONGEST_KEEP { format!(", {WHY}") } else { String::new() };
     Err(Error::config(format!("{name} is {keep:?}: it must be from {} to {}{why}", Rounded(least), Rounded(longest))))
 }
 

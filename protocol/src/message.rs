@@ -69,6 +69,8 @@ pub enum Request {
         claim: Claim,
         /// The token that holds the lock alone.
         from: Token,
+        /// For an adoption: the restart delay, as in [`Voting`]. Zero for a lease that continues as a share.
+        restart_delay: Duration,
     },
     /// Lists a [`Page`] of the locks that our tokens hold, in no order. A lock that is acquired or released meanwhile
     /// may be missing, and one that stays held may be listed twice.
@@ -218,8 +220,16 @@ pub struct Sharers {
     pub first: Vec<Holder>,
 }
 
-/// The fence of the phase that a downgrade has begun, or why it has not.
-pub type Downgraded = Result<Fence, Denial>;
+/// The outcome of a downgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Downgraded {
+    /// The new token shares the lock, in a phase with this fence.
+    Shared(Fence),
+    /// The lock is not the old token's.
+    Denied(Denial),
+    /// The node hands nothing over before this time has passed: see [`Acquired::Recovering`].
+    Recovering(Duration),
+}
 
 /// The waiters of a lock, in order: their tokens, how long each has waited, and how it wants the lock.
 pub type Waiters = Vec<(Token, Duration, Mode)>;

@@ -135,10 +135,10 @@ impl Store {
                 return passed_on(&poll.claim.key, polled.into(), is_granted, notified);
             }
             Request::Waiters { key, most } => Ok(self.waiters(now, key, *most).into()),
-            Request::Downgrade { claim, from } => {
-                let (fence, notified) = self.downgrade(now, claim, from, reached);
-                let is_done = fence.is_ok();
-                return passed_on(&claim.key, fence.into(), is_done, notified);
+            Request::Downgrade { claim, from, restart_delay } => {
+                let (downgraded, notified) = self.downgrade(now, claim, from, *restart_delay, reached);
+                let is_done = matches!(downgraded, Downgraded::Shared(_));
+                return passed_on(&claim.key, downgraded.into(), is_done, notified);
             }
             Request::Sharers { key, most } => Ok(self.sharers(now, key, *most).into()),
             Request::Holder(key) => Ok(Looked { holder: self.holder(now, key), tracked: true }.into()),
@@ -422,28 +422,32 @@ impl Store {
         now: Micros,
         Claim { key, token, life, fence_memory, mode, .. }: &Claim,
         from: &Token,
+        restart_delay: Duration,
         reached: &dyn Fn(&str) -> bool,
     ) -> (Downgraded, Vec<Notified>) {
         let mut notified = Vec::new();
         if let Ok(phase) = self.shared(now, key) {
-            let fence = if phase.is_in(now, token) {
+            let downgraded = if phase.is_in(now, token) {
                 phase.stay(now, token, *life);
-                Ok(phase.fence)
+                Downgraded::Shared(phase.fence)
             } else {
-                Err(Denial::Taken)
+                Downgraded::Denied(Denial::Taken)
             };
-            return (fence, notified);
+            return (downgraded, notified);
         }
         let own = match self.held_by(now, key, from) {
             Ok(lock) => lock.fence,
-            Err(denial) => return (Err(denial), notified),
+            Err(denial) => return (Downgraded::Denied(denial), notified),
         };
+        if let Some(left) = self.recovers_for(now, restart_delay) {
+            return (Downgraded::Recovering(left), notified);
+        }
         // The floor may be forgotten, and the clock behind, so the lock's own fence is a floor too.
         self.floors.raise(now, key, own, *fence_memory);
         let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit: mode::limit(*mode) };
         let fence = self.let_in(now, key, me, Some(0));
         self.promote(now, key, None, 1, reached, &mut notified);
-        (Ok(fence), notified)
+        (Downgraded::Shared(fence), notified)
     }
 
     /// The number of waiters, and the first of them with their tickets.

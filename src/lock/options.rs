@@ -147,8 +147,8 @@ impl Lock {
     ///
     /// For work that must not be repeated too soon once it is finished, such as a report that every machine of a fleet
     /// would write once an hour. After a crash it is repeated at once: if it must not even begin again, use
-    /// [`once_per`](Self::once_per). At most 31 days, and over a quorum at most the
-    /// [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
+    /// [`once_per`](Self::once_per). At most 31 days, and over a quorum at most 1 s less
+    /// than the [`restart_delay`](crate::Builder::restart_delay). Zero, the default, keeps nothing.
     ///
     /// Meanwhile others see `label (released)` as the holder. A process that dies leaves the key for its TTL only, and
     /// a lost lease leaves nothing, because then the work has not been done. A release that reaches the server after

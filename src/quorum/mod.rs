@@ -36,6 +36,7 @@ use crate::{
     foreign::{self, Event},
     keeper::Host,
     node::Node,
+    options::longest_life,
 };
 
 mod ask;
@@ -141,10 +142,9 @@ impl Quorum {
         self.restart_delay
     }
 
-    /// The longest that a key may be kept without a lease, if that is bounded: a restarted node remembers no key, and
-    /// votes after this.
+    /// The longest that a key may be kept without a lease, if that is bounded.
     pub(crate) fn longest_keep(&self) -> Option<Duration> {
-        (!self.is_one() && !self.restart_delay.is_zero()).then_some(self.restart_delay)
+        if self.is_one() { None } else { longest_life(self.restart_delay) }
     }
 
     /// The shard that has this key on the only node; several nodes count as one shard.

@@ -181,6 +181,30 @@ fn f74_the_heir_dies() {
     });
 }
 
+/// Its data may be from before another heir had the lock. However the heir wants it, it has to wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_a_server_that_was_started_lately_hands_nothing_over() {
+    let server = Server::start();
+    let giver = built(&server.url(), "giver").await;
+    let cautious = Client::builder().url(server.url()).ttl(LONG).restart_delay(LONG * 2).build().await.unwrap();
+    let locks = [
+        cautious.lock(NAME),
+        cautious.rw_lock(NAME).write(),
+        cautious.rw_lock(NAME).read(),
+        cautious.semaphore(NAME, 3).take(2),
+    ];
+    for lock in locks {
+        let lease = giver.lock(NAME).acquire().await.unwrap();
+        let token = server.wire().token(NAME);
+        let ticket = lease.into_ticket().unwrap();
+        let adoption = tokio::time::timeout(MEDIUM, lock.adopt(ticket.clone())).await;
+        assert!(adoption.is_err(), "{adoption:?}");
+        assert_eq!(server.wire().token(NAME), token, "{lock:?}");
+        let lease = adopt(&giver, &ticket).await.unwrap();
+        lease.release().await.unwrap().confirmed();
+    }
+}
+
 /// Two programs race for one ticket, 300 times: one gets it each time, and the other is notified.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f74_two_adopt_one_ticket() {

@@ -252,9 +252,15 @@ impl Scene {
                 (owned(renewed[0].clone().unwrap()), notified)
             }
             Op::Downgrade(at, to) => {
-                let request = Request::Downgrade { claim: self.claim(to), from: token(at) };
+                let request =
+                    Request::Downgrade { claim: self.claim(to), from: token(at), restart_delay: Duration::ZERO };
                 let (done, notified) = self.ask::<Downgraded>(to, &request);
-                (done.map_or_else(|denial| owned(Err(denial)), |fence| format!("shares {fence}")), notified)
+                let said = match done {
+                    Downgraded::Shared(fence) => format!("shares {fence}"),
+                    Downgraded::Denied(denial) => owned(Err(denial)),
+                    Downgraded::Recovering(left) => format!("recovers for {left:?}"),
+                };
+                (said, notified)
             }
             Op::Extend(at) => {
                 let extended = match self.phase() {
@@ -500,7 +506,7 @@ impl<'a> Scripts<'a> {
             }
             Op::Downgrade(at, to) => {
                 let (one, other, life) = (token(to), token(at), text(ttl(to)));
-                match self.eval(scripts::DOWNGRADE, &[one.as_str(), &life, other.as_str(), &memory]).array() {
+                match self.eval(scripts::DOWNGRADE, &[one.as_str(), &life, other.as_str(), &memory, "0"]).array() {
                     [Value::Int(1), fence] => format!("shares {}", fence.text()),
                     denied => Self::owned(&Value::Array(denied.to_vec())),
                 }

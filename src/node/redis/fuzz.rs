@@ -18,7 +18,7 @@ use leasehold_protocol::{
     forced,
     holder::Holder,
     jitter::Jitter,
-    message::{Acquired, Denial, Looked, Polled, Repaired, Sharers},
+    message::{Acquired, Denial, Downgraded, Looked, Polled, Repaired, Sharers},
     queue_position::QueuePosition,
     tally::WakeCondition,
     time::Time,
@@ -204,7 +204,7 @@ fn read_everywhere(reply: &Value) {
         assert!(first.len() <= parts(reply) / 2, "{reply:?}");
         first.into_iter().chain([holder]).for_each(|holder| reckon_with(&Acquired::Busy { holder, tracked: true }));
     }
-    if let Some(Ok(fence)) = downgraded(reply) {
+    if let Some(Downgraded::Shared(fence)) = downgraded(reply) {
         reckon_with(&Acquired::Granted(fence));
     }
     let _verdicts = (released(reply), flag(reply));

@@ -258,9 +258,10 @@ pub(super) fn sharers(reply: &Value) -> Option<Option<Sharers>> {
 
 pub(super) fn downgraded(reply: &Value) -> Option<Downgraded> {
     match array(reply) {
-        [done, issued] if done.as_i64() == Some(1) => fence(issued).map(Ok),
+        [done, issued] if done.as_i64() == Some(1) => fence(issued).map(Downgraded::Shared),
+        [recovers, seconds] if recovers.as_i64() == Some(2) => secs(seconds).map(Downgraded::Recovering),
         _ => match released(reply)? {
-            Err(denial) => Some(Err(denial)),
+            Err(denial) => Some(Downgraded::Denied(denial)),
             Ok(()) => None,
         },
     }

@@ -90,6 +90,11 @@ async fn f78_no_key_outlives_what_a_restarted_server_has_forgotten() {
     let text = refused(&leases, Duration::ZERO, Some(secs(30) + Duration::from_nanos(1))).await.expect("it is refused");
     assert!(text.contains("once_per is 30.000000001s: it must be at most 30s, 1 s less than restart_delay"), "{text}");
     assert_eq!(refused(&leases, secs(20), Some(secs(30))).await, None);
+    let kept = leases.lock(NAME).keep_for(secs(30) + Duration::from_nanos(1)).try_acquire().await;
+    let says = "it must be from 0 s to 30 s, 1 s less than restart_delay";
+    assert!(matches!(&kept, Err(Error::Config(text)) if text.to_string().contains(says)), "{kept:?}");
+    let kept = leases.lock(NAME).keep_for(secs(30)).try_acquire().await;
+    assert!(matches!(kept, Err(Error::Unavailable(_))), "{kept:?}");
     let built = build().lock_delay(secs(22)).build_lazy();
     assert!(matches!(&built, Err(Error::Config(text)) if text.to_string().contains("lock_delay")), "{built:?}");
     // A single server with a restart delay forgets too.

@@ -144,9 +144,28 @@ fn a_key_of_another_type_in_the_place_of_the_sharers_is_named_and_left_alone() {
     assert_eq!(poll(&mut wire, "late", "", ANY).error(), Some(ANOTHER_TYPE), "nor is a phase begun");
     assert!(!wire.exists(LOCK));
     comes_in(&mut wire, "writer", "0");
-    let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("writer"), MEMORY]);
+    let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("writer"), MEMORY, "0"]);
     assert_eq!((downgraded.error(), owner(&mut wire).as_deref()), (Some(ANOTHER_TYPE), Some("writer")));
     assert_eq!(wire.must(&["LLEN", HOLDERS]), Value::Int(1));
+}
+
+/// It may have come back with a lock from before another heir had it.
+#[test]
+fn a_server_that_was_started_lately_hands_nothing_over_to_be_shared() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let fence = comes_in(&mut wire, "giver", "0");
+    let run_id = wire.info_field("server", "run_id").unwrap();
+    let mut adopt = |witness: &[&str]| {
+        let (heir, giver) = (token("heir"), token("giver"));
+        eval(&mut wire, DOWNGRADE, &[&[&*heir, TTL, &giver, MEMORY, "3600"], witness].concat())
+    };
+    for witness in [&[][..], &[&run_id, "3500"], &["another", "3600"]] {
+        assert_eq!(adopt(witness).array()[0], Value::Int(2), "{witness:?}");
+    }
+    let after = adopt(&[&run_id, "3600"]);
+    assert!(matches!(after.array(), [Value::Int(1), after] if after.text() > fence), "{after:?}");
+    assert_eq!(adopt(&[]), after, "a replay");
 }
 
 #[test]
@@ -269,7 +288,7 @@ fn a_value_that_begins_as_that_of_a_phase_and_has_no_fence_is_anothers() {
     assert_eq!(eval(&mut wire, LEAVE, &["", WINDOW, "1", &token("late")]), Value::Int(-1));
     assert_eq!(eval(&mut wire, LEAVE, &["", WINDOW, "1", &token("one")]), Value::Int(-1));
     assert_eq!(eval(&mut wire, KEEP_SHARE, &[&token("two"), "60000", &token("kept")]), Value::Int(-1));
-    let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("two"), MEMORY]);
+    let downgraded = eval(&mut wire, DOWNGRADE, &[&token("reads"), TTL, &token("two"), MEMORY, "0"]);
     assert_eq!(downgraded.array()[0], Value::Int(-1));
     let renewed = wire.cmd(&["EVAL", RENEW_SHARES, "2", LOCK, HOLDERS, &token("two"), TTL, &fence]);
     assert_eq!(renewed.array(), [Value::Int(0)], "it is of another phase, if of any");
@@ -532,7 +551,7 @@ fn share_everything(server: &Server, wire: &mut Wire) -> Result<(), String> {
     try_to("part", eval(wire, PART, &[&token("one")]), 1)?;
     try_to("part as the last one", eval(wire, PART, &[&token("kept")]), 1)?;
     try_to("write", poll(wire, "writer", "leasehold:a", "0"), 1)?;
-    try_to("downgrade", eval(wire, DOWNGRADE, &[&token("reads"), TTL, &token("writer"), MEMORY]), 1)?;
+    try_to("downgrade", eval(wire, DOWNGRADE, &[&token("reads"), TTL, &token("writer"), MEMORY, "0"]), 1)?;
     try_to("read", poll(wire, "reader", "leasehold:b", ANY), 1)?;
     try_to("end it", eval(wire, FORCE_RELEASE, &["{job}:lh:forced", "ops"]), 1)
 }

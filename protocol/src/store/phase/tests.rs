@@ -217,16 +217,39 @@ fn a_downgrade_leaves_no_moment_for_another_writer_and_lets_readers_in() {
     let fence = scene.comes_in(&writer, Some(0));
     scene.waits(&reader, None);
     scene.waits(&other, Some(0));
-    let request = Request::Downgrade { claim: scene.claim(&reads, None), from: writer.clone() };
-    let (phase, notified) = scene.ask::<Downgraded>(&request);
-    let phase = phase.unwrap();
+    let request =
+        Request::Downgrade { claim: scene.claim(&reads, None), from: writer.clone(), restart_delay: Duration::ZERO };
+    let (Downgraded::Shared(phase), notified) = scene.ask::<Downgraded>(&request) else { panic!() };
     assert!(phase > fence && matches!(&notified[..], [Notified::Granted { token, .. }, ..] if *token == reader));
-    assert_eq!(scene.ask::<Downgraded>(&request).0, Ok(phase), "the same, come again");
+    assert_eq!(scene.ask::<Downgraded>(&request).0, Downgraded::Shared(phase), "the same, come again");
     assert_eq!(scene.comes_in(&reader, None), phase);
     assert_eq!(scene.release(&reads, None, ReleaseMode::Delete), (Ok(()), 0));
-    assert_eq!(scene.ask::<Downgraded>(&request).0, Err(Denial::Taken));
+    assert_eq!(scene.ask::<Downgraded>(&request).0, Downgraded::Denied(Denial::Taken));
     assert_eq!(scene.release(&reader, None, ReleaseMode::Delete), (Ok(()), 1));
-    assert_eq!(scene.ask::<Downgraded>(&request).0, Err(Denial::Taken), "the other writer has it");
+    assert_eq!(scene.ask::<Downgraded>(&request).0, Downgraded::Denied(Denial::Taken), "the other writer has it");
+}
+
+/// The node's data may be older than what it has forgotten.
+#[test]
+fn a_node_hands_over_to_be_shared_after_its_restart_delay() {
+    let (mut scene, [giver, heir]) = (Scene::new(), tokens());
+    scene.comes_in(&giver, Some(0));
+    scene.store.restarted(scene.now);
+    let restart_delay = Duration::from_secs(3);
+    let request = |scene: &Scene| {
+        let from = giver.clone();
+        Request::Downgrade { claim: scene.claim(&heir, None), from, restart_delay }
+    };
+    let adoption = request(&scene);
+    assert_eq!(scene.ask::<Downgraded>(&adoption).0, Downgraded::Recovering(restart_delay));
+    assert!(
+        scene.store.holder(scene.now, &scene.key.clone()).is_some_and(|holder| holder.whole_token() == Some(&giver))
+    );
+    let _fence = scene.renew(&giver, None);
+    let continues =
+        Request::Downgrade { claim: scene.claim(&heir, None), from: giver.clone(), restart_delay: Duration::ZERO };
+    let Downgraded::Shared(phase) = scene.ask::<Downgraded>(&continues).0 else { panic!("it is its own") };
+    assert_eq!(scene.ask::<Downgraded>(&adoption).0, Downgraded::Shared(phase), "a replay");
 }
 
 #[test]
@@ -238,8 +261,8 @@ fn a_downgrade_has_a_larger_fence_even_if_the_floor_is_forgotten_and_the_clock_i
     let key = scene.key.clone();
     assert!(scene.store.ends(scene.now, &key).is_some(), "its floor is gone by then");
     scene.now -= 10 * MS;
-    let request = Request::Downgrade { claim: scene.claim(&reads, None), from: writer };
-    let phase = scene.ask::<Downgraded>(&request).0.unwrap();
+    let request = Request::Downgrade { claim: scene.claim(&reads, None), from: writer, restart_delay: Duration::ZERO };
+    let Downgraded::Shared(phase) = scene.ask::<Downgraded>(&request).0 else { panic!() };
     assert!(phase > fence, "{phase} after {fence}");
 }
 

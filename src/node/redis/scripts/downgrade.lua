@@ -2,13 +2,14 @@
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
--- ARGV   1 token that shares   2 TTL in ms   3 token or value that holds it alone   4 fence memory in ms
---        and perhaps a witness of this server's uptime  5 run id   6 seconds
+-- ARGV   1 token that shares   2 TTL in ms   3 token or value that holds it alone   4 fence memory in ms   5 restart delay
+--        in s for an adoption, else 0; and perhaps a witness of this server's uptime  6 run id   7 seconds
 -- Reply  {1, fence}, {0} it is gone, {-1} it holds something else, {-3, who took it by force}
+--        {2, seconds}  for an adoption: not up for long enough, as in succeed.lua
 --
 -- Atomic because the lock must not be free in between. Idempotent: a replay finds the new token among the sharers.
 local token, ttl = ARGV[1], tonumber(ARGV[2])
-witness_run, witnessed = ARGV[5], ARGV[6]
+witness_run, witnessed = ARGV[6], ARGV[7]
 
 local value, time = redis.pcall('GETRANGE', lock, 0, 255), redis.call('TIME')
 if value == '' and redis.call('EXISTS', lock) == 0 then
@@ -29,6 +30,12 @@ if denied then
     redis.call('DEL', lock)
   end
   return type(denied) == 'number' and {denied} or denied
+end
+local missing, refused = recovers_for(ARGV[5])
+if refused then
+  return refused
+elseif missing > 0 then
+  return {2, missing}
 end
 -- The floor may be forgotten, and the clock behind, so the fence in the value is a floor too.
 local stored, own = redis.pcall('GET', fence), fence_of(value)

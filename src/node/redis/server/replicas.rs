@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use leasehold_protocol::{
     failure::Failure,
-    message::{Acquired, Poll, Polled, ReleaseMode, Repaired, Reply, Request},
+    message::{Acquired, Downgraded, Poll, Polled, ReleaseMode, Repaired, Reply, Request},
     replication::{LONGEST, Next, Registration, Replication, SHORTEST, slice_of},
     rounded::Rounded,
     stepwise::{Single, SingleReply},
@@ -101,7 +101,7 @@ impl Answered for Reply {
             Self::Repaired(repaired) => *repaired == Repaired::Done,
             Self::Renewed(all) => all.iter().any(|one| matches!(one, Ok(Ok(())))),
             Self::Polled(polled) => matches!(polled, Polled::Granted(_)),
-            Self::Downgraded(fence) => fence.is_ok(),
+            Self::Downgraded(downgraded) => matches!(downgraded, Downgraded::Shared(_)),
             _ => false,
         }
     }

@@ -136,7 +136,7 @@ impl Connections {
                 self.run(options, &QUEUE, 1, arguments, |reply, _| reply::waiters(reply))
             }
             Request::Sharers { key, most } => self.sharers(options, key, most),
-            Request::Downgrade { claim, from } => self.downgrade(options, claim, from),
+            Request::Downgrade { claim, from, restart_delay } => self.downgrade(options, claim, from, restart_delay),
             Request::Holder(key) => {
                 let arguments = move |all: &mut Vec<Value>| all.push(key.lock().into());
                 self.run(options, &HOLDER, 1, arguments, |reply, delivery| reply::holding(reply, delivery.tracked))
@@ -488,7 +488,7 @@ pub(super) fn number(fence: Fence) -> Value {
     fence.to_string().into()
 }
 
-fn whole_seconds(span: Duration) -> Value {
+pub(super) fn whole_seconds(span: Duration) -> Value {
     i64::try_from(seconds(span)).unwrap_or(i64::MAX).into()
 }
 

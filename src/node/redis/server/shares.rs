@@ -11,7 +11,7 @@ use leasehold_protocol::{
 use super::{
     Connections,
     pack::packed,
-    request::{SendOptions, millis, queue_keys},
+    request::{SendOptions, millis, queue_keys, whole_seconds},
 };
 use crate::node::{
     Answer,
@@ -47,13 +47,23 @@ impl Connections {
         self.run(options, &SHARERS, 2, arguments, |reply, _| reply::sharers(reply))
     }
 
-    pub(super) fn downgrade(&self, options: SendOptions, claim: Claim, from: Token) -> Answer<Reply> {
+    pub(super) fn downgrade(
+        &self,
+        options: SendOptions,
+        claim: Claim,
+        from: Token,
+        restart_delay: Duration,
+    ) -> Answer<Reply> {
         let witness = self.witness.clone();
         let arguments = move |all: &mut Vec<Value>| {
             all.extend(packed(queue_keys(&claim.key)));
             all.extend([claim.token.as_str().into(), millis(claim.life)]);
-            all.extend([from.as_str().into(), millis(claim.fence_memory)]);
-            witness.testify_to_queues(all);
+            all.extend([from.as_str().into(), millis(claim.fence_memory), whole_seconds(restart_delay)]);
+            if restart_delay.is_zero() {
+                witness.testify_to_queues(all);
+            } else {
+                witness.testify(all);
+            }
         };
         self.run(options, &DOWNGRADE, 5, arguments, |reply, _| reply::downgraded(reply))
     }

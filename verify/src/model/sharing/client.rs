@@ -9,7 +9,7 @@ use leasehold_protocol::{
     failure::Failure,
     fence::Fence,
     jitter::Jitter,
-    message::{Owned, ReleaseMode, Route},
+    message::{Downgraded, Owned, ReleaseMode, Route},
     queue_position::{LEAVES_FOR, QueuePosition},
     renewal::Phase,
     tally::WakeCondition,
@@ -297,11 +297,11 @@ impl Run<'_> {
         let (Stage::Follows { sent, until }, Some(from)) = (&session.stage, session.from) else { return };
         let (sent, until) = (*sent, *until);
         match answer {
-            Ok(Said::Downgraded(Ok(fence))) => match self.granted(sent, fence) {
+            Ok(Said::Downgraded(Downgraded::Shared(fence))) => match self.granted(sent, fence) {
                 Some(acquisition) => self.won(session, acquisition, fence),
                 None => self.follows_nobody(me, session),
             },
-            Ok(Said::Downgraded(Err(_))) => {
+            Ok(Said::Downgraded(_)) => {
                 self.state.broken.lost_for_nothing |= self.state.left == self.setup.faults;
                 self.follows_nobody(me, session);
             }

@@ -1,6 +1,6 @@
 //! Rules 15, 16 and 17 at the server: its content before and after a request.
 
-use leasehold_protocol::{fence::Fence, time::Micros};
+use leasehold_protocol::{fence::Fence, message::Downgraded, time::Micros};
 
 use super::{
     Run, Setup,
@@ -186,8 +186,8 @@ impl Run<'_> {
             self.state.server.issued = after.fence().max(issued);
         }
         let told = match said {
-            Said::Granted(fence) | Said::Downgraded(Ok(fence)) => Some(*fence),
-            Said::Waits { .. } | Said::Downgraded(Err(_)) | Said::Owned(_) => None,
+            Said::Granted(fence) | Said::Downgraded(Downgraded::Shared(fence)) => Some(*fence),
+            Said::Waits { .. } | Said::Downgraded(_) | Said::Owned(_) => None,
         };
         broken.issued_smaller |= told.is_some_and(|told| Some(told) != after.fence());
 

@@ -1,5 +1,7 @@
 //! The server, what is between it and the clients, and time.
 
+use std::time::Duration;
+
 use leasehold_protocol::{
     failure::Failure,
     message::{Claim, Downgraded, Owned, Poll, Polled, ReleaseMode, Reply, Request, only},
@@ -144,8 +146,10 @@ impl Run<'_> {
             None => self.ask(owner, asked),
         };
         let said = match (said, before.fence()) {
-            (Said::Downgraded(Ok(_)), Some(fence)) if self.setup.bug == Some(SeededBug::DowngradeKeepsFence) => {
-                Said::Downgraded(Ok(fence))
+            (Said::Downgraded(Downgraded::Shared(_)), Some(fence))
+                if self.setup.bug == Some(SeededBug::DowngradeKeepsFence) =>
+            {
+                Said::Downgraded(Downgraded::Shared(fence))
             }
             (said, _) => said,
         };
@@ -186,7 +190,8 @@ impl Run<'_> {
             Asked::Downgrade(from) => {
                 let from = self.setup.tokens.of((owner.0, from)).clone();
                 let claim = self.setup.claim(owner, u32::MAX);
-                let downgraded: Downgraded = self.apply(owner, &Request::Downgrade { claim, from });
+                let downgraded: Downgraded =
+                    self.apply(owner, &Request::Downgrade { claim, from, restart_delay: Duration::ZERO });
                 Said::Downgraded(downgraded)
             }
         }
