@@ -88,8 +88,8 @@ impl<'a> QueuePlace<'a> {
             enter,
             restart_delay: engine.quorum.restart_delay(),
         };
-        self.waiter.polls();
         let (was_there, sent) = (self.place.may_be_there, engine.now());
+        self.waiter.polls(sent);
         match self.place.ask(sent, route, Request::Poll(poll)).await {
             Ok(Polled::Granted(fence)) => self.place.granted(sent, fence).map_err(Check::Failed),
             Ok(Polled::Waits { holder, recovers_for, ticket, ahead, entered, tracked, notified }) => {

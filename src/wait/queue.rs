@@ -11,7 +11,7 @@ use leasehold_protocol::{addressees::Addressees, key::Key, slot::Keys, time::Tim
 use super::alarm::Alarm;
 use crate::sync::{
     Mutex,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 /// The fair waiters of this process, by the token that a server's notification names.
@@ -22,6 +22,9 @@ pub(crate) struct FairWaiters(Mutex<Addressees<Arc<Listening>>>);
 struct Listening {
     /// When to poll.
     alarm: Alarm,
+    /// When a grant ahead of us lapses, of which a server has notified us: in nanoseconds on our clock. A poll before
+    /// that time does not cover it.
+    lapses: AtomicU64,
     /// Whether the lock is granted, and only has to be confirmed.
     granted: AtomicBool,
 }
@@ -36,7 +39,8 @@ pub(crate) struct FairWaiter {
 
 impl FairWaiters {
     pub(crate) fn listen(self: &Arc<Self>, key: &Key, token: &Token) -> FairWaiter {
-        let waiter = Arc::new(Listening { alarm: Alarm::new(), granted: AtomicBool::new(false) });
+        let lapses = AtomicU64::new(Time::NEVER.as_nanos());
+        let waiter = Arc::new(Listening { alarm: Alarm::new(), lapses, granted: AtomicBool::new(false) });
         self.0.lock().enters(key, token, waiter.clone());
         FairWaiter { fair_waiters: self.clone(), token: token.clone(), waiter }
     }
@@ -52,7 +56,11 @@ impl FairWaiters {
     /// Has this waiter poll at the given time. Returns false if no waiter here has the token.
     pub(crate) fn notify(&self, token: &str, at: Time) -> bool {
         let waiter = self.0.lock().get(token).cloned();
-        waiter.inspect(|waiter| waiter.alarm.ring(at)).is_some()
+        let notify = |waiter: &Arc<Listening>| {
+            waiter.lapses.fetch_min(at.as_nanos(), Ordering::AcqRel);
+            waiter.alarm.ring(at);
+        };
+        waiter.inspect(notify).is_some()
     }
 
     /// Notes a grant, which this waiter only has to confirm.
@@ -113,10 +121,16 @@ impl FairWaiter {
         self.waiter.granted.load(Ordering::Acquire)
     }
 
-    /// Notes that we poll now, which covers all earlier notifications.
-    pub(crate) fn polls(&self) {
+    /// Notes that we poll now, which covers all notifications but the one to poll later.
+    pub(crate) fn polls(&self, now: Time) {
         self.waiter.granted.store(false, Ordering::Release);
-        self.waiter.alarm.set(Time::NEVER);
+        let lapses = Time::from_nanos(self.waiter.lapses.load(Ordering::Acquire));
+        if lapses > now {
+            self.waiter.alarm.set(lapses);
+        } else {
+            self.waiter.lapses.store(Time::NEVER.as_nanos(), Ordering::Release);
+            self.waiter.alarm.set(Time::NEVER);
+        }
         self.fair_waiters.0.lock().polls(&self.token);
     }
 }
@@ -152,8 +166,10 @@ mod tests {
         assert!(has_heard(&first) && !has_heard(&second));
         assert!(!first.is_granted() && fair_waiters.grant(one.as_str(), later) && first.is_granted());
         assert_eq!((first.due(), second.due()), (soon, Time::NEVER));
-        first.polls();
-        assert_eq!((first.due(), first.is_granted()), (Time::NEVER, false));
+        first.polls(Time::ZERO);
+        assert_eq!((first.due(), first.is_granted()), (soon, false), "a poll before that time does not cover it");
+        first.polls(soon);
+        assert_eq!(first.due(), Time::NEVER);
         drop(first);
         assert!(!fair_waiters.grant(one.as_str(), soon));
         assert!(
@@ -168,16 +184,16 @@ mod tests {
         fair_waiters.notify_all(&Keys::All, soon);
         assert_eq!(second.due(), soon);
 
-        second.polls();
+        second.polls(soon);
         second.tracks(false);
         fair_waiters.changed("job", soon);
         assert_eq!(second.due(), Time::NEVER, "it has not had it tracked");
-        second.polls();
+        second.polls(soon);
         fair_waiters.changed("job", soon);
         assert_eq!(second.due(), soon, "the change was heard before the answer");
         second.tracks(true);
         assert_eq!(second.due(), soon);
-        second.polls();
+        second.polls(soon);
         second.tracks(true);
         fair_waiters.changed("another", soon);
         assert_eq!(second.due(), Time::NEVER);

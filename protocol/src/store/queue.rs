@@ -47,6 +47,23 @@ pub enum Notified {
 /// How many marks of processes without a waiter may be kept before useless ones are removed.
 const MARKS: usize = 64;
 
+/// How many processes behind the next one are notified of a grant at once, and how many of them have to be left.
+const MORE: usize = 12;
+const RESERVE: usize = 6;
+/// How many waiters are read for that, and how many of them at once.
+const AHEAD: usize = 64;
+const PAGE: usize = 32;
+
+/// How far processes behind the next one were notified of a grant.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+struct Spread {
+    until: Micros,
+    /// Enough are notified until this ticket is the next one's.
+    enough: u64,
+    /// The last ticket that was read.
+    last: u64,
+}
+
 /// The process of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process<'a> {
@@ -80,6 +97,7 @@ pub(super) struct WaitQueue {
     /// Until when a silent process counts as alive: for a window after it has spoken, and for a grant after it was
     /// granted something. A process without a mark is alive.
     marks: HashMap<Arc<str>, Micros>,
+    spread: Spread,
     expires: Micros,
 }
 
@@ -123,10 +141,16 @@ impl WaitQueue {
     pub(super) fn leave(&mut self, now: Micros, token: &Token, process: &str, window: Duration) {
         self.remove(token);
         if self.line.is_empty() {
-            self.marks.clear();
+            self.clear();
         } else {
             self.spoke(now, process, window);
         }
+    }
+
+    /// Drops what is not needed without waiters.
+    fn clear(&mut self) {
+        self.marks.clear();
+        self.spread = Spread::default();
     }
 
     fn spoke(&mut self, now: Micros, process: &str, window: Duration) {
@@ -150,7 +174,7 @@ impl WaitQueue {
         let (mut count, mut let_in, mut last) = (Some(count), Vec::new(), None);
         let is_ahead = loop {
             let Some(token) = self.head() else {
-                self.marks.clear();
+                self.clear();
                 break false;
             };
             // The waiter keeps its place, even if the lock is being released. That may be the replay of a release that
@@ -212,13 +236,64 @@ impl WaitQueue {
                 continue;
             }
             if waiter.hears {
-                notified.push(Notified::Next { channel: waiter.process.clone(), token, within: granted.grant });
+                let (channel, token) = (waiter.process.clone(), token.clone());
+                notified.push(Notified::Next { channel, token, within: granted.grant });
             }
             if !same {
-                return;
+                let known = vec![granted.process.clone(), waiter.process.clone()];
+                let next = (waiter.ticket, token);
+                return notified.extend(self.spread(me, &next, known, granted.grant, now, reached));
             }
             told_it = true;
         }
+    }
+
+    /// Notifies the first waiters of further processes behind the next one, unless enough have been notified: the one
+    /// that was granted the lock and the next one may both be stopped.
+    fn spread(
+        &mut self,
+        me: Option<&Token>,
+        next: &(u64, Token),
+        mut told: Vec<Arc<str>>,
+        grant: Duration,
+        now: Micros,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> Vec<Notified> {
+        // A time that is too far ahead is from before the clock was set back.
+        let is_fresh = self.spread.until > now && self.spread.until - now <= micros(grant);
+        let mut spread =
+            if is_fresh { self.spread } else { Spread { until: now + micros(grant) / 10 * 9, ..Spread::default() } };
+        let (mut notified, mut tickets) = (Vec::new(), Vec::new());
+        if next.0 < spread.enough {
+            return notified;
+        }
+        let from = spread.last.max(next.0);
+        let mut behind = self.line.range((Bound::Excluded(next), Bound::Unbounded)).skip_while(|(at, _)| *at == next.0);
+        if behind.clone().nth(AHEAD).is_some_and(|(far, _)| *far <= spread.last) {
+            return notified;
+        }
+        let mut is_read = false;
+        for (ticket, token) in behind.by_ref().skip_while(|(ticket, _)| *ticket <= from).take(PAGE) {
+            if me == Some(token) || tickets.len() == MORE {
+                break;
+            }
+            (is_read, spread.last) = (true, *ticket);
+            let Some(waiter) = self.waiters.get(token) else { continue };
+            if told.contains(&waiter.process) || !self.reaches(waiter, now, reached) {
+                continue;
+            }
+            told.push(waiter.process.clone());
+            tickets.push(*ticket);
+            if waiter.hears {
+                let (channel, token) = (waiter.process.clone(), token.clone());
+                notified.push(Notified::Next { channel, token, within: grant });
+            }
+        }
+        if is_read {
+            let enough = tickets.len().checked_sub(RESERVE).and_then(|at| tickets.get(at));
+            self.spread = Spread { enough: enough.copied().unwrap_or(0), ..spread };
+        }
+        notified
     }
 
     /// Asks the first waiter, if it listens, to poll after a time.
@@ -277,7 +352,7 @@ impl WaitQueue {
 
 impl Hash for WaitQueue {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (&self.line, self.expires).hash(state);
+        (&self.line, self.spread, self.expires).hash(state);
         hash_sorted(&self.waiters, state);
         hash_sorted(&self.marks, state);
     }

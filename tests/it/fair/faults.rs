@@ -262,6 +262,69 @@ fn f35_each_stopped_process_at_the_head_costs_one_grant() {
     });
 }
 
+/// The waiters behind the stopped processes are notified too late in the line, or too early in time.
+#[test]
+fn f35_stopped_processes_cost_a_grant_each_wherever_they_are_in_a_queue_that_moves() {
+    if let Some(part) = Part::mine() {
+        return waits_when_told(&part);
+    }
+    let server = Server::start();
+    let start = || {
+        Child::start(
+            f35_stopped_processes_cost_a_grant_each_wherever_they_are_in_a_queue_that_moves,
+            "wait",
+            &server.url(),
+        )
+    };
+    let mut stopped = [start(), start()];
+    two_workers().block_on(async {
+        let (mut wire, lag) = (server.wire(), Lag::start());
+        let holder = program(server.url(), LONG).await;
+        let mut others = Vec::new();
+        for _ in 0..14 {
+            others.push(program(server.url(), LONG).await);
+        }
+        // How many are ahead of them, and whether they enter only when the first of these has the lock.
+        for (quick, are_late) in [(1, false), (2, true), (7, false), (8, false), (13, false)] {
+            let lease = holder.lock("job").acquire().await.unwrap();
+            let mut ahead = Vec::new();
+            for other in &others[..quick] {
+                ahead.push(place(&other.lock("job")).await);
+            }
+            let mut ahead = ahead.into_iter();
+            let mut lease = lease;
+            if are_late {
+                lease.release().await.unwrap().confirmed();
+                lease = had(ahead.next().unwrap()).await.0;
+            }
+            stopped.iter_mut().enumerate().for_each(|(n, child)| enter(child, n));
+            let next = place(&others[13].lock("job")).await;
+            all_can_be_called(&mut wire, "job", ahead.len() + 3).await;
+            stopped.iter().for_each(Child::stop);
+            wire.must(&["PING"]);
+            let mut released = Instant::now();
+            lease.release().await.unwrap().confirmed();
+            for one in ahead {
+                let (lease, _) = had(one).await;
+                released = Instant::now();
+                lease.release().await.unwrap().confirmed();
+            }
+            let (lease, at) = had(next).await;
+            let took = at.duration_since(released);
+            println!("behind {quick} quick ones, late: {are_late}: {took:?}");
+            assert!(took >= GRANT * 2, "nobody was granted it before: {took:?}");
+            seen::took(&format!("next one behind two stopped ones and {quick} others"), took, GRANT * 2 + PROMPT, &lag);
+            assert!(took <= GRANT * 2 + PROMPT + lag.worst(), "{quick}, {are_late}: {took:?}");
+            stopped.iter().for_each(Child::cont);
+            eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == 2).await;
+            lease.release().await.unwrap().confirmed();
+            eventually_async(SOON, "they have it", || history(&mut wire).len() == 4).await;
+            wire.del("history");
+            nothing_is_left(&mut wire).await;
+        }
+    });
+}
+
 #[test]
 fn f35_an_unreachable_process_costs_one_grant_however_many_of_its_waiters_die() {
     // Waiters further back check for a lapsed grant later, by this much each.

@@ -884,44 +884,76 @@ fn the_first_waiter_of_another_process_is_notified_at_any_position() {
 
 /// The one that was granted the lock and the next one may both be stopped.
 #[test]
-fn the_first_waiters_of_six_more_processes_are_notified_once_a_grant_time_out() {
+fn the_first_waiters_of_twelve_more_processes_are_notified_and_others_once_fewer_than_six_are_left() {
+    const ALL: usize = 30;
     let (server, mut wire) = held();
-    let mut all: Vec<_> = (0..10).map(|n| Process::start(&server, &format!("p{n}"))).collect();
-    let mut told = || all.iter_mut().map(|process| process.told().join(", ")).collect::<Vec<_>>();
-    let next = |n: usize| format!("next {GRANT} w{n}");
-    let next_of = |waiters: &[usize]| {
-        let mut expected = vec![String::new(); 10];
-        for &n in waiters {
-            expected[n] = next(n);
-        }
-        expected
-    };
-    // Only the first waiter of each is notified.
-    for waiter in ["w", "v"] {
-        for n in 0..10 {
-            poll(&format!("{waiter}{n}"), &format!("p{n}")).send(&mut wire);
-        }
-    }
+    let mut all: Vec<_> = (0..ALL).map(|n| Process::start(&server, &format!("p{n}"))).collect();
+    let enter = |wire: &mut Wire, waiter: &str, n: usize| poll(&format!("{waiter}{n}"), &format!("p{n}")).send(wire);
+    // Who is notified to poll, besides the one that is granted the lock.
     let mut pass = |wire: &mut Wire, from: &str, to: usize| {
         assert_eq!(release(wire, from), 1);
         poll(&format!("w{to}"), &format!("p{to}")).send(wire).fence();
-        let mut told = told();
-        assert_eq!(std::mem::take(&mut told[to]), call_of(&format!("w{to}")));
-        told
+        let mut next = Vec::new();
+        for (n, process) in all.iter_mut().enumerate() {
+            for told in process.told() {
+                if n == to {
+                    assert_eq!(told, call_of(&format!("w{to}")));
+                } else {
+                    assert_eq!(told, format!("next {GRANT} w{n}"), "only the first waiter of each");
+                    next.push(n);
+                }
+            }
+        }
+        next
     };
-    assert_eq!(pass(&mut wire, "holder", 0), next_of(&[1, 2, 3, 4, 5, 6, 7]));
-    let told = pass(&mut wire, "w0", 1);
-    assert_eq!(told, next_of(&[2]), "the others know when to poll");
-    let again = wire.must(&["HGET", WAIT, ">>"]).text();
+    for n in 0..20 {
+        enter(&mut wire, "w", n);
+    }
+    enter(&mut wire, "v", 19);
+    assert_eq!(pass(&mut wire, "holder", 0), (1..=13).collect::<Vec<_>>());
+    for n in 1..=6 {
+        assert_eq!(pass(&mut wire, &format!("w{}", n - 1), n), [n + 1], "w8 to w13 are behind the next one");
+    }
+    // Fewer than six are left. The others of the page follow.
+    assert_eq!(pass(&mut wire, "w6", 7), [8, 14, 15, 16, 17, 18, 19]);
+    // Who enters later is notified as well, once.
+    for n in 20..ALL {
+        enter(&mut wire, "w", n);
+    }
+    let mut told = Vec::new();
+    for n in 8..=14 {
+        told.extend(pass(&mut wire, &format!("w{}", n - 1), n).into_iter().filter(|told| *told != n + 1));
+    }
+    assert_eq!(told, (20..ALL).collect::<Vec<_>>());
+
     // The time has gone by; or the clock was set back, and the value means nothing.
-    let long_ago = (again.parse::<u64>().unwrap() - 100_000_000).to_string();
-    let far_ahead = (again.parse::<u64>().unwrap() + 100_000_000).to_string();
-    wire.must(&["HSET", WAIT, ">>", &long_ago]);
-    assert_eq!(pass(&mut wire, "w1", 2), next_of(&[3, 4, 5, 6, 7, 8, 9]));
-    wire.must(&["HSET", WAIT, ">>", &far_ahead]);
-    let mut expected = next_of(&[4, 5, 6, 7, 8, 9]);
-    expected[0] = format!("next {GRANT} v0");
-    assert_eq!(pass(&mut wire, "w2", 3), expected);
+    let text = wire.must(&["HGET", WAIT, ">>"]).text();
+    let (until, rest) = text.split_once('|').unwrap();
+    let until: u64 = until.parse().unwrap();
+    for (n, until) in [(15, until - 100_000_000), (16, until + 100_000_000)] {
+        wire.must(&["HSET", WAIT, ">>", &format!("{until}|{rest}")]);
+        let told = pass(&mut wire, &format!("w{}", n - 1), n);
+        assert_eq!(told, (n + 1..=n + 13).filter(|n| *n < ALL).collect::<Vec<_>>());
+    }
+}
+
+/// Two processes with many waiters each: what has been read is not read again for each grant.
+#[test]
+fn waiters_behind_the_next_one_are_read_once() {
+    let (server, mut wire) = held();
+    let _all = [Process::start(&server, "one"), Process::start(&server, "two")];
+    for n in 0..200 {
+        poll(&format!("w{n}"), ["one", "two"][n % 2]).send(&mut wire);
+    }
+    let mut read = Vec::new();
+    for n in 0..20 {
+        wire.must(&["CONFIG", "RESETSTAT"]);
+        assert_eq!(release(&mut wire, &if n == 0 { "holder".to_owned() } else { format!("w{}", n - 1) }), 1);
+        read.push(wire.calls("hget"));
+        poll(&format!("w{n}"), ["one", "two"][n % 2]).send(&mut wire).fence();
+    }
+    assert!(read[..3].iter().all(|read| *read > 32), "a page each: {read:?}");
+    assert!(read[3..].iter().all(|read| *read < 12), "so far ahead that a page fits in: {read:?}");
 }
 
 #[test]
@@ -954,8 +986,12 @@ fn a_long_queue_of_one_process_is_walked_once_and_again_when_another_process_ent
     Poll { ticket: "500", ..poll("b", "b") }.send(&mut wire);
     let (told, read) = pass(&mut wire, &mut b);
     assert_eq!(told, [format!("next {GRANT} b")]);
-    assert!((400..520).contains(&read), "{read}");
+    assert!((400..560).contains(&read), "{read}");
     assert_eq!(a.told().len(), 0);
+    for _ in 0..2 {
+        let (_, read) = pass(&mut wire, &mut b);
+        assert!(read < 45, "another page behind it: {read}");
+    }
     let (told, read) = pass(&mut wire, &mut b);
     assert!(told == [format!("next {GRANT} b")] && read < 10, "{told:?}, {read}");
 }

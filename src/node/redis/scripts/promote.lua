@@ -13,7 +13,8 @@
 --            one of them releases the lock, waiters that have polled here lose their places, and have them back within
 --            a heartbeat of 5 s
 --          ">" -> "ticket|process", the memo: up to this ticket all waiters are of that process
---          ">>" -> until when, in µs, no processes behind the next one are notified again
+--          ">>" -> "until when, in µs|ticket|ticket": how far processes behind the next one were notified. Enough are until
+--            the first ticket is the next one's, and the queue was read up to the second one
 --        5 holders
 --
 -- promote(me, now, issued, count): `count` permits are taken, 0 if it is free or about to be. `now` is the text of the
@@ -45,8 +46,9 @@ local PAGE = 32
 local AT_ONCE = 32
 -- How many pages are read for one grant, in some milliseconds at most. The next grant continues from there.
 local PAGES = 100
--- How many processes behind the next one are notified, if they are among the next waiters that are read for it.
-local MORE, MORE_READ = 6, 64
+-- How many processes behind the next one are notified at once, how many of them have to be left, and how many waiters
+-- are read for that.
+local MORE, RESERVE, AHEAD = 12, 6, 64
 
 -- Set before promote: the caller's witness of the uptime, if it has sent one. It holds for every waiter's delay.
 local witness_run, witnessed
@@ -146,24 +148,42 @@ local function promote(me, now, issued, count)
   -- Whether the next in line was notified.
   local is_told = false
 
-  -- Notifies the first waiters of further processes behind that of `token`.
+  -- spread(grant, granted_to, token, process) notifies the first waiters of further processes behind the next one, `token`
+  -- of `process`, unless enough have been notified by whom this grant will be noticed.
   local function spread(grant, granted_to, token, process)
-    local left = (tonumber(redis.pcall('HGET', wait, SPREAD)) or 0) - now
-    local rank = redis.pcall('ZRANK', queue, token)
-    if left > 0 and left <= grant * 1000 or type(rank) ~= 'number' then
+    local ticket = tonumber(redis.pcall('ZSCORE', queue, token))
+    local text = redis.pcall('HGET', wait, SPREAD)
+    local till, enough, last = string.match(type(text) == 'string' and text or '', '^(%d+)|(%d+)|(%d+)$')
+    -- A time that is too far ahead is from before the clock was set back.
+    if not till or has_gone_by(till, now) or till - now > grant * 1000 then
+      till, enough, last = string.format('%.0f', now + grant * 900), 0, 0
+    end
+    if not ticket or ticket < tonumber(enough) then
       return
     end
-    local is_told_of, count_told = {[granted_to] = true, [process] = true}, 0
-    for _, other in ipairs(redis.pcall('ZRANGE', queue, rank + 1, rank + MORE_READ)) do
-      local is_known, alive_until, _, _, channel = entry(other)
-      local of = is_known and process_of(channel)
-      if other == me or count_told == MORE then
+    local behind = string.format('(%.0f', ticket)
+    local far = redis.pcall('ZRANGE', queue, behind, '+inf', 'BYSCORE', 'LIMIT', AHEAD, 1, 'WITHSCORES')[2]
+    if far and tonumber(far) <= tonumber(last) then
+      return
+    end
+    local from = string.format('(%.0f', math.max(ticket, last))
+    local line = redis.pcall('ZRANGE', queue, from, '+inf', 'BYSCORE', 'LIMIT', 0, PAGE, 'WITHSCORES')
+    local told, is_told_of, is_read = {}, {[granted_to] = true, [process] = true}, false
+    for i = 1, #line, 2 do
+      if line[i] == me or #told == MORE then
         break
-      elseif of and not is_told_of[of] and reaches(alive_until, channel, 'next ' .. grant .. ' ' .. other) then
-        is_told_of[of], count_told = true, count_told + 1
+      end
+      local is_known, alive_until, _, _, channel = entry(line[i])
+      local of = is_known and process_of(channel)
+      is_read, last = true, line[i + 1]
+      if of and not is_told_of[of] and reaches(alive_until, channel, 'next ' .. grant .. ' ' .. line[i]) then
+        is_told_of[of] = true
+        told[#told + 1] = last
       end
     end
-    redis.pcall('HSET', wait, SPREAD, string.format('%.0f', now + grant * 1000))
+    if is_read then
+      redis.pcall('HSET', wait, SPREAD, till .. '|' .. (told[#told - RESERVE + 1] or 0) .. '|' .. last)
+    end
   end
 
   -- walk(grant, granted_to) notifies the first of the queue, and the first of another process than `granted_to`, which
