@@ -15,8 +15,9 @@
 #![doc = "[Sharing]: crate::docs::sharing"]
 #![doc = "[unconfirmed]: crate::docs::guide#when-a-release-is-not-confirmed"]
 #![doc = "[Waiting]: crate::docs::waiting"]
+#![doc = "[When to use something else]: crate::docs::deployments#when-to-use-something-else"]
 #![doc = "[work that can fail]: crate::docs::guide#work-that-can-fail"]
-#![doc = include_str!("../docs/performance/rates-multi.link")]
+#![doc = include_str!("../docs/performance/told.link")]
 #![doc = include_str!("../README.md")]
 // Shows which feature an item needs. docs.rs builds with a compiler that supports it.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -12,12 +12,13 @@ const RUNS: usize = 200;
 /// The percentile that a table and its chart show instead of the maximum.
 const LATE: f64 = 0.95;
 
-pub fn main(tool: &str) -> Result<()> {
+/// Measures the tool, and the static one of `scripts/binaries` if there is one.
+pub fn main(tool: &str, static_tool: Option<&str>) -> Result<()> {
     machine::pin_to_two()?;
     let mut section = Section::new("command");
     let server = Server::start()?;
     let file = std::env::temp_dir().join(format!("leasehold-bench-{}.flock", std::process::id()));
-    let times = measure(tool, &server, &file);
+    let times = measure(tool, static_tool, &server, &file);
     let _ = std::fs::remove_file(&file);
     let times = times?;
     let bare = median(times[0].1.iter().copied());
@@ -36,13 +37,21 @@ pub fn main(tool: &str) -> Result<()> {
     section.write()
 }
 
-fn measure(tool: &str, server: &Server, file: &Path) -> Result<Vec<(&'static str, Vec<f64>)>> {
+fn measure(
+    tool: &str,
+    static_tool: Option<&str>,
+    server: &Server,
+    file: &Path,
+) -> Result<Vec<(&'static str, Vec<f64>)>> {
     let file = file.to_str().ok_or("the temporary directory has a strange name")?;
-    let commands = [
+    let mut commands = vec![
         ("true", vec!["true"]),
         ("flock FILE true", vec!["flock", file, "true"]),
         ("leasehold run NAME true", vec![tool, "run", "name", "true"]),
     ];
+    commands.extend(
+        static_tool.map(|tool| ("leasehold run NAME true, linked statically", vec![tool, "run", "name", "true"])),
+    );
     let mut times: Vec<(&str, Vec<f64>)> = commands.iter().map(|(name, _)| (*name, Vec::new())).collect();
     for _ in 0..RUNS {
         for ((_, command), (name, times)) in commands.iter().zip(&mut times) {

@@ -6,7 +6,7 @@ use distkit::lock::{LockOptions, Mutex, MutexGuard};
 use distributed_lock_core::traits::{DistributedLock as _, LockHandle as _, LockProvider as _};
 use distributed_lock_redis::{RedisLockHandle, RedisLockProvider};
 use fred::{
-    clients::Client,
+    clients::Client as Fred,
     interfaces::{ClientLike as _, KeysInterface as _},
     types::{ClusterHash, CustomCommand, Expiration, SetOptions, Value, config::ServerConfig},
 };
@@ -69,7 +69,7 @@ pub enum Contestant {
     DistributedLock(Arc<RedisLockProvider>),
     Distkit(ConnectionManager, Duration),
     /// No library: `SET NX PX`, and a script that compares and deletes, sent by the same client on the same runtime.
-    Plain(Client, String),
+    Plain(Fred, String),
     /// Plain locks by redis-rs, the client of rlock, rslock and distkit.
     PlainRedisRs(MultiplexedConnection, String),
     /// Plain locks by redis-rs on a cluster.
@@ -109,6 +109,9 @@ impl Contestant {
         all.push(Self::InMemory(Client::in_memory()));
         Ok(all)
     }
+
+    /// How many renew what they hold.
+    pub const HOLDING: usize = 5;
 
     /// The contestants that renew what they hold, in the order of the tables: ours, the rivals.
     pub async fn holding(url: &str, ttl: Duration) -> Result<Vec<Self>> {
@@ -341,7 +344,7 @@ impl fmt::Debug for Contestant {
 }
 
 /// A connection of redis-rs, and the hash of the script of a plain release.
-async fn redis_rs(url: String) -> Result<(MultiplexedConnection, String)> {
+pub async fn redis_rs(url: String) -> Result<(MultiplexedConnection, String)> {
     let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
     let load = redis::cmd("SCRIPT").arg("LOAD").arg(plain::COMPARE_AND_DELETE).query_async(&mut connection).await?;
     Ok((connection, load))

@@ -24,6 +24,8 @@ mod shared;
 mod short;
 mod stats;
 mod table;
+mod timeline;
+mod told;
 mod usage;
 mod waiting;
 mod ways;
@@ -40,6 +42,7 @@ const TTL: Duration = Duration::from_secs(30);
 fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match &*arguments.iter().map(String::as_str).collect::<Vec<_>>() {
+        ["told"] => told::main(),
         ["rivals"] => rivals::rivals(),
         ["lone"] => rivals::lone(),
         ["handoff"] => hand_off::main(),
@@ -53,7 +56,8 @@ fn main() -> Result<()> {
         ["profile"] => profile::main(),
         ["ways"] => ways::main(),
         ["shared"] => shared::main(),
-        ["command", tool] => command::main(tool),
+        ["command", tool] => command::main(tool, None),
+        ["command", tool, static_tool] => command::main(tool, Some(static_tool)),
         // The parts start this program once more, with these arguments.
         ["peer", url] => peer::serve(Contestant::waiting(url)),
         ["sharer", url] => peer::serve(shared::hand_over::contestants(url)),

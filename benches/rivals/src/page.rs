@@ -10,8 +10,8 @@ use crate::{
 const TEXT: &str = include_str!("page.md");
 const PAGE: &str = "docs/performance.md";
 const CHARTS: &str = "docs/performance";
-/// The chart that the README shows.
-const FRONT: &str = "rates-multi";
+/// The picture that the README shows.
+const FRONT: &str = "told";
 /// The longest line of prose.
 const WIDTH: usize = 120;
 
@@ -46,13 +46,17 @@ impl Section {
 
     /// Writes a picture beside the page.
     pub fn bars(&mut self, name: &str, bars: &chart::Bars) -> Result<()> {
+        self.picture(name, &bars.title, &bars.svg()?)
+    }
+
+    pub fn picture(&mut self, name: &str, title: &str, svg: &str) -> Result<()> {
         fs::create_dir_all(CHARTS)?;
-        let (charts, svg) = (PathBuf::from(CHARTS), bars.svg()?);
+        let charts = PathBuf::from(CHARTS);
         if name == FRONT {
-            fs::write(charts.join(format!("{name}.link")), chart::as_link("chart", &svg))?;
+            fs::write(charts.join(format!("{name}.link")), chart::as_link(name, svg))?;
         }
         fs::write(charts.join(format!("{name}.svg")), svg)?;
-        let _ = write!(self.text, "\n<img src=\"performance/{name}.svg\" alt=\"{}\">\n", bars.title);
+        let _ = write!(self.text, "\n<img src=\"performance/{name}.svg\" alt=\"{title}\">\n");
         Ok(())
     }
 

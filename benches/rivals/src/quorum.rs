@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fred::clients::Client;
+use fred::clients::Client as Fred;
 use leasehold::{Client, NodeState};
 use tokio::{
     runtime::Builder,
@@ -197,7 +197,7 @@ async fn busy(leases: &Client, tasks: usize) -> Result<u32> {
 }
 
 /// The `EVALSHA`s of all servers, once requests that are not awaited have arrived too.
-async fn settled(clients: &[Client]) -> Result<f64> {
+async fn settled(clients: &[Fred]) -> Result<f64> {
     let mut last = u64::MAX;
     loop {
         sleep(Duration::from_millis(1)).await;

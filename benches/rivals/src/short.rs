@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fred::{clients::Client, interfaces::KeysInterface as _};
+use fred::{clients::Client as Fred, interfaces::KeysInterface as _};
 use leasehold::{Client, Lease};
 use tokio::{
     runtime::Builder,
@@ -191,7 +191,7 @@ async fn all(mut probes: JoinSet<Result<Vec<f64>>>) -> Result<Vec<f64>> {
 }
 
 /// Seconds from the deletion of a lease's key until its holder knows.
-async fn lost_by_deletion(leases: &Client, client: &Client, name: &str) -> Result<f64> {
+async fn lost_by_deletion(leases: &Client, client: &Fred, name: &str) -> Result<f64> {
     let name = format!("deleted:{name}");
     let lease = leases.lock(&name).acquire().await?;
     sleep(OLD).await;

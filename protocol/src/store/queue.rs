@@ -248,7 +248,7 @@ impl WaitQueue {
         }
     }
 
-    /// Notifies the first waiters of further processes behind the next one, unless enough have been notified: the one
+    /// Notifies the first waiters of further processes behind the next one, unless enough have been notified. The one
     /// that was granted the lock and the next one may both be stopped.
     fn spread(
         &mut self,
