@@ -13,6 +13,8 @@
 //! | [`metrics`], [`cron`] | what is measured; the command |
 //! | [`safety`] | assumptions, rules, faults and their tests |
 
+// As for the README: of two definitions, the first counts.
+#[doc = include_str!("../docs/performance/life.link")]
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 

@@ -10,6 +10,7 @@ mod contestant;
 mod hand_off;
 mod held;
 mod idle;
+mod life;
 mod machine;
 mod page;
 mod peer;

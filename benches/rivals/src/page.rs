@@ -10,8 +10,8 @@ use crate::{
 const TEXT: &str = include_str!("page.md");
 const PAGE: &str = "docs/performance.md";
 const CHARTS: &str = "docs/performance";
-/// The picture that the README shows.
-const FRONT: &str = "told";
+/// The pictures that pages of the documentation show too.
+const SHOWN: [&str; 2] = ["told", "life"];
 /// The longest line of prose.
 const WIDTH: usize = 120;
 
@@ -52,7 +52,7 @@ impl Section {
     pub fn picture(&mut self, name: &str, title: &str, svg: &str) -> Result<()> {
         fs::create_dir_all(CHARTS)?;
         let charts = PathBuf::from(CHARTS);
-        if name == FRONT {
+        if SHOWN.contains(&name) {
             fs::write(charts.join(format!("{name}.link")), chart::as_link(name, svg))?;
         }
         fs::write(charts.join(format!("{name}.svg")), svg)?;

@@ -15,7 +15,7 @@ use tokio::{runtime::Builder, time::timeout};
 use crate::{
     Contestant, Result, Server,
     contestant::{Guard, redis_rs},
-    machine, median,
+    life, machine, median,
     page::Section,
     timeline::{Lane, Timeline},
 };
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 const ROUNDS: usize = 5;
 const NAME: &str = "job";
 /// The time between two looks at the key.
-const LOOK: Duration = Duration::from_millis(1);
+pub const LOOK: Duration = Duration::from_millis(1);
 
 /// What happened to one lease. All times are in seconds after its last renewal.
 #[derive(Debug, Clone)]
@@ -77,6 +77,8 @@ pub fn main() -> Result<()> {
     let title = "The link of a holder hangs: until when each library believes that it holds the lock";
     let timeline = Timeline { title, hangs: HANGS_AFTER.as_secs_f64(), ttl: TTL.as_secs_f64(), lanes };
     section.picture("told", title, &timeline.svg())?;
+    let title = "The life of a lease: renewed, at risk, lost before another holder begins, and a late write refused";
+    section.picture("life", title, &runtime.block_on(life::picture())?)?;
     section.write()
 }
 
@@ -163,7 +165,7 @@ async fn key_of_the_lock(connection: &mut MultiplexedConnection) -> Result<Strin
     Err("nothing was locked".into())
 }
 
-async fn pttl(connection: &mut MultiplexedConnection, key: &str) -> Result<Option<Duration>> {
+pub async fn pttl(connection: &mut MultiplexedConnection, key: &str) -> Result<Option<Duration>> {
     let left: i64 = redis::cmd("PTTL").arg(key).query_async(connection).await?;
     Ok(u64::try_from(left).ok().map(Duration::from_millis))
 }
