@@ -1,4 +1,37 @@
-//! The keys in a terminal's input.
+//! A terminal's input, and the keys in it.
+
+use std::{
+    io::{self, Read},
+    thread,
+    time::Duration,
+};
+
+use rustix::{process::getpgrp, termios::tcgetpgrp};
+
+use crate::signals::block_input_stops;
+
+/// How often to ask whether the terminal is ours again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Whether standard input is the terminal of another process now.
+pub(crate) fn is_elsewhere() -> bool {
+    tcgetpgrp(io::stdin()).is_ok_and(|foreground| foreground != getpgrp())
+}
+
+/// Hands over all of standard input, until `take` has enough or there is no more. In the background of a terminal it
+/// waits: a read there would stop the whole process, and again after each CONT, before it could end by TERM.
+pub(crate) fn read_all(mut take: impl FnMut(&[u8]) -> bool) {
+    let _as_it_is = block_input_stops();
+    let (mut input, mut unread) = (io::stdin(), [0; 1_024]);
+    loop {
+        match input.read(&mut unread) {
+            Ok(count @ 1..) if take(unread.get(..count).unwrap_or_default()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) if is_elsewhere() => thread::sleep(RETRY),
+            _ => return,
+        }
+    }
+}
 
 /// A key that was pressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

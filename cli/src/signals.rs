@@ -88,9 +88,16 @@ fn caught() -> io::Result<SigSet> {
 /// Blocks TTOU on this thread, and returns the previous mask. A write to the terminal from the background, or a change
 /// of it, raises TTOU, which stops the whole process. A thread that blocks TTOU gets none.
 pub(crate) fn block_output_stops() -> nix::Result<SigSet> {
-    let mut output = SigSet::empty();
-    output.add(nix::sys::signal::Signal::SIGTTOU);
-    output.thread_swap_mask(SigmaskHow::SIG_BLOCK)
+    block(nix::sys::signal::Signal::SIGTTOU)
+}
+
+/// Blocks TTIN on this thread, and returns the previous mask. A read in the background is an error then.
+pub(crate) fn block_input_stops() -> nix::Result<SigSet> {
+    block(nix::sys::signal::Signal::SIGTTIN)
+}
+
+fn block(signal: nix::sys::signal::Signal) -> nix::Result<SigSet> {
+    SigSet::from(signal).thread_swap_mask(SigmaskHow::SIG_BLOCK)
 }
 
 /// Runs `act`, which may change our terminal even from its background, without being stopped.

@@ -1,7 +1,7 @@
 //! `leasehold top`: the held locks, again and again.
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, Write},
     process::ExitCode,
     time::Duration,
 };
@@ -9,7 +9,7 @@ use std::{
 use leasehold::{Client, NodeState};
 use rustix::{
     process::Signal,
-    termios::{LocalModes, OptionalActions, Termios, tcdrain, tcgetattr, tcgetwinsize, tcsetattr},
+    termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr},
 };
 use tokio::sync::{mpsc, watch};
 
@@ -18,7 +18,7 @@ use crate::{
     connect::with,
     duration::written,
     exit::{Ended, Exit},
-    keyboard::{Key, Keys},
+    keyboard::{Key, Keys, is_elsewhere, read_all},
     say::{self, bold},
     signals::{Signals, stop_here, unstopped},
     table::{self, Order, Table},
@@ -36,8 +36,8 @@ pub(crate) fn top(options: &Top) -> Result<ExitCode, Ended> {
 
 async fn show(options: &Top, client: &Client) -> Result<ExitCode, Ended> {
     let mut signals = Signals::catch().map_err(|error| Ended::new(Exit::Io, format!("no signals: {error}")))?;
-    let (mut screen, mut view) = (Screen::enter(), View::new());
-    let mut keys = keys();
+    let (mut keys, mut view) = (keys(), View::new());
+    let mut screen = Screen::enter();
     let interval = options.interval.max(SHORTEST);
     let mut seen = looks(client.clone(), options, interval);
     loop {
@@ -52,19 +52,21 @@ async fn show(options: &Top, client: &Client) -> Result<ExitCode, Ended> {
             },
             signal = signals.next() => match signal {
                 Signal::TSTP => {
-                    drop(screen);
+                    drop(screen.take());
                     stop_here();
-                    screen = Screen::enter();
                 }
                 // Another process has the terminal now, or had it meanwhile.
-                Signal::CONT => {
-                    drop(screen);
-                    screen = Screen::enter();
-                }
+                Signal::CONT => drop(screen.take()),
                 Signal::CHILD => {}
                 Signal::INT => return Ok(ExitCode::SUCCESS),
                 ending => return Ok(Exit::Signal(ending.as_raw()).into()),
             },
+        }
+        if screen.is_none() {
+            screen = Screen::enter();
+        }
+        if screen.is_none() {
+            continue;
         }
         let size = tcgetwinsize(io::stdout()).ok();
         // A terminal that does not know its size reports 0.
@@ -212,13 +214,8 @@ impl View {
 fn keys() -> mpsc::UnboundedReceiver<Key> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
-        let (mut input, mut byte, mut keys) = (io::stdin(), [0], Keys::default());
-        while let Ok(1) = input.read(&mut byte) {
-            let [byte] = byte;
-            if keys.push(byte).is_some_and(|key| sender.send(key).is_err()) {
-                return;
-            }
-        }
+        let mut keys = Keys::default();
+        read_all(|bytes| bytes.iter().filter_map(|byte| keys.push(*byte)).all(|key| sender.send(key).is_ok()));
         // The end of the input is no reason to quit.
         std::mem::forget(sender);
     });
@@ -231,12 +228,12 @@ struct Screen {
 }
 
 impl Screen {
-    /// Takes the screen. In the background of the terminal, the system stops us first, until the terminal is ours:
-    /// `tcdrain` raises TTOU there, and asks again when we are continued. If we asked who has the terminal, and stopped
-    /// ourselves, the terminal might be ours by then.
-    fn enter() -> Self {
+    /// Takes the screen; `None` in the background of the terminal.
+    fn enter() -> Option<Self> {
+        if is_elsewhere() {
+            return None;
+        }
         let input = io::stdin();
-        let _ours_or_nobodys = tcdrain(&input);
         let before = tcgetattr(&input).ok();
         if let Some(mut modes) = before.clone() {
             // A key is read as soon as it is pressed, and is not shown.
@@ -245,7 +242,7 @@ impl Screen {
         }
         // The other screen, and no cursor.
         let _nobody_sees = write!(io::stdout(), "\u{1b}[?1049h\u{1b}[?25l").and_then(|()| io::stdout().flush());
-        Self { before }
+        Some(Self { before })
     }
 }
 

@@ -1,11 +1,6 @@
 //! `leasehold hold`: a lease for a script, for as long as it keeps our standard input open.
 
-use std::{
-    io::{self, Read},
-    pin::pin,
-    process::ExitCode,
-    thread,
-};
+use std::{pin::pin, process::ExitCode, thread};
 
 use leasehold::MultiLease;
 use rustix::process::Signal;
@@ -16,6 +11,7 @@ use crate::{
     args::{Hold, LockArgs},
     connect::block_on,
     exit::{Ended, Exit},
+    keyboard::read_all,
     say::{self, print},
     signals::{Signals, stop_here},
 };
@@ -105,14 +101,7 @@ impl Input {
     fn read() -> Self {
         let (open, input) = watch::channel(());
         thread::spawn(move || {
-            let (mut input, mut unread) = (io::stdin(), [0; 1_024]);
-            loop {
-                match input.read(&mut unread) {
-                    Ok(1..) => {}
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    _ => break,
-                }
-            }
+            read_all(|_| true);
             drop(open);
         });
         Self(input)

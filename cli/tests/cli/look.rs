@@ -463,12 +463,39 @@ fn top_draws_on_no_terminal_of_another_process() {
     let (_directory, pid) = directory();
     let top = format!("{LEASEHOLD} top & echo $! > {}; read line; fg; echo code $?", pid.display());
     let mut terminal = Terminal::running(&server, &format!("set -m; {top}"));
-    eventually(HANGS, "it stops", || state_of(&pid) == Some('T'));
+    // Every look is one script at least, and each look could be drawn.
+    let mut wire = server.wire();
+    eventually(HANGS, "it has looked twice", || wire.calls("evalsha") + wire.calls("eval") >= 4);
     assert!(!terminal.shown().contains('\u{1b}'), "{:?}", terminal.shown());
+    assert_ne!(state_of(&pid), Some('T'), "it reads no key there, which would stop it");
     terminal.press("\n");
     terminal.shows("0 held");
     terminal.press("q");
     assert!(terminal.ended().contains("code 0"));
+}
+
+/// As `kill %1` of an interactive shell does: TERM, then CONT.
+#[test]
+fn a_stopped_top_and_a_stopped_hold_are_ended_by_a_signal() {
+    let server = Server::start();
+    for (command, has_begun) in [("top", "\u{1b}[?1049h"), ("hold job", "held ")] {
+        let (_directory, pid) = directory();
+        let line = format!(
+            "set -m; sh -c 'echo $$ > {}; exec {LEASEHOLD} {command}'; echo it is stopped; read line; kill %1; kill -CONT %1; read line",
+            pid.display()
+        );
+        let mut terminal = Terminal::running(&server, &line);
+        terminal.shows(has_begun);
+        terminal.press("\x1a");
+        // Only then are all of its threads: one could still read the next line.
+        terminal.shows("it is stopped");
+        assert_eq!(state_of(&pid), Some('T'));
+        terminal.press("\n");
+        eventually(HANGS, "it has ended", || !matches!(state_of(&pid), Some(state) if state != 'Z'));
+        assert!(!server.wire().exists("job"), "{command}");
+        terminal.press("\n");
+        let _drawn = terminal.ended();
+    }
 }
 
 #[test]
