@@ -47,7 +47,8 @@ impl Lease {
     /// - [`Error::Misuse`]: [other leases](crate::LeaseHandle::share) share its hold, and only this lease is dropped.
     /// - [`Error::Unsupported`]: it is held over a quorum, which has no shares.
     /// - [`Error::Closed`]: a [shutdown](crate::Client::shutdown) or a close has begun.
-    /// - [`Error::Unavailable`]: no answer in all that time.
+    /// - [`Error::Unavailable`]: no answer in all that time, or the server had not been up for the
+    ///   [`restart_delay`](crate::Builder::restart_delay).
     /// - [`Error::Refused`]: the server refused the request. A lack of memory does not cause that.
     ///
     /// # Cancel safety

@@ -66,9 +66,10 @@ impl Lease {
     /// [adopted](Lock::adopt).
     ///
     /// Then two believe that they hold the lock until this lease learns of the adoption, by its deadline at the latest.
-    /// It is notified within milliseconds once it is 250 ms old, if the server sends notifications; otherwise its next
-    /// renewal finds out. The heir's larger [`fence`](Self::fence) tells them apart. So adopt the ticket only when the process that made it is known to be
-    /// dead, and use [`into_ticket`](Self::into_ticket) for everything else.
+    /// (It may be later if a server [comes back with older data](crate::docs::deployments#persistence).) It is notified
+    /// within milliseconds once it is 250 ms old, if the server sends notifications; otherwise its next renewal finds
+    /// out. The heir's larger [`fence`](Self::fence) tells them apart. So adopt the ticket only when the process that made it is
+    /// known to be dead, and use [`into_ticket`](Self::into_ticket) for everything else.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         let LeaseHandle { engine, hold, .. } = self.as_handle();
@@ -106,7 +107,7 @@ impl Lock {
     /// `Unavailable`, and the lock becomes free.
     ///
     /// A server that was started less than the [`restart_delay`](crate::Builder::restart_delay) ago hands nothing over.
-    /// The call then waits, for as long as the key may live.
+    /// The call then waits, for as long as the heir's TTL.
     ///
     /// # Cancel safety
     ///

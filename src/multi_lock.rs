@@ -45,7 +45,8 @@ const JUST_NOW: u128 = 1_000_000;
 /// [`keep_for`](Lock::keep_for) counts from the moment when all are held. The interval of a
 /// [`once_per`](Lock::once_per) counts from the acquire of its lock, but only if all were held: it takes another round
 /// trip to ensure that. A lock that is given back before that leaves nothing, and a process that dies before that leaves
-/// the key for a TTL. [`on_wait`](Lock::on_wait) is called for the locks that the acquire really waits for; an acquire
+/// the key for a TTL. A [`max_hold`](Lock::max_hold) counts from the acquire of its lock, which may have to wait for the
+/// others. [`on_wait`](Lock::on_wait) is called for the locks that the acquire really waits for; an acquire
 /// that does not wait calls it for all that it finds held.
 ///
 /// It is not a transaction: others may see the first lock taken before the last. But if several tries meet, one wins:

@@ -69,7 +69,7 @@ pub enum Request {
         claim: Claim,
         /// The token that holds the lock alone.
         from: Token,
-        /// For an adoption: the restart delay, as in [`Voting`]. Zero for a lease that continues as a share.
+        /// The restart delay, as in [`Voting`].
         restart_delay: Duration,
     },
     /// Lists a [`Page`] of the locks that our tokens hold, in no order. A lock that is acquired or released meanwhile

@@ -49,7 +49,7 @@ impl Acquire {
         }
         let lease = if self.wanted.options.mode().is_shared() {
             let lost = |loss| self.too_late(ticket, loss);
-            self.share_in_place_of(ticket.token(), self.engine.quorum.restart_delay(), Duration::ZERO, lost).await?
+            self.share_in_place_of(ticket.token(), Duration::ZERO, lost).await?
         } else {
             self.succeed(ticket).await?
         };

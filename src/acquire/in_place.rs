@@ -30,15 +30,14 @@ impl Acquire {
             Error::Lost(hold.lost(now, now, loss))
         };
         let keep = self.wanted.keep_for;
-        Ok(self.goes_on(self.share_in_place_of(&hold.claim.token, Duration::ZERO, keep, lost).await?))
+        Ok(self.goes_on(self.share_in_place_of(&hold.claim.token, keep, lost).await?))
     }
 
-    /// Shares the lock in the place of this token, at a server that has been up for `restart_delay`. `lost` makes the
-    /// error if the token no longer has the lock. After any other error the key stays for `keep`.
+    /// Shares the lock in the place of this token. `lost` makes the error if the token no longer has the lock. After
+    /// any other error the key stays for `keep`.
     pub(super) async fn share_in_place_of(
         &self,
         from: &Token,
-        restart_delay: Duration,
         keep: Duration,
         lost: impl Fn(Loss) -> Error + Send,
     ) -> Result<Lease, Error> {
@@ -48,7 +47,7 @@ impl Acquire {
         let mut backoff = Backoff::new(random::jitter());
         loop {
             self.may_begin()?;
-            let outcome = self.unless_ended(pin!(place.ask_in_place_of(from, restart_delay))).await?;
+            let outcome = self.unless_ended(pin!(place.ask_in_place_of(from))).await?;
             let failure = match outcome {
                 Ok(Ok(won)) => return self.own(won),
                 Ok(Err(denial)) => return Err(lost(Loss::from(&denial))),
@@ -63,11 +62,8 @@ impl Acquire {
 }
 
 impl Taken<'_, Downgraded> {
-    async fn ask_in_place_of(
-        &mut self,
-        from: &Token,
-        restart_delay: Duration,
-    ) -> Result<Result<(Arc<Hold>, Signal), Denial>, Failure> {
+    async fn ask_in_place_of(&mut self, from: &Token) -> Result<Result<(Arc<Hold>, Signal), Denial>, Failure> {
+        let restart_delay = self.acquire.engine.quorum.restart_delay();
         let (route, sent) = (self.acquire.engine.quorum.route(), self.acquire.engine.now());
         let request = Request::Downgrade { claim: self.claim(), from: from.clone(), restart_delay };
         match self.ask(sent, route, request).await? {

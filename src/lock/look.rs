@@ -126,7 +126,8 @@ impl Lock {
     }
 
     /// Deletes the lock's key **whoever holds it**, on every node, and returns whether there was one. The holder learns
-    /// of it by its next renewal at the latest; until then two may believe that they hold the lock. A holder of the
+    /// of it by its next renewal at the latest. Until then two may believe that they hold the lock; and longer if a
+    /// server [comes back with older data](crate::docs::deployments#persistence). A holder of the
     /// same [`Client`](crate::Client) knows when this returns. For operators, if a holder will certainly not come back.
     ///
     /// If it does come back, its lease ends with [`LossReason::Forced`](crate::LossReason::Forced) and the

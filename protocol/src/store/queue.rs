@@ -50,9 +50,8 @@ const MARKS: usize = 64;
 /// How many processes behind the next one are notified of a grant at once, and how many of them have to be left.
 const MORE: usize = 12;
 const RESERVE: usize = 6;
-/// How many waiters are read for that, and how many of them at once.
+/// How many waiters are read for that.
 const AHEAD: usize = 64;
-const PAGE: usize = 32;
 
 /// How far processes behind the next one were notified of a grant.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
@@ -268,12 +267,9 @@ impl WaitQueue {
             return notified;
         }
         let from = spread.last.max(next.0);
-        let mut behind = self.line.range((Bound::Excluded(next), Bound::Unbounded)).skip_while(|(at, _)| *at == next.0);
-        if behind.clone().nth(AHEAD).is_some_and(|(far, _)| *far <= spread.last) {
-            return notified;
-        }
+        let behind = self.line.range((Bound::Excluded(next), Bound::Unbounded)).skip_while(|(at, _)| *at == next.0);
         let mut is_read = false;
-        for (ticket, token) in behind.by_ref().skip_while(|(ticket, _)| *ticket <= from).take(PAGE) {
+        for (ticket, token) in behind.take(AHEAD).skip_while(|(ticket, _)| *ticket <= from) {
             if me == Some(token) || tickets.len() == MORE {
                 break;
             }

@@ -3,9 +3,9 @@
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua and promote.lua before it
 -- KEYS   1 lock   2 fence   3 queue   4 wait   5 holders
 -- ARGV   1 token that shares   2 TTL in ms   3 token or value that holds it alone   4 fence memory in ms   5 restart delay
---        in s for an adoption, else 0; and perhaps a witness of this server's uptime  6 run id   7 seconds
+--        in s; and perhaps a witness of this server's uptime  6 run id   7 seconds
 -- Reply  {1, fence}, {0} it is gone, {-1} it holds something else, {-3, who took it by force}
---        {2, seconds}  for an adoption: not up for long enough, as in succeed.lua
+--        {2, seconds}  not up for long enough, as in succeed.lua
 --
 -- Atomic because the lock must not be free in between. Idempotent: a replay finds the new token among the sharers.
 local token, ttl = ARGV[1], tonumber(ARGV[2])

@@ -161,24 +161,28 @@ local function promote(me, now, issued, count)
     if not ticket or ticket < tonumber(enough) then
       return
     end
-    local behind = string.format('(%.0f', ticket)
-    local far = redis.pcall('ZRANGE', queue, behind, '+inf', 'BYSCORE', 'LIMIT', AHEAD, 1, 'WITHSCORES')[2]
-    if far and tonumber(far) <= tonumber(last) then
-      return
+    -- The ticket of the first one that is too far behind.
+    local from = string.format('(%.0f', ticket)
+    local far = redis.pcall('ZRANGE', queue, from, '+inf', 'BYSCORE', 'LIMIT', AHEAD, 1, 'WITHSCORES')[2] or '+inf'
+    if tonumber(last) > ticket then
+      from = '(' .. last
     end
-    local from = string.format('(%.0f', math.max(ticket, last))
-    local line = redis.pcall('ZRANGE', queue, from, '+inf', 'BYSCORE', 'LIMIT', 0, PAGE, 'WITHSCORES')
-    local told, is_told_of, is_read = {}, {[granted_to] = true, [process] = true}, false
-    for i = 1, #line, 2 do
-      if line[i] == me or #told == MORE then
-        break
-      end
-      local is_known, alive_until, _, _, channel = entry(line[i])
-      local of = is_known and process_of(channel)
-      is_read, last = true, line[i + 1]
-      if of and not is_told_of[of] and reaches(alive_until, channel, 'next ' .. grant .. ' ' .. line[i]) then
-        is_told_of[of] = true
-        told[#told + 1] = last
+    local told, is_told_of, is_read, is_over = {}, {[granted_to] = true, [process] = true}, false, false
+    while not is_over do
+      local line = redis.pcall('ZRANGE', queue, from, '(' .. far, 'BYSCORE', 'LIMIT', 0, PAGE, 'WITHSCORES')
+      is_over = #line < 2 * PAGE
+      for i = 1, #line, 2 do
+        if line[i] == me or #told == MORE then
+          is_over = true
+          break
+        end
+        local is_known, alive_until, _, _, channel = entry(line[i])
+        local of = is_known and process_of(channel)
+        is_read, last, from = true, line[i + 1], '(' .. line[i + 1]
+        if of and not is_told_of[of] and reaches(alive_until, channel, 'next ' .. grant .. ' ' .. line[i]) then
+          is_told_of[of] = true
+          told[#told + 1] = last
+        end
       end
     end
     if is_read then
@@ -211,8 +215,8 @@ local function promote(me, now, issued, count)
           drop(token)
         elseif not is_same then
           is_over, is_told = true, true
-          if grant ~= 0 then
-            spread(grant, granted_to, token, process_of(channel))
+          if granted > 0 then
+            spread(last_grant, granted_to, token, process_of(channel))
           end
           break
         else
