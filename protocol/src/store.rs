@@ -342,27 +342,17 @@ impl Store {
                 return (Polled::Granted(fence), notified);
             }
         }
-        let recovers_for = self.recovers_for(now, poll.restart_delay);
-        let may_confirm = recovers_for.is_none();
-        // A grant that only has to be confirmed. It may have been revoked, and the node have forgotten that.
-        let mut is_own = false;
         let confirmed = |phase_or_lock: &mut Held| match phase_or_lock {
-            Held::Alone(lock) => {
-                is_own = lock.token == *token;
-                if !is_own || !may_confirm {
-                    return Err(None);
-                }
+            Held::Alone(lock) if lock.token == *token => {
                 lock.until = lock.until.max(now + micros(*life));
                 Ok(lock.fence)
             }
-            Held::Shared(phase) => {
-                is_own = phase.is_in(now, token);
-                if !is_own || !may_confirm {
-                    return Err(Some(phase.permits(now)));
-                }
+            Held::Alone(_) => Err(None),
+            Held::Shared(phase) if phase.is_in(now, token) => {
                 phase.stay(now, token, *life);
                 Ok(phase.fence)
             }
+            Held::Shared(phase) => Err(Some(phase.permits(now))),
         };
         // The number of permits that are taken; `None` if the lock is held alone.
         let count = match self.lock(now, key).map(confirmed) {
@@ -377,7 +367,7 @@ impl Store {
             self.live_queue(now, key);
             self.queues.entry(key.clone()).or_default().enter(now, poll, process)
         };
-        let recovers_for = recovers_for.filter(|_| count.is_some() || is_own);
+        let recovers_for = self.recovers_for(now, poll.restart_delay).filter(|_| count.is_some());
         if let Some(count) = count.filter(|_| recovers_for.is_none()) {
             let (is_ahead, count) = self.promote(now, key, Some(token), count, reached, &mut notified);
             if !is_ahead && fits(count, limit) {

@@ -967,29 +967,6 @@ fn behind_as_many_as_one_call_admits_more_than_one_process_is_notified() {
     assert_eq!(live.told(), [format!("next {GRANT} r33")], "it goes on when a grant has lapsed");
 }
 
-/// A grant may have been revoked, and the server have come back with data from before that.
-#[test]
-fn a_server_that_was_started_lately_confirms_no_grant() {
-    let (server, mut wire) = held();
-    let _alive = Process::start(&server, "alive");
-    let run_id = wire.info_field("server", "run_id").unwrap();
-    poll("me", "alive").send(&mut wire).place();
-    assert_eq!(release(&mut wire, "holder"), 1);
-    assert_eq!(owner(&mut wire).as_deref(), Some("me"), "it is granted");
-    let (me, before) = (token("me"), wire.must(&["GET", LOCK]).text());
-    let mut confirm = |witness: &[&str]| {
-        let command = ["EVAL", POLL, "5", LOCK, FENCE, LINE, WAIT, HOLDERS, &me, TTL, "0", GRANT, WINDOW, "alive", "1"];
-        wire.cmd(&[&command[..], &["3600", MEMORY, "0"], witness].concat())
-    };
-    for witness in [&[][..], &[&run_id, "3500"], &["another", "3600"]] {
-        let waits = confirm(witness);
-        assert_eq!(waits.array()[0], Value::Int(2), "{waits:?}");
-    }
-    let confirmed = confirm(&[&run_id, "3600"]);
-    assert_eq!(confirmed.array()[0], Value::Int(1), "{confirmed:?}");
-    assert_eq!((wire.must(&["GET", LOCK]).text(), wire.exists(LINE)), (before, false));
-}
-
 /// Two processes with many waiters each: what has been read is not read again for each grant.
 #[test]
 fn waiters_behind_the_next_one_are_read_once() {

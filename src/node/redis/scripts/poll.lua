@@ -22,7 +22,9 @@
 --
 -- Atomic because between reading the queue and taking the lock another client could do the same.
 -- Idempotent per token: it keeps its place and ticket, and a grant is confirmed with the fence of its value, or of its
--- phase (rule 5). A server that was started lately does not confirm it: the grant may have been revoked since. Everything that can be refused is read before the first write, and that one is refused when memory is out.
+-- phase (rule 5). A server that was started lately confirms it too: a waiter that still polls has not given up what is
+-- there. (It may have been taken by force since, which the server forgot.) Everything that can be refused is read
+-- before the first write, and that one is refused when memory is out.
 local token, ttl, channel, enters, delay = ARGV[1], tonumber(ARGV[2]), ARGV[6], ARGV[7] == '1', ARGV[8]
 local memory, limit = ARGV[9], tonumber(ARGV[10])
 local process = process_of(channel)
@@ -72,10 +74,8 @@ end
 if value == false then
   count = 0
 end
--- Whether a grant only has to be confirmed.
-local mine = phase and count > 0 and is_in(token, now_ms) or not phase and not denial(value, token)
 local recovers = 0
-if count >= 0 or mine then
+if count >= 0 then
   recovers, refusal = recovers_for(delay)
   if refusal then
     return refusal
@@ -132,12 +132,11 @@ local function drop_marks(window)
   end
 end
 
-if mine and recovers <= 0 then
-  if phase then
-    stays(token, ttl, now_ms)
-    leave()
-    return {1, phase}
-  end
+if phase and count > 0 and is_in(token, now_ms) then
+  stays(token, ttl, now_ms)
+  leave()
+  return {1, phase}
+elseif not phase and not denial(value, token) then
   -- A replay writes too, because its reply counts as a write.
   redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ttl))
   leave()
