@@ -63,7 +63,7 @@ impl Ended {
         Self { exit, why: None }
     }
 
-    /// The same end, with another code.
+    /// This end with another exit code.
     pub(crate) fn with(self, exit: Exit) -> Self {
         Self { exit, ..self }
     }

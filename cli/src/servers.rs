@@ -79,7 +79,9 @@ pub(crate) struct Servers {
         value_parser = duration::parse,
         default_value = "5s",
         env = "LEASEHOLD_CONNECT_TIMEOUT",
-        hide_env_values = true, hide_short_help = true)]
+        hide_env_values = true,
+        hide_short_help = true
+    )]
     pub(crate) connect_timeout: Duration,
     /// Ignore a server until it has been up this long. Use the same value, above every TTL, in all programs [default:
     /// 31s with --quorum].
@@ -88,7 +90,9 @@ pub(crate) struct Servers {
         value_name = "DURATION",
         value_parser = duration::parse,
         env = "LEASEHOLD_RESTART_DELAY",
-        hide_env_values = true, hide_short_help = true)]
+        hide_env_values = true,
+        hide_short_help = true
+    )]
     pub(crate) restart_delay: Option<Duration>,
     /// The configuration file [default: /etc/leasehold.conf, if it exists].
     #[arg(long, value_name = "FILE", env = "LEASEHOLD_CONFIG", hide_env_values = true, hide_short_help = true)]

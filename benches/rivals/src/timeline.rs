@@ -10,7 +10,7 @@ pub struct Lane {
     pub told: Option<f64>,
     /// When the next holder had the lock.
     pub next: f64,
-    /// What is written beside it.
+    /// The text beside the lane.
     pub says: String,
 }
 
@@ -80,7 +80,7 @@ pub fn seconds(svg: &mut String, top: f64, end: f64, x: impl Fn(f64) -> f64) {
     }
 }
 
-/// What the colours mean.
+/// The legend of the colours.
 pub fn legend(svg: &mut String, top: f64, meanings: &[(&str, &str)]) {
     let mut left = LEFT;
     for (class, what) in meanings {

@@ -30,7 +30,7 @@ const NAME: &str = "job";
 /// The time between two looks at the key.
 pub const LOOK: Duration = Duration::from_millis(1);
 
-/// What happened to one lease. All times are in seconds after its last renewal.
+/// The loss of one lease. All times are in seconds after its last renewal.
 #[derive(Debug, Clone)]
 struct Loss {
     /// When the holder was told, if ever.

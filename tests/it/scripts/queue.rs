@@ -889,7 +889,7 @@ fn the_first_waiters_of_twelve_more_processes_are_notified_and_others_once_fewer
     let (server, mut wire) = held();
     let mut all: Vec<_> = (0..ALL).map(|n| Process::start(&server, &format!("p{n}"))).collect();
     let enter = |wire: &mut Wire, waiter: &str, n: usize| poll(&format!("{waiter}{n}"), &format!("p{n}")).send(wire);
-    // Who is notified to poll, besides the one that is granted the lock.
+    // Returns the waiters that are notified to poll.
     let mut pass = |wire: &mut Wire, from: &str, to: usize| {
         assert_eq!(release(wire, from), 1);
         poll(&format!("w{to}"), &format!("p{to}")).send(wire).fence();
@@ -916,7 +916,7 @@ fn the_first_waiters_of_twelve_more_processes_are_notified_and_others_once_fewer
     }
     // Fewer than six are left. The others of the page follow.
     assert_eq!(pass(&mut wire, "w6", 7), [8, 14, 15, 16, 17, 18, 19]);
-    // Who enters later is notified as well, once.
+    // Later waiters are notified as well, once each.
     for n in 20..ALL {
         enter(&mut wire, "w", n);
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LeaseHandle, LossReason, Mode};
+use leasehold::{Client, Error, LeaseHandle, LossReason, Mode};
 use support::{Action, HANGS, Lag, Match, Proxy, Server, scripts::DOWNGRADE, within};
 
 use super::assert_prompt;
@@ -77,6 +77,21 @@ async fn a_downgraded_lease_ends_with_the_max_hold_of_the_one_before_and_its_gra
     };
     within(SOON, "its end", reading.run(work)).await.unwrap();
     assert_eq!(told, Some(LossReason::Expiring), "there is time to end the work");
+}
+
+/// A server that came back with older data may have the lease again, while another one has the lock.
+#[tokio::test]
+async fn a_downgrade_asks_for_the_restart_delay() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let (ttl, delay) = (Duration::from_secs(1), Duration::from_secs(2));
+    let leases = Client::builder().url(proxy.url()).ttl(ttl).restart_delay(delay).build().await.unwrap();
+    let writing = leases.rw_lock(NAME).write().acquire().await.unwrap();
+    let reading = writing.downgrade().await.unwrap();
+    let sent = proxy.seen().into_iter().find(|seen| Match::script(DOWNGRADE).matches(&seen.args)).unwrap();
+    // Behind the command, the script, five keys and their number, two tokens, the TTL and the memory.
+    assert_eq!(sent.args.get(12).map(Vec::as_slice), Some(&b"2"[..]), "{:?}", sent.args);
+    reading.release().await.unwrap().confirmed();
 }
 
 #[tokio::test]
