@@ -10,6 +10,7 @@ use clap::{CommandFactory, Parser};
 
 mod acl;
 mod args;
+mod completions;
 mod connect;
 mod doctor;
 mod duration;
@@ -81,9 +82,7 @@ fn does(task: Task) -> Result<ExitCode, Ended> {
         Task::Acl(options) => acl::acl(&options),
         Task::Release(options) => look::release(&options),
         Task::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut script);
-            say::write(&script).map(|()| ExitCode::SUCCESS)
+            say::write(completions::script(shell, &mut Args::command()).as_bytes()).map(|()| ExitCode::SUCCESS)
         }
         Task::Man(options) => man(&options).map(|()| ExitCode::SUCCESS),
     }

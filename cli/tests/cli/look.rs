@@ -1025,3 +1025,43 @@ fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
     let said = |of: &str, words: &str| silent[0][of].as_str().is_some_and(|said| said.contains(words));
     assert!(said("place", &place) && said("what", "OOM"), "{silent:?}");
 }
+
+#[test]
+fn a_shell_completes_the_names_of_held_locks() {
+    // What a shell does at <TAB> behind each of the lines.
+    const PRESSES: &str = r#"
+        leasehold() { "$0" "$@"; }
+        . <(leasehold completions bash)
+        for COMP_LINE; do
+            COMP_POINT=${#COMP_LINE} COMP_WORDS=($COMP_LINE)
+            if [[ $COMP_LINE == *' ' ]]; then COMP_WORDS+=(''); fi
+            COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+            _leasehold_with_names leasehold "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"
+            echo "${COMPREPLY[@]}"
+        done"#;
+    let server = Server::start();
+    let names = ["db:orders", "db:users", "job"];
+    let holders = names.map(|name| holder(&server, "tester", name));
+    let completed = |lines: &[&str]| {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", PRESSES, LEASEHOLD]).args(lines);
+        bash.env("LEASEHOLD_URL", server.url()).env("LEASEHOLD_CONFIG", "/dev/null");
+        printed(&bash.output().unwrap())
+    };
+    let lines = ["leasehold show ", "leasehold release --force j", "leasehold observe db:", "leasehold run -l db:u"];
+    assert_eq!(completed(&lines), "db:orders db:users job\njob\norders users\nusers\n");
+    let others = ["leasehold show --js", "leasehold run job ", "leasehold run --ttl ", "leasehold s"];
+    for line in others {
+        let completed = completed(&[line]);
+        assert!(!names.iter().any(|name| completed.contains(name)), "{line}: {completed}");
+    }
+    assert_eq!(completed(&others[..1]), "--json\n");
+    holders.into_iter().for_each(sent_away);
+    // An error is not shown while somebody types.
+    let unreachable = Command::new("bash")
+        .args(["-c", PRESSES, LEASEHOLD, "leasehold show "])
+        .env("LEASEHOLD_URL", "redis://127.0.0.1:1")
+        .output()
+        .unwrap();
+    assert_eq!((printed(&unreachable), said(&unreachable)), ("\n".into(), String::new()));
+}

@@ -1466,6 +1466,9 @@ fn a_page_and_completions_are_printed() {
         ends_with(&output, 0, &[]);
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(printed.contains("doctor"), "{args:?}");
+        if ["bash", "fish", "zsh"].iter().any(|shell| args.contains(shell)) {
+            assert!(printed.contains("leasehold ls --quiet") || printed.contains("\"$1\" ls --quiet"), "{args:?}");
+        }
         // In a manual page a dash is written with a backslash; in a completion script two underscores separate words.
         for own in ["__exec", "__guard", "__interrupted", "\\_\\_exec", "Dies of an interrupt"] {
             assert!(!printed.contains(own), "{args:?}: {own}");
