@@ -14,7 +14,7 @@ pub(crate) fn script(shell: Shell, tool: &mut Command) -> String {
     match shell {
         Shell::Bash => script.into_owned() + include_str!("completions/names.bash"),
         Shell::Fish => script.into_owned() + include_str!("completions/names.fish"),
-        // Whoever reads the script runs its end, so what is used there stands before it.
+        // Before the end of the script, which runs when it is read.
         Shell::Zsh => script.replace(NAME_IN_ZSH, &NAME_IN_ZSH.replace("_default", "_leasehold_names")).replacen(
             "_leasehold() {",
             &format!("{}_leasehold() {{", include_str!("completions/names.zsh")),

@@ -33,9 +33,9 @@ pub enum Request {
         /// nothing.
         restart_delay: Duration,
     },
-    /// Gives keys their full life from now on. The reply has one verdict per key, in order; an inner error means
-    /// "cannot tell". If the token has the lock with another fence than the claim's, it was granted again: the lease's
-    /// own key is gone. All claims are exclusive, or all are shares.
+    /// Gives keys their full life from now on; a claim whose life is zero leaves its key's life as it is. The reply has
+    /// one verdict per key, in order; an inner error means "cannot tell". If the token has the lock with another fence
+    /// than the claim's, it was granted again: the lease's own key is gone. All claims are exclusive, or all are shares.
     Renew(Arc<[Claim]>),
     /// Takes the key from its token (rule 8). Reply: [`Owned`].
     Release {
@@ -261,7 +261,8 @@ pub struct Claim {
     pub mode: Mode,
     /// The TTL, counted from now.
     pub ttl: Duration,
-    /// How long the key lives from now on: the TTL, or more (rule 14).
+    /// How long the key lives from now on: the TTL, or more (rule 14). Zero for a renewal that only checks whether the
+    /// key is the token's.
     pub life: Duration,
     /// The fence, as far as it is known. The fence in the key's value may differ, because the token decides whose key
     /// it is. Only a renewal also compares the fence.

@@ -232,13 +232,16 @@ impl Store {
         (up < delay).then(|| Duration::from_secs(delay - up))
     }
 
-    /// Gives a lock that is still the token's its full life, unless it was granted to the token again.
+    /// Gives a lock that is still the token's its full life, unless it was granted to the token again. With a life of
+    /// zero it only checks the lock.
     fn renew(&mut self, now: Micros, Claim { key, token, life, fence, .. }: &Claim) -> Owned {
         let lock = self.held_by(now, key, token)?;
         if fence.is_some_and(|fence| fence != lock.fence) {
             return Err(Denial::Gone);
         }
-        lock.until = now + micros(*life);
+        if !life.is_zero() {
+            lock.until = now + micros(*life);
+        }
         Ok(())
     }
 

@@ -197,13 +197,11 @@ impl Hold {
         Claim { life: outliving.life(claim.ttl, now.since(self.acquired)), ..claim }
     }
 
-    /// The claim of a renewal that was ordered at `sent`. One that only checks leaves the key the life that it has.
+    /// The claim of a renewal that was ordered at `sent`. One that only checks may arrive after a renewal that is not
+    /// answered yet, and so must not shorten the key's life.
     pub(crate) fn renewed_claim(&self, sent: Time, now: Time) -> Claim {
-        if !self.is_watched || !self.state.lock().acquisition.is_check(sent) {
-            return self.claim_at(now);
-        }
-        let left = self.remaining(now).max(SHORTEST_KEEP);
-        Claim { life: self.outliving.life(left, now.since(self.acquired)), ..self.claim.clone() }
+        let is_check = self.is_watched && self.state.lock().acquisition.is_check(sent);
+        if is_check { Claim { life: Duration::ZERO, ..self.claim.clone() } } else { self.claim_at(now) }
     }
 
     /// Whether its key lives for no more than the TTL.

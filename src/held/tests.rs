@@ -23,7 +23,10 @@ fn held() -> (Arc<Hold>, Signal) {
 
 /// A hold whose key outlives its lease by this.
 fn held_for(outliving: Outliving) -> (Arc<Hold>, Signal) {
-    let lease = LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3, stall_after: None };
+    held_by(LeaseConfig { ttl: TTL, max_hold: Some(TTL), patience: TTL / 3, stall_after: None }, outliving)
+}
+
+fn held_by(lease: LeaseConfig, outliving: Outliving) -> (Arc<Hold>, Signal) {
     let (route, jitter) = (Route::Home, Jitter::from_seed(1));
     let config = Config { lease, outliving, nodes: 1, route, renew_first_after: None, jitter };
     let Some(acquisition) = Acquisition::granted(config, Time::ZERO, Time::ZERO, fence::ZERO) else {
@@ -77,6 +80,22 @@ fn a_key_that_outlives_its_lease_is_as_our_last_renewal_left_it_for_longer() {
         assert!(hold.is_as_left(&value, hold.remaining(now), now) && hold.is_as_left(&value, most, now));
         assert!(!hold.is_as_left(&value, most + milli, now), "somebody lengthened it");
     }
+}
+
+/// Its request may arrive after that of an earlier renewal whose answer is read later.
+#[test]
+fn a_check_leaves_the_key_the_life_that_an_unanswered_renewal_gives_it() {
+    let lease = LeaseConfig { ttl: TTL, max_hold: None, patience: TTL / 3, stall_after: Some(TTL / 2) };
+    let (hold, _signal) = held_by(lease, Outliving::NOTHING);
+    let life = |millis| hold.renewed_claim(at(millis), at(millis)).life;
+    // At half of the span, at a third of the TTL, and at the end of the span.
+    assert_eq!([750, 1_000, 1_500].map(|millis| hold.tick(at(millis)).actions.renew), [false, true, false]);
+    assert_eq!(life(1_000), TTL);
+    hold.hint(at(1_600));
+    assert!(hold.tick(at(1_600)).actions.renew, "stalled work is checked");
+    assert_eq!(life(1_600), Duration::ZERO);
+    let _nothing = renewed(&hold, 1_000, Ok(()));
+    assert!(hold.remaining(at(1_600)) > TTL * 3 / 4, "the renewal counts");
 }
 
 #[test]

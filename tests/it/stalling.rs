@@ -9,7 +9,9 @@ use std::{
 
 use futures_util::{StreamExt as _, stream};
 use leasehold::{Client, Error, LeaseHandle, Lock, LossReason, Owner, Status};
-use support::{Child, HANGS, Lag, Part, Server, eventually_async, one_thread, within};
+use support::{
+    Action, Child, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, one_thread, scripts::RENEW, within,
+};
 
 use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program_with};
 
@@ -160,6 +162,29 @@ async fn f113_a_stalled_lease_that_is_taken_by_force_is_told_at_once() {
         let took = began.elapsed();
         assert!(took < left / 2 + lag.worst(), "{took:?} of {left:?}");
     }
+}
+
+/// The check is sent before the answer to the last renewal has come.
+#[tokio::test]
+async fn f113_a_check_does_not_shorten_what_a_renewal_has_extended() {
+    const TTL: Duration = Duration::from_secs(3);
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let client = program_with(proxy.url(), TTL).await;
+    let lease = client.lock(NAME).stall_after(TTL * 4 / 10).acquire().await.unwrap();
+    eventually_async(HANGS, "the time before its renewal", || lease.remaining() < TTL * 3 / 4).await;
+    proxy.refuse(true);
+    proxy.cut();
+    eventually_async(HANGS, "the stall", || lease.remaining() < TTL * 11 / 20).await;
+    let (mut wire, renewal) = (server.wire(), proxy.on(Match::script(RENEW), 1, Action::HoldReply));
+    let before = wire.scripts();
+    proxy.refuse(false);
+    // A new connection may have missed a change.
+    eventually_async(HANGS, "the renewal and the check", || wire.scripts() >= before + 2).await;
+    let (believed, _released) = (lease.remaining(), renewal.release());
+    eventually_async(HANGS, "the confirmation", || lease.remaining() > believed).await;
+    let (on_the_server, believed) = (wire.pttl(NAME), lease.remaining());
+    assert!(u128::try_from(on_the_server).unwrap() >= believed.as_millis(), "{on_the_server} ms of {believed:?}");
 }
 
 /// The span counts from the moment when all locks are held: until then the first one does not stall.

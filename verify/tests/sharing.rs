@@ -68,7 +68,8 @@ enum Op {
     Acquire(usize),
     Part(usize),
     Leave(usize, Option<usize>),
-    Renew(usize),
+    /// A renewal, or one that only checks.
+    Renew(usize, bool),
     /// A keep by another token, and for how long in s.
     Keep(usize, usize, u64),
     Downgrade(usize, usize),
@@ -106,7 +107,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => asks.clone().prop_filter_map("one permit", |at| (PERMITS[at] == 1).then_some(Op::Acquire(at))),
         7 => (0..TOKENS).prop_map(Op::Part),
         3 => (0..TOKENS, prop::option::of(0..TOKENS)).prop_map(|(at, with)| Op::Leave(at, with)),
-        4 => shares.prop_map(Op::Renew),
+        4 => (shares, prop::bool::weighted(0.2)).prop_map(|(at, checks)| Op::Renew(at, checks)),
         1 => asks.prop_flat_map(keep).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
         2 => (is_alone, 10..12_usize).prop_map(|(at, to)| Op::Downgrade(at, to)),
         3 => SHARING.prop_map(Op::Extend),
@@ -122,7 +123,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     // Two tokens that may share; one of them may expire then, while the other keeps the key alive.
     let after_its_end = (SHARING, SHARING, PARTS).prop_flat_map(move |(at, other, step)| {
         let calls = prop_oneof![
-            3 => Just(Op::Renew(at)),
+            3 => any::<bool>().prop_map(move |checks| Op::Renew(at, checks)),
             2 => Just(Op::Extend(at)),
             2 => Just(Op::Poll(at)),
             1 => Just(Op::Part(at)),
@@ -246,8 +247,10 @@ impl Scene {
             Op::Part(at) => self.release(at, ReleaseMode::Delete),
             Op::Leave(at, with) => self.release(at, ReleaseMode::Leave(with.map(token).into_iter().collect())),
             Op::Keep(at, to, keep) => self.release(at, ReleaseMode::Retain(Duration::from_secs(keep), token(to))),
-            Op::Renew(at) => {
-                let renew = Request::Renew([self.claim(at)].into());
+            Op::Renew(at, checks) => {
+                let claim = self.claim(at);
+                let life = if checks { Duration::ZERO } else { claim.life };
+                let renew = Request::Renew([Claim { life, ..claim }].into());
                 let (renewed, notified) = self.ask::<Vec<Result<Owned, Failure>>>(at, &renew);
                 (owned(renewed[0].clone().unwrap()), notified)
             }
@@ -495,8 +498,8 @@ impl<'a> Scripts<'a> {
                     Self::owned(&self.wire.must(&[&["EVAL", scripts::KEEP, "1", "job"][..], &args].concat()))
                 }
             }
-            Op::Renew(at) => {
-                let (one, life) = (token(at), text(ttl(at)));
+            Op::Renew(at, checks) => {
+                let (one, life) = (token(at), if checks { "0".into() } else { text(ttl(at)) });
                 let renewed = if LIMITS[at] > 0 {
                     self.wire.must(&["EVAL", scripts::RENEW_SHARES, "2", KEYS[0], KEYS[4], one.as_str(), &life, ""])
                 } else {
@@ -652,7 +655,7 @@ impl Calls {
                 | Op::Check(_)
                 | Op::Part(_)
                 | Op::Leave(..)
-                | Op::Renew(_)
+                | Op::Renew(..)
                 | Op::Keep(..)
                 | Op::Downgrade(..)
                 | Op::Extend(_)

@@ -1028,7 +1028,7 @@ fn a_doctor_names_the_server_of_a_quorum_that_grants_nothing() {
 
 #[test]
 fn a_shell_completes_the_names_of_held_locks() {
-    // What a shell does at <TAB> behind each of the lines.
+    // Presses <TAB> behind each of the lines.
     const PRESSES: &str = r#"
         leasehold() { "$0" "$@"; }
         . <(leasehold completions bash)

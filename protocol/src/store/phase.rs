@@ -232,7 +232,9 @@ impl Store {
             phase.part(now, token);
             return Err(Denial::Gone);
         }
-        phase.stay(now, token, *life);
+        if !life.is_zero() {
+            phase.stay(now, token, *life);
+        }
         Ok(())
     }
 

@@ -371,7 +371,10 @@ fn a_renewal_and_a_heal_give_the_full_ttl_from_now() {
     };
     granted(&store.acquire(1_000, &request(&key, &one, TTL)).acquired);
     assert_eq!(store.renew(60_000, &lease), Ok(()));
+    let check = Claim { life: Duration::ZERO, ..lease.clone() };
+    assert_eq!(store.renew(100_000, &check), Ok(()));
     lives_until(&mut store, 160_000);
+    assert_eq!(store.renew(160_000, &check), Err(Denial::Gone));
     assert_eq!(store.repair(200_000, &lease, fence::ZERO, Duration::ZERO), Repaired::Done);
     lives_until(&mut store, 300_000);
 }

@@ -2,10 +2,10 @@
 --
 -- Needs  value.lua before it
 -- KEYS   the locks
--- ARGV   for each lock: value, or token if any fence will do, TTL in ms; then "watch" if the caller has asked to be
---        notified of changes
--- Reply  for each lock: 1 extended, 0 the key is gone, -1 it holds something else, {-3, who took it by force}, -4 it has
---        another fence, or {-2, the text of an error}
+-- ARGV   for each lock: value, or token if any fence will do, TTL in ms, or 0 to leave it as it is; then "watch" if the
+--        caller has asked to be notified of changes
+-- Reply  for each lock: 1 it is ours, 0 the key is gone, -1 it holds something else, {-3, who took it by force}, -4 it
+--        has another fence, or {-2, the text of an error}
 --
 -- A queue that has outlived a grant, in a failover or a restart, grants its place once more. The token is the same
 -- then, and another holder may have had the lock in between. Only the fence shows that.
@@ -21,6 +21,8 @@ for i, value in ipairs(redis.call('MGET', unpack(KEYS))) do
   local denied = value ~= known and denial(value, known, KEYS[i])
   if not denied and value ~= known and fence_of(known) then
     replies[i] = -4
+  elseif not denied and ARGV[2 * i] == '0' then
+    replies[i] = 1
   elseif not denied then
     local extended = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i])
     replies[i] = type(extended) == 'number' and extended or {-2, extended.err}

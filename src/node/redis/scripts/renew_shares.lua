@@ -2,9 +2,9 @@
 --
 -- Needs  permits.lua before it
 -- KEYS   n locks, then n holders
--- ARGV   n tokens, then n TTLs in ms, then n fences of their phases, or "" where any will do
--- Reply  for each: 1 extended, 0 it is gone, -1 the key holds something else, {-2, the text of an error}, or {-3, who took
---        it by force}
+-- ARGV   n tokens, then n TTLs in ms, or 0 to leave it as it is, then n fences of their phases, or "" where any will do
+-- Reply  for each: 1 it is ours, 0 it is gone, -1 the key holds something else, {-2, the text of an error}, or {-3, who
+--        took it by force}
 --
 -- Atomic per share because between the read and the extension its phase could end; the shares share a call only to be
 -- batched. Idempotent: a replay extends again. Never sent tracked: up to Redis 7.0 that registers all keys, and
@@ -27,6 +27,8 @@ local function look(i, lock)
     return {-2, until_then.err}
   elseif type(until_then) ~= 'string' or tonumber(until_then) < now_ms then
     return 0
+  elseif ARGV[n + i] == '0' then
+    return 1
   end
   local ours = found[lock]
   if not ours then
