@@ -15,6 +15,7 @@
 
 // As for the README: of two definitions, the first counts.
 #[doc = include_str!("../docs/performance/life.link")]
+#[doc = include_str!("../docs/performance/hand-over.link")]
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
@@ -26,6 +27,7 @@ pub mod cookbook {}
 #[doc = include_str!("../docs/elections.md")]
 pub mod elections {}
 
+#[doc = include_str!("../docs/performance/queue.link")]
 #[doc = include_str!("../docs/waiting.md")]
 pub mod waiting {}
 
@@ -34,6 +36,7 @@ pub mod waiting {}
 #[doc(alias = "rwlock")]
 pub mod sharing {}
 
+#[doc = include_str!("../docs/performance/round.link")]
 #[doc = include_str!("../docs/quorum.md")]
 pub mod quorum {}
 

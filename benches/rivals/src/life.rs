@@ -1,9 +1,6 @@
 //! The life of a lease, as a picture: renewed, at risk, lost, and a late write that its resource refuses.
 
-use std::{
-    fmt::Write as _,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Status};
 use redis::aio::MultiplexedConnection;
@@ -13,7 +10,7 @@ use tokio::time::{sleep, sleep_until};
 use crate::{
     Result, Server,
     contestant::{leases_at, redis_rs},
-    timeline::{LEFT, RIGHT, TOP, begin, legend, rect, seconds, text},
+    timeline::{Note, Side, Timeline, bar, note, row},
     told::{LOOK, pttl},
 };
 
@@ -22,6 +19,8 @@ const TTL: Duration = Duration::from_secs(3);
 const HANGS_AFTER: Duration = Duration::from_millis(2_300);
 const NAME: &str = "job";
 const RESOURCE: &str = "report";
+/// The width of a write in the picture, in seconds.
+const WRITE: f64 = 0.1;
 
 /// A write to the resource: when, by whom, and whether it was accepted. Times are in seconds after the acquire.
 #[derive(Debug)]
@@ -117,52 +116,40 @@ async fn write(connection: &mut MultiplexedConnection, fence: u64) -> Result<boo
 
 impl Life {
     fn svg(&self) -> String {
-        let end = (self.next + 1.5).ceil();
-        let x = |seconds: f64| LEFT + (RIGHT - LEFT) * seconds.clamp(0.0, end) / end;
-        let (lane, bottom) = (50.0, TOP + 150.0);
-        let mut svg = begin("The life of a lease with a TTL of 3 s, whose link hangs", bottom + 52.0);
-        let marks = [(HANGS_AFTER.as_secs_f64(), "the link hangs"), (self.next, "the key has expired")];
-        for (at, what) in marks {
-            let place = x(at);
-            let _ = write!(svg, "<path class=\"g\" d=\"M{place:.1} 48V{bottom:.0}\"/>");
-            text(&mut svg, place + 2.0, 44.0, "s", what);
-        }
-        text(&mut svg, 10.0, TOP + 17.0, "", "the lease");
-        rect(&mut svg, "h", x(0.0), TOP + 4.0, x(self.at_risk) - x(0.0), 14.0);
-        rect(&mut svg, "r", x(self.at_risk), TOP + 4.0, x(self.lost) - x(self.at_risk), 14.0);
-        for renewed in &self.renewed {
-            text(&mut svg, x(*renewed), TOP + 34.0, "s\" text-anchor=\"middle", "▲ renewed");
-        }
-        let early = (self.next - self.lost) * 1e3;
-        text(
-            &mut svg,
-            x(self.lost) - 4.0,
-            TOP + 34.0,
-            "s\" text-anchor=\"end",
-            &format!("lost(), {early:.0} ms before ▲"),
-        );
-        text(&mut svg, 10.0, TOP + lane + 17.0, "", "the next holder");
-        rect(&mut svg, "n", x(self.next), TOP + lane + 4.0, x(end) - x(self.next), 14.0);
-        text(&mut svg, 10.0, TOP + 2.0 * lane + 17.0, "", "the resource");
-        for write in &self.writes {
-            let (place, top) = (x(write.at), TOP + 2.0 * lane + 4.0);
-            let (class, says) = match (write.accepted, write.by) {
-                (true, "first") => ("h", "accepted"),
-                (true, _) => ("n", "accepted"),
-                (false, _) => ("w", "refused: its fence is smaller"),
+        let (end, early) = ((self.next + 1.5).ceil(), (self.next - self.lost) * 1e3);
+        let mut told: Vec<Note> = self.renewed.iter().map(|at| note(*at, Side::Around, "▲ renewed")).collect();
+        told.push(note(self.lost, Side::Before, format!("lost(), {early:.0} ms before ▲")));
+        let write = |write: &Attempt| {
+            let class = match (write.accepted, write.by) {
+                (true, "first") => "h",
+                (true, _) => "n",
+                (false, _) => "w",
             };
-            rect(&mut svg, class, place - 5.0, top, 10.0, 14.0);
-            let (place, anchor) =
-                if write.accepted { (place, "s\" text-anchor=\"middle") } else { (RIGHT, "s\" text-anchor=\"end") };
-            let top = if write.accepted { top + 28.0 } else { top + 40.0 };
-            text(&mut svg, place, top, anchor, says);
+            bar(class, write.at - WRITE / 2.0, write.at + WRITE / 2.0)
+        };
+        let says = |Attempt { at, accepted, .. }: &Attempt| {
+            if *accepted { note(*at, Side::Around, "accepted") } else { note(at - WRITE / 2.0, Side::After, "refused") }
+        };
+        Timeline {
+            title: "The life of a lease with a TTL of 3 s, whose link hangs",
+            end,
+            step: 1.0,
+            unit: "s",
+            moments: vec![
+                note(HANGS_AFTER.as_secs_f64(), Side::After, "the link hangs"),
+                note(self.next, Side::After, "the key has expired"),
+            ],
+            rows: vec![
+                row("the lease", [bar("h", 0.0, self.at_risk), bar("r", self.at_risk, self.lost)], told),
+                row("the next holder", [bar("n", self.next, end)], []),
+                row(
+                    "fences written",
+                    self.writes.iter().map(write).collect::<Vec<_>>(),
+                    self.writes.iter().map(says).collect::<Vec<_>>(),
+                ),
+            ],
+            meanings: &[("h", "held"), ("r", "at risk"), ("n", "the next holder"), ("w", "a late write")],
         }
-        seconds(&mut svg, bottom + 14.0, end, x);
-        legend(
-            &mut svg,
-            bottom + 28.0,
-            &[("h", "held"), ("r", "at risk"), ("n", "the next holder"), ("w", "a late write")],
-        );
-        svg + "</svg>\n"
+        .svg()
     }
 }

@@ -14,6 +14,7 @@ mod life;
 mod machine;
 mod page;
 mod peer;
+mod pictures;
 mod plain;
 mod profile;
 mod quorum;
@@ -44,6 +45,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match &*arguments.iter().map(String::as_str).collect::<Vec<_>>() {
         ["told"] => told::main(),
+        ["pictures"] => pictures::main(),
         ["rivals"] => rivals::rivals(),
         ["lone"] => rivals::lone(),
         ["handoff"] => hand_off::main(),

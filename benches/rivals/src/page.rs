@@ -10,8 +10,6 @@ use crate::{
 const TEXT: &str = include_str!("page.md");
 const PAGE: &str = "docs/performance.md";
 const CHARTS: &str = "docs/performance";
-/// The pictures that pages of the documentation show too.
-const SHOWN: [&str; 2] = ["told", "life"];
 /// The longest line of prose.
 const WIDTH: usize = 120;
 
@@ -50,12 +48,7 @@ impl Section {
     }
 
     pub fn picture(&mut self, name: &str, title: &str, svg: &str) -> Result<()> {
-        fs::create_dir_all(CHARTS)?;
-        let charts = PathBuf::from(CHARTS);
-        if SHOWN.contains(&name) {
-            fs::write(charts.join(format!("{name}.link")), chart::as_link(name, svg))?;
-        }
-        fs::write(charts.join(format!("{name}.svg")), svg)?;
+        write_picture(name, svg, name == "told")?;
         let _ = write!(self.text, "\n<img src=\"performance/{name}.svg\" alt=\"{title}\">\n");
         Ok(())
     }
@@ -80,6 +73,16 @@ impl Section {
         println!("\n{PAGE}: the section {} is new", self.part);
         Ok(())
     }
+}
+
+/// Writes a picture; for docs.rs, which has no files beside its pages, also as a link that contains it.
+pub fn write_picture(name: &str, svg: &str, is_for_pages: bool) -> Result<()> {
+    fs::create_dir_all(CHARTS)?;
+    let charts = PathBuf::from(CHARTS);
+    if is_for_pages {
+        fs::write(charts.join(format!("{name}.link")), chart::as_link(name, svg))?;
+    }
+    Ok(fs::write(charts.join(format!("{name}.svg")), svg)?)
 }
 
 /// The line before the section of a part.

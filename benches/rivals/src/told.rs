@@ -15,9 +15,9 @@ use tokio::{runtime::Builder, time::timeout};
 use crate::{
     Contestant, Result, Server,
     contestant::{Guard, redis_rs},
-    life, machine, median,
+    machine, median,
     page::Section,
-    timeline::{Lane, Timeline},
+    timeline::{Bar, Side, Timeline, bar, note, row},
 };
 
 const TTL: Duration = Duration::from_secs(3);
@@ -69,17 +69,44 @@ pub fn main() -> Result<()> {
         if name == "distkit" {
             says += ", and may take it back";
         }
-        lanes.push(Lane { name, told: usual.told, next: usual.next, says });
+        lanes.push((name, usual.clone(), says));
     }
     let place = "server and clients on the same 2 cores";
     let titles = ["the link of a holder hangs, TTL 3 s", "the next holder begins after", "the holder is told"];
     section.table("Told of a loss", place, &titles, &rows);
     let title = "The link of a holder hangs: until when each library believes that it holds the lock";
-    let timeline = Timeline { title, hangs: HANGS_AFTER.as_secs_f64(), ttl: TTL.as_secs_f64(), lanes };
-    section.picture("told", title, &timeline.svg())?;
-    let title = "The life of a lease: renewed, at risk, lost before another holder begins, and a late write refused";
-    section.picture("life", title, &runtime.block_on(life::picture())?)?;
+    section.picture("told", title, &drawn(title, &lanes))?;
     section.write()
+}
+
+/// The lane of each library: what happened, and what the picture says of it.
+fn drawn(title: &'static str, lanes: &[(&str, Loss, String)]) -> String {
+    let ttl = TTL.as_secs_f64();
+    let end = (lanes.iter().filter_map(|(_, loss, _)| loss.told).fold(ttl, f64::max) + 1.0).ceil();
+    let lane = |(name, loss, says): &(&str, Loss, String)| {
+        let told = loss.told.unwrap_or(end);
+        let mut bars = vec![bar("h", 0.0, told.min(loss.next))];
+        if told > loss.next {
+            bars.push(bar("w", loss.next, told));
+        }
+        bars.push(Bar { is_thin: true, ..bar("n", loss.next, end) });
+        row(*name, bars, [note(0.0, Side::After, says)])
+    };
+    Timeline {
+        title,
+        end,
+        step: 1.0,
+        unit: "s",
+        moments: vec![
+            // The first two are too close for two words on one line.
+            note(0.0, Side::Before, "last renewal"),
+            note(HANGS_AFTER.as_secs_f64(), Side::After, "the link hangs"),
+            note(ttl, Side::After, "the key expires"),
+        ],
+        rows: lanes.iter().map(lane).collect(),
+        meanings: &[("h", "holds the lock"), ("w", "believes so, and does not"), ("n", "the next holder")],
+    }
+    .svg()
 }
 
 async fn all() -> Result<Vec<(&'static str, Vec<Loss>)>> {
