@@ -449,7 +449,7 @@ impl Store {
         self.floors.raise(now, key, own, *fence_memory);
         let me = Entrant { token: token.clone(), span: *life, fence_memory: *fence_memory, limit: mode::limit(*mode) };
         let fence = self.let_in(now, key, me, Some(0));
-        self.promote(now, key, None, 1, reached, &mut notified);
+        self.promote(now, key, None, token.permits().get(), reached, &mut notified);
         (Downgraded::Shared(fence), notified)
     }
 
@@ -582,9 +582,10 @@ impl Store {
         fence
     }
 
+    /// The lock, if it is this token's; a ticket's token has no label.
     fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
         let held = self.lock(now, key).ok_or(Denial::Gone)?;
-        held.alone().filter(|lock| lock.token == *token).ok_or(Denial::Taken)
+        held.alone().filter(|lock| token.owns(lock.token.as_str())).ok_or(Denial::Taken)
     }
 
     /// The lock, if this token holds it; else why it does not, and whether it was taken by force.

@@ -77,6 +77,26 @@ pub(super) async fn several_permits_are_taken_at_once_and_in_turn(place: Place) 
     shared(&mine.take(4)).await.release().await.unwrap().confirmed();
 }
 
+pub(super) async fn a_lease_that_is_adopted_as_permits_lets_in_no_more_than_fit(place: Place) {
+    let (one, two) = place.two_programs().await;
+    let [mine, theirs] = [&one, &two].map(|client| client.semaphore("pool", 4));
+    let alone = shared(&one.lock("pool")).await;
+    let wait = || tokio::spawn(theirs.clone().owner(Owner::anonymous()).acquire());
+    let first = wait();
+    have_places(&mine, 1).await;
+    let second = wait();
+    have_places(&mine, 2).await;
+    let ticket = alone.into_ticket().unwrap();
+    let three = within(HANGS, "the adoption", theirs.clone().take(3).adopt(ticket)).await.unwrap();
+    assert_eq!(mine.waiters().await.unwrap().len(), 1, "one more fits");
+    let first = within(HANGS, "its turn", first).await.unwrap().unwrap();
+    three.release().await.unwrap().confirmed();
+    let second = within(HANGS, "its turn", second).await.unwrap().unwrap();
+    for lease in [first, second] {
+        lease.release().await.unwrap().confirmed();
+    }
+}
+
 pub(super) async fn a_share_outlives_many_ttls(place: Place) {
     let (one, two) = place.two_programs().await;
     let shares = [shared(&one.rw_lock("job").read()).await, shared(&two.rw_lock("job").read()).await];
@@ -126,6 +146,7 @@ macro_rules! shared {
             readers_share_a_name_and_writers_have_it_alone
             no_more_hold_a_name_than_there_are_permits
             several_permits_are_taken_at_once_and_in_turn
+            a_lease_that_is_adopted_as_permits_lets_in_no_more_than_fit
             a_share_outlives_many_ttls
             all_who_share_a_lock_hear_that_it_was_taken_by_force
         }

@@ -54,6 +54,6 @@ if refusal then
   return refusal
 end
 if redis.pcall('EXISTS', queue) == 1 then
-  promote('', now, issued, 1)
+  promote('', now, issued, 1 + beyond_one(token))
 end
 return {1, issued}
