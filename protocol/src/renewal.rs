@@ -31,9 +31,9 @@
 //!     would wake every waiter. Waiters would then ask the node that is free, and that would cause the next hint. Such
 //!     hints order at most one repair in 20 ms, and none is forgotten while the lease is not at risk.
 //! 13. From the moment on at which the work has [stalled](crate::progress) nothing is ordered that lengthens the key's
-//!     life, so the lease ends by its deadline. A hint still orders a check, whose confirmation counts for nothing. A
-//!     check leaves the key's life as it is, because a renewal before it may be confirmed later. If progress is
-//!     reported before the deadline, a renewal goes out at once.
+//!     life, so the lease ends by its deadline. The key is still checked, by a hint or a third of the TTL after the last
+//!     request; the confirmation counts for nothing. A check leaves the key's life as it is, because a renewal before it
+//!     may be confirmed later. If progress is reported before the deadline, a renewal goes out at once.
 
 use std::time::Duration;
 
@@ -320,7 +320,7 @@ impl HeldLease {
         }
         orders.news |= self.follow_progress(now);
         if self.pace() == Pace::Stalled {
-            if now >= self.ask_at {
+            if now >= self.ask_at.min(self.last_sent + self.third()) {
                 self.ask_at = Time::NEVER;
                 self.last_sent = now;
                 self.progress.iter_mut().for_each(|progress| progress.checks(now));

@@ -122,6 +122,37 @@ async fn f44d_the_first_slot_of_a_new_primary() {
     leases.close().await;
 }
 
+/// The other leases of its primary do not wait for the answer of the server that has the key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44c_a_key_that_has_moved_to_a_server_that_hangs_costs_its_own_lease() {
+    const TTL: Duration = Duration::from_secs(3);
+    let cluster = Cluster::start(3, 0);
+    let leases = connect(&cluster.url()).await.unwrap();
+    let moves = cluster.name_at(0, "moves");
+    let slot = cluster.slot_of(&moves);
+    let mut others = Vec::new();
+    for other in ["a", "b", "c"] {
+        others.push(acquire(&leases, &cluster.name_at(0, other), TTL).await);
+    }
+    let moved = acquire(&leases, &moves, TTL).await;
+    cluster.begin_to_move(slot, 0, 2);
+    cluster.move_key(&moves, 0, 2);
+    eventually_async(HANGS, "its renewal", || moved.remaining() < TTL * 3 / 4).await;
+    eventually_async(HANGS, "it is renewed there", || moved.remaining() > TTL * 3 / 4).await;
+    let server = &cluster.primaries()[2];
+    server.stop();
+    let lost = within(HANGS, "the signal", moved.lost()).await;
+    assert_eq!(lost.reason(), LossReason::Expired);
+    let began = Instant::now();
+    while began.elapsed() < TTL {
+        for other in &others {
+            other.check().unwrap();
+        }
+        tokio::time::sleep(TTL / 100).await;
+    }
+    server.cont();
+}
+
 /// An operator cancels a move after some keys have moved: those are lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f54_a_move_that_is_given_up_after_keys_have_gone() {

@@ -6,9 +6,13 @@ use super::*;
 const SPAN: Duration = Duration::from_secs(4);
 
 fn watched(nodes: usize, max_hold: Option<Duration>) -> HeldLease {
+    watched_for(SPAN, nodes, max_hold)
+}
+
+fn watched_for(span: Duration, nodes: usize, max_hold: Option<Duration>) -> HeldLease {
     let mut tally = Tally::new(nodes);
     (0..nodes).for_each(|node| tally.confirm(node, at(1_000)));
-    let config = LeaseConfig { ttl: TTL, max_hold, patience: Duration::from_secs(1), stall_after: Some(SPAN) };
+    let config = LeaseConfig { ttl: TTL, max_hold, patience: Duration::from_secs(1), stall_after: Some(span) };
     HeldLease::new(config, tally, Jitter::from_seed(7))
 }
 
@@ -16,7 +20,7 @@ fn watched(nodes: usize, max_hold: Option<Duration>) -> HeldLease {
 fn renewed_until(core: &mut HeldLease, end: Time) -> Vec<Time> {
     let mut sent = Vec::new();
     while let Some(now) = core.next_tick().filter(|due| *due <= end) {
-        if core.tick(now).renew {
+        if core.tick(now).renew && !core.is_check(now) {
             sent.push(now);
             (0..core.nodes()).for_each(|node| assert!(!core.answer(now, node, now, RenewalAnswer::Confirmed).undo));
         }
@@ -86,6 +90,28 @@ fn nothing_lengthens_the_life_of_the_key_of_stalled_work() {
     assert!(matches!(core.phase(), Phase::Over { reason: LossReason::Stalled, .. }), "{:?}", core.phase());
 }
 
+/// Where no notification comes, a deletion is noticed as early as that of any other lease's key.
+#[test]
+fn the_key_of_stalled_work_is_checked_each_third_of_the_ttl() {
+    let mut core = watched(1, None);
+    let renewed = *renewed_until(&mut core, at(5_000)).last().unwrap();
+    let (mut checked, mut end) = (Vec::new(), core.valid_until());
+    while let Some(now) = core.next_tick().filter(|due| *due < end) {
+        if core.tick(now).renew {
+            checked.push(now);
+            if checked.len() == 2 {
+                end = now;
+                let _ = core.answer(now, 0, now, RenewalAnswer::Denied(Denial::Gone));
+            }
+        }
+    }
+    let [first, second] = checked[..] else { panic!("{checked:?}") };
+    let third = TTL / 3;
+    assert!(first.since(renewed) <= third * 3 / 2 && second.since(first) <= third * 3 / 2, "{renewed:?} {checked:?}");
+    assert!(core.is_check(first) && core.is_check(second));
+    assert_eq!(core.phase(), over(LossReason::Deleted, second));
+}
+
 /// A driver may miss that progress was reported, since the report is no more than a store.
 #[test]
 fn stalled_work_is_looked_at_several_times_before_its_deadline() {
@@ -100,19 +126,24 @@ fn stalled_work_is_looked_at_several_times_before_its_deadline() {
 /// Its answer makes the next renewal due at a time that has passed: that does not show that the process stood still.
 #[test]
 fn a_late_answer_does_not_begin_the_span_anew() {
-    let mut core = watched(1, None);
-    renewed_until(&mut core, at(4_500));
-    let late = Time::ZERO + core.valid_until().since(at(1));
-    let mut sent = None;
-    while let Some(now) = core.next_tick().filter(|due| *due <= late) {
-        if core.tick(now).renew {
+    const SHORT: Duration = Duration::from_millis(1_600);
+    let mut core = watched_for(SHORT, 1, None);
+    let (mut sent, mut late) = (None, at(0));
+    // Up to the first check.
+    loop {
+        let (mut next, now) = (core.clone(), core.next_tick().unwrap());
+        let renews = next.tick(now).renew;
+        if renews && next.is_check(now) {
+            break;
+        } else if renews {
             sent.get_or_insert(now);
         }
+        (core, late) = (next, now);
     }
     let sent = sent.unwrap();
     let _ = core.answer(late, 0, sent, RenewalAnswer::Confirmed);
     assert_eq!(core.valid_until(), deadline(sent, TTL), "it was sent before the work stalled");
-    assert!(core.next_tick().unwrap() + SPAN / 8 < late, "the scene needs a renewal that was due");
+    assert!(core.next_tick().unwrap() + SHORT / 8 < late, "the scene needs a renewal that was due");
     assert!(!core.tick(late).renew);
 }
 
