@@ -113,8 +113,9 @@ impl Engine {
         let tracked = [waiting, fair, observed.clone()];
         let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), tracked, limit));
         let listener = |(node, _)| {
-            let (lines, fair_waiters, watchdog) = (lines.clone(), fair_waiters.clone(), watchdog.clone());
-            Arc::new(Listener { node, lines, fair_waiters, observed: observed.clone(), watchdog, clock: clock.clone() })
+            let (quorum, lines, fair_waiters) = (quorum.clone(), lines.clone(), fair_waiters.clone());
+            let (observed, watchdog, clock) = (observed.clone(), watchdog.clone(), clock.clone());
+            Arc::new(Listener { node, quorum, lines, fair_waiters, observed, watchdog, clock })
         };
         let listeners: Vec<_> = quorum.members().map(listener).collect();
         for (listener, (_, member)) in listeners.iter().zip(quorum.members()) {
@@ -307,6 +308,7 @@ impl Engine {
 #[derive(Debug)]
 struct Listener {
     node: usize,
+    quorum: Arc<Quorum>,
     lines: Arc<Lines>,
     fair_waiters: Arc<FairWaiters>,
     observed: Arc<Lines>,
@@ -345,6 +347,7 @@ impl NodeListener for Listener {
     }
 
     fn missed(&self, keys: &Keys) {
+        self.quorum.has_reconnected(self.node);
         self.watchdog.hint_all(keys);
         self.lines.notify_all(keys, self.now());
         self.observed.notify_all(keys, self.now());

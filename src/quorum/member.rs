@@ -306,6 +306,17 @@ impl Member {
         }
     }
 
+    /// Asks which server it is: a new connection may lead to one that has a vote already, and would renew for it.
+    pub(super) fn identify(self: &Arc<Self>) {
+        let member = self.clone();
+        self.host.spawn_until_stopped(async move {
+            let Some(node) = member.node.get() else { return };
+            if let Ok(identity) = node.ask(Route::Keeper, Request::Probe, member.command_timeout).await {
+                let _refused_from_now_on = member.check_identity(&identity);
+            }
+        });
+    }
+
     /// Notes that it could not be connected.
     pub(super) fn not_there(self: &Arc<Self>, error: &Error) {
         let is_refusal = matches!(error, Error::Refused(_));

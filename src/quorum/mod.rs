@@ -123,6 +123,13 @@ impl Quorum {
         self.members.iter().enumerate()
     }
 
+    /// Notes that a node has new connections.
+    pub(crate) fn has_reconnected(&self, at: usize) {
+        if let Some(member) = self.member(at).filter(|_| !self.is_one()) {
+            member.identify();
+        }
+    }
+
     pub(crate) fn member(&self, at: usize) -> Option<&Arc<Member>> {
         self.members.get(at)
     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Client, Error, NodeAnswer, NodeState};
+use leasehold::{Builder, Client, Error, LossReason, NodeAnswer, NodeState};
 use support::{
     AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, alone, eventually_async,
     scripts::{RAISE, REPAIR},
@@ -254,6 +254,26 @@ fn a_node_that_becomes_another_one_loses_its_vote() {
             }
             told_once(log, "same_server", &format!("127.0.0.1:{}", proxy.port())).await;
             nodes[1].cont();
+        });
+    });
+}
+
+/// Its renewals do not count either, though no lock is asked for that would show which server it is.
+#[test]
+fn a_node_that_becomes_another_one_renews_nothing() {
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let [second, last] = [1, 2].map(|at| Proxy::to(&nodes[at]));
+            let leases = build(vec![nodes[0].url(), second.url(), last.url()]).await;
+            let lease = leases.lock(NAME).ttl(2 * SECOND).acquire().await.expect("all are there");
+            // One server is left, under two addresses.
+            second.turn_to(nodes[0].port());
+            last.freeze(true);
+            second.cut();
+            let lost = within(HANGS, "the loss", lease.lost()).await;
+            assert_eq!(lost.reason(), LossReason::NoQuorum);
         });
     });
 }
