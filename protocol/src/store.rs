@@ -267,7 +267,7 @@ impl Store {
                 }
                 // A leave also passes on a lock that it finds free.
                 match self.lock(now, key) {
-                    None => return (Err(Denial::Gone), self.pass_on(now, key, 0, reached)),
+                    None => return (Err(Denial::Gone), self.pass_on(now, key, 0, None, reached)),
                     Some(Held::Shared(_)) => return self.part(now, claim, mode, reached),
                     Some(Held::Alone(_)) => {}
                 }
@@ -284,7 +284,7 @@ impl Store {
         let is_ours = |held: &Token| held == token || others.contains(held);
         // A single lookup, if the lock is ours.
         if matches!(self.locks.get(key), Some(Held::Alone(lock)) if lock.until > now && is_ours(&lock.token)) {
-            return (Ok(()), self.pass_on(now, key, 0, reached));
+            return (Ok(()), self.pass_on(now, key, 0, None, reached));
         }
         // A waiter that leaves has no holder to notify of a forced release.
         let leaves = matches!(mode, ReleaseMode::Leave(_));
@@ -315,17 +315,15 @@ impl Store {
         };
         let mut was_in = phase.part(now, token);
         if let ReleaseMode::Leave(others) = mode {
-            was_in = others.iter().fold(was_in, |was_in, token| phase.part(now, token) || was_in);
+            was_in = others.iter().fold(was_in, |was_in, token| was_in.max(phase.part(now, token)));
         }
         let count = phase.permits(now);
-        let ends = phase.end_with_the_last(now);
-        let owned = if was_in { Ok(()) } else { Err(Denial::Gone) };
-        let mut notified = Vec::new();
-        if was_in || matches!(mode, ReleaseMode::Leave(_)) {
-            notified = self.pass_on(now, key, count, reached);
-            notified.extend(ends.and_then(|ends| self.live_queue(now, key)?.call_first(ends, reached)));
+        let ends = phase.end_with_the_last(now, was_in.unwrap_or(0));
+        let owned = if was_in.is_some() { Ok(()) } else { Err(Denial::Gone) };
+        if was_in.is_none() && !matches!(mode, ReleaseMode::Leave(_)) {
+            return (owned, Vec::new());
         }
-        (owned, notified)
+        (owned, self.pass_on(now, key, count, ends, reached))
     }
 
     /// Takes the lock, or a share of it, if it is the token's turn. Else enters the queue, if the poll asks for that.
@@ -502,7 +500,7 @@ impl Store {
         let Some(held) = self.lock(now, key) else { return (false, Vec::new()) };
         let ((from, fence), until) = (held.token_and_fence(), held.until());
         self.forced.insert(key.clone(), Forced { from, fence, by: by.clone(), until });
-        (true, self.pass_on(now, key, 0, reached))
+        (true, self.pass_on(now, key, 0, None, reached))
     }
 
     /// Gives the lock to another holder, whoever has it, and ahead of its queue: for tests.
@@ -543,13 +541,23 @@ impl Store {
         }
     }
 
-    /// Passes on a lock that was given up, and of which `count` permits are still taken: admits the waiters that fit and
-    /// can be reached. The lock becomes free if it has no holder then, or if it is too early to grant anything.
-    fn pass_on(&mut self, now: Micros, key: &Key, count: u32, reached: &dyn Fn(&str) -> bool) -> Vec<Notified> {
+    /// Passes on a lock that was given up, and of which `count` permits are still taken, the last of them for `ends` if
+    /// waiters do not know that: admits the waiters that fit and can be reached. The lock becomes free if it has no
+    /// holder then, or if it is too early to grant anything.
+    fn pass_on(
+        &mut self,
+        now: Micros,
+        key: &Key,
+        count: u32,
+        ends: Option<Duration>,
+        reached: &dyn Fn(&str) -> bool,
+    ) -> Vec<Notified> {
         let mut notified = Vec::new();
         let (_, count) = self.promote(now, key, None, count, reached, &mut notified);
         if count == Some(0) {
             self.locks.remove(key);
+        } else if count.is_some() {
+            notified.extend(ends.and_then(|ends| self.live_queue(now, key)?.call_first(ends, reached)));
         }
         notified
     }

@@ -371,7 +371,7 @@ impl NodeListener for Listener {
     }
 
     fn next(&self, token: &str, within: Duration) {
-        let _gone_otherwise = self.fair_waiters.notify(token, self.now() + within);
+        let _gone_otherwise = self.fair_waiters.notify(token, self.now(), within);
     }
 
     fn has_waiters(&self) -> bool {

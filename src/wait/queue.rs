@@ -4,7 +4,7 @@
 //! each process, one waiter of a name leads: it polls for all of them, so that the queue does not expire. The others
 //! send nothing until they are notified.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use leasehold_protocol::{addressees::Addressees, key::Key, slot::Keys, time::Time, token::Token};
 
@@ -53,11 +53,14 @@ impl FairWaiters {
         self.0.lock().get(token).is_some()
     }
 
-    /// Has this waiter poll at the given time. Returns false if no waiter here has the token.
-    pub(crate) fn notify(&self, token: &str, at: Time) -> bool {
-        let waiter = self.0.lock().get(token).cloned();
+    /// Has this waiter poll after a time. Returns false if no waiter here has the token.
+    pub(crate) fn notify(&self, token: &str, now: Time, within: Duration) -> bool {
+        let (waiter, at) = (self.0.lock().get(token).cloned(), now + within);
         let notify = |waiter: &Arc<Listening>| {
-            waiter.lapses.fetch_min(at.as_nanos(), Ordering::AcqRel);
+            // To poll now leaves a grant that lapses later.
+            if !within.is_zero() {
+                waiter.lapses.fetch_min(at.as_nanos(), Ordering::AcqRel);
+            }
             waiter.alarm.ring(at);
         };
         waiter.inspect(notify).is_some()
@@ -143,8 +146,6 @@ impl Drop for FairWaiter {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::random;
 
@@ -162,21 +163,18 @@ mod tests {
         let (first, second) = (fair_waiters.listen(&key, &one), fair_waiters.listen(&key, &two));
         assert!(!fair_waiters.is_empty() && !has_heard(&first));
         let (soon, later) = (Time::ZERO + GRANT, Time::ZERO + GRANT * 2);
-        assert!(fair_waiters.notify(one.as_str(), later) && fair_waiters.notify(one.as_str(), soon));
+        let notify = |within| fair_waiters.notify(one.as_str(), Time::ZERO, within);
+        assert!(notify(GRANT * 2) && notify(GRANT) && notify(Duration::ZERO));
         assert!(has_heard(&first) && !has_heard(&second));
         assert!(!first.is_granted() && fair_waiters.grant(one.as_str(), later) && first.is_granted());
-        assert_eq!((first.due(), second.due()), (soon, Time::NEVER));
+        assert_eq!((first.due(), second.due()), (Time::ZERO, Time::NEVER));
         first.polls(Time::ZERO);
         assert_eq!((first.due(), first.is_granted()), (soon, false), "a poll before that time does not cover it");
         first.polls(soon);
         assert_eq!(first.due(), Time::NEVER);
         drop(first);
         assert!(!fair_waiters.grant(one.as_str(), soon));
-        assert!(
-            !fair_waiters.notify(one.as_str(), soon)
-                && fair_waiters.has(two.as_str())
-                && !fair_waiters.has(one.as_str())
-        );
+        assert!(!notify(GRANT) && fair_waiters.has(two.as_str()) && !fair_waiters.has(one.as_str()));
         fair_waiters.notify_line(&Key::new("", "other").unwrap(), soon);
         assert_eq!(second.due(), Time::NEVER);
         fair_waiters.notify_line(&key, later);

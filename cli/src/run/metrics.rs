@@ -83,6 +83,10 @@ async fn answer(mut scraper: TcpStream, metrics: &PrometheusHandle) -> io::Resul
 
 /// Writes how a run has ended, for the node exporter's textfile collector: all of it, or nothing.
 pub(super) fn write(file: &Path, lock: &str, exit: Exit, ran: Duration) -> io::Result<()> {
+    // A new file takes the place of what is there. Of a device, that would harm the machine.
+    if fs::metadata(file).is_ok_and(|there| !there.is_file()) {
+        return Err(io::Error::other("it is no regular file, so it is not replaced"));
+    }
     let mut unfinished = file.file_name().unwrap_or_default().to_owned();
     // The collector reads names that end in `.prom`.
     unfinished.push(format!(".{}.tmp", process::id()));
@@ -144,6 +148,17 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         assert!(written.is_ok() && ours.unwrap().contains("leasehold_run_exit_code"));
         assert_eq!(theirs.unwrap(), "theirs");
+    }
+
+    #[test]
+    fn nothing_but_a_file_is_replaced() {
+        let path = std::env::temp_dir().join(format!("leasehold-socket-{}", process::id()));
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let written = write(&path, "job", Exit::Command(0), Duration::ZERO);
+        let is_there = std::os::unix::net::UnixStream::connect(&path).is_ok();
+        fs::remove_file(&path).unwrap();
+        assert!(written.unwrap_err().to_string().contains("no regular file") && is_there);
+        drop(socket);
     }
 
     #[test]

@@ -130,13 +130,19 @@ impl Phase {
     }
 
     /// If no sharer counts for longer than one that was released and stays, key and places live no longer than that
-    /// one. Returns for how long that is.
-    pub(super) fn end_with_the_last(&mut self, now: Micros) -> Option<Duration> {
-        let last = self.ends(now).max_by_key(|(token, until)| (*until, token.as_str()));
-        let (_, until) = last.filter(|(token, _)| token.label().ends_with(RELEASED))?;
+    /// one. Returns for how long the last place lasts, if waiters do not know: it is that one, or a sharer that has gone
+    /// would have been in until `before`, which is later.
+    pub(super) fn end_with_the_last(&mut self, now: Micros, before: Micros) -> Option<Duration> {
+        let (last, until) = self.ends(now).max_by_key(|(token, until)| (*until, token.as_str()))?;
+        let is_retained = last.label().ends_with(RELEASED);
+        if !is_retained && before <= until {
+            return None;
+        }
         // A whole millisecond more, the unit in which a server counts, so that they outlive it.
         let until = until + 1_000;
-        (self.until, self.places_until) = (self.until.min(until), self.places_until.min(until));
+        if is_retained {
+            (self.until, self.places_until) = (self.until.min(until), self.places_until.min(until));
+        }
         Some(Duration::from_micros(until - now))
     }
 
@@ -158,14 +164,14 @@ impl Phase {
         Ok(())
     }
 
-    /// Removes a sharer. Returns whether it was in.
-    pub(super) fn part(&mut self, now: Micros, token: &Token) -> bool {
+    /// Removes a sharer. Returns until when it would have been in, if it was.
+    pub(super) fn part(&mut self, now: Micros, token: &Token) -> Option<Micros> {
         let was_in = self.is_in(now, token);
-        self.places.remove(token);
+        let until = self.places.remove(token);
         if self.places.is_empty() {
             self.empty();
         }
-        was_in
+        until.filter(|_| was_in)
     }
 
     /// Deletes the key of the places.
@@ -258,7 +264,7 @@ impl Store {
         phase.places.insert(stays.clone(), now + micros(keep));
         phase.places.remove(token);
         phase.outlive(now, keep);
-        phase.end_with_the_last(now);
+        phase.end_with_the_last(now, 0);
         let ends = keep + Duration::from_millis(1);
         Ok(self.live_queue(now, key).and_then(|queue| queue.call_first(ends, reached)))
     }

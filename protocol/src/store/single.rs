@@ -32,7 +32,7 @@ impl Store {
                 SingleReply::Owned(self.shared(now, key).and_then(|phase| phase.extend(now, token, *life)))
             }
             Single::Part(Claim { key, token, .. }) => {
-                let was_in = self.shared(now, key).is_ok_and(|phase| phase.part(now, token));
+                let was_in = self.shared(now, key).is_ok_and(|phase| phase.part(now, token).is_some());
                 SingleReply::Owned(was_in.then_some(()).ok_or(Denial::Gone))
             }
         }

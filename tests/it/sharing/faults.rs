@@ -47,7 +47,8 @@ fn f80_a_reader_is_killed_and_a_writer_waits() {
         let server = Server::start();
         let mut child = Child::start(f80_a_reader_is_killed_and_a_writer_waits, "reads", &server.url());
         start_sharing(&child);
-        let leases = program_with(server.url(), MEDIUM).await;
+        // Whose end the writer knows until it releases.
+        let leases = program_with(server.url(), 3 * MEDIUM).await;
         let reading = acquired(&leases.rw_lock(NAME).read()).await;
         let fence = reading.fence();
         let writer = place(&leases.rw_lock(NAME).write()).await;

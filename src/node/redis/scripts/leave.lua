@@ -31,15 +31,16 @@ end
 local value, result = redis.pcall('GET', lock)
 if phase_of(value) then
   local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-  local is_sharer = false
+  local is_sharer, before = false, 0
   for _, token in ipairs(tokens) do
-    is_sharer = is_in(token, now_ms) or is_sharer
+    local until_then = tonumber(redis.pcall('ZSCORE', holders, token)) or 0
+    is_sharer, before = is_sharer or until_then >= now_ms, math.max(before, until_then)
     removes(holders, token)
   end
   local count = permits(now_ms)
   -- A set of another type does not show who shares, so no waiter is admitted.
   if type(count) == 'number' then
-    pass_on(count, ends_with_the_last(now_ms))
+    pass_on(count, ends_with_the_last(now_ms, before))
   end
   result = is_sharer and 1 or 0
 else

@@ -2,8 +2,8 @@
 --
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua and promote.lua before it
 --
--- pass_on(count, ends) is for a lock of which `count` permits are still taken; if only released places are left, they end
--- in `ends` ms. It admits the waiters that fit and can be reached, and deletes the lock if it has no holder then: so it
+-- pass_on(count, ends) is for a lock of which `count` permits are still taken, the last of them until in `ends` ms if
+-- waiters do not know that. It admits the waiters that fit and can be reached, and deletes the lock if it has no holder then: so it
 -- is never free while a waiter is queued, unless this server has not been up for long enough to grant anything. It
 -- returns 1, and fails only where DEL fails.
 local function pass_on(count, ends)
@@ -27,7 +27,7 @@ local function pass_on(count, ends)
         break
       end
     end
-  elseif count ~= 0 and ends then
+  elseif count > 0 and ends then
     calls_first(ends)
   end
   return deleted

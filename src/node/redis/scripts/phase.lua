@@ -98,18 +98,21 @@ local function calls_another(first)
   end
 end
 
--- ends_with_the_last(now_ms): if no sharer is in for longer than a released place that stays, key and set live no
--- longer than that. It returns in how many ms they end then.
-local function ends_with_the_last(now_ms)
+-- ends_with_the_last(now_ms, before): if no sharer is in for longer than a released place that stays, key and set live
+-- no longer than that. It returns in how many ms the last place ends, if waiters do not know: they end then, or a sharer
+-- that has gone would have been in until `before`, which is later.
+local function ends_with_the_last(now_ms, before)
   local last = redis.pcall('ZRANGE', holders, -1, -1, 'WITHSCORES')
-  if type(last[1]) == 'string' and string.sub(last[1], -11) == ' (released)' then
-    local left = last[2] - now_ms + 1
+  local left = type(last[1]) == 'string' and last[2] - now_ms + 1
+  if left and string.sub(last[1], -11) == ' (released)' then
     if left > 0 and left < redis.call('PTTL', lock) then
       redis.call('PEXPIRE', lock, string.format('%.0f', left))
     end
     if left > 0 and left < redis.call('PTTL', holders) then
       redis.call('PEXPIRE', holders, string.format('%.0f', left))
     end
+    return left
+  elseif left and left > 0 and before and tonumber(before) > tonumber(last[2]) then
     return left
   end
 end
