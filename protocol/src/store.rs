@@ -541,9 +541,9 @@ impl Store {
         }
     }
 
-    /// Passes on a lock that was given up, and of which `count` permits are still taken, the last of them for `ends` if
-    /// waiters do not know that: admits the waiters that fit and can be reached. The lock becomes free if it has no
-    /// holder then, or if it is too early to grant anything.
+    /// Passes on a lock that was given up, and of which `count` permits are still taken. It admits the waiters that fit
+    /// and can be reached. The lock becomes free if it has no holder then, or if it is too early to grant anything.
+    /// `ends`: how long the last permit is taken, if waiters do not know that.
     fn pass_on(
         &mut self,
         now: Micros,

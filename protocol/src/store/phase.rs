@@ -130,8 +130,8 @@ impl Phase {
     }
 
     /// If no sharer counts for longer than one that was released and stays, key and places live no longer than that
-    /// one. Returns for how long the last place lasts, if waiters do not know: it is that one, or a sharer that has gone
-    /// would have been in until `before`, which is later.
+    /// one. Returns for how long the last place lasts, if waiters do not know that. They do not if it is that one, or if
+    /// a sharer that has gone would have been in until `before`, which is later.
     pub(super) fn end_with_the_last(&mut self, now: Micros, before: Micros) -> Option<Duration> {
         let (last, until) = self.ends(now).max_by_key(|(token, until)| (*until, token.as_str()))?;
         let is_retained = last.label().ends_with(RELEASED);
