@@ -6,13 +6,13 @@ import sys
 import time
 
 
-def start_server(directory):
+def start_server(directory, under=()):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", directory]
+    command = [*under, "redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", directory]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    for _ in range(200):
+    for _ in range(1000):
         try:
             socket.create_connection(("127.0.0.1", port)).close()
             return server, f"redis://127.0.0.1:{port}"

@@ -593,7 +593,8 @@ impl Store {
     /// The lock, if it is this token's; a ticket's token has no label.
     fn owned(&mut self, now: Micros, key: &Key, token: &Token) -> Result<&mut StoredLock, Denial> {
         let held = self.lock(now, key).ok_or(Denial::Gone)?;
-        held.alone().filter(|lock| token.owns(lock.token.as_str())).ok_or(Denial::Taken)
+        let is_its = |lock: &&mut StoredLock| lock.token == *token || token.owns(lock.token.as_str());
+        held.alone().filter(is_its).ok_or(Denial::Taken)
     }
 
     /// The lock, if this token holds it; else why it does not, and whether it was taken by force.

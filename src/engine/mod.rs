@@ -346,8 +346,11 @@ impl NodeListener for Listener {
         self.watchdog.note_takeover(keys);
     }
 
-    fn missed(&self, keys: &Keys) {
+    fn reconnected(&self) {
         self.quorum.has_reconnected(self.node);
+    }
+
+    fn missed(&self, keys: &Keys) {
         self.watchdog.hint_all(keys);
         self.lines.notify_all(keys, self.now());
         self.observed.notify_all(keys, self.now());

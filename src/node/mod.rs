@@ -42,6 +42,9 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// reported as [missed](Self::missed).
     fn taken_over(&self, _keys: &Keys) {}
 
+    /// Renewals have a new connection, which may lead to another server.
+    fn reconnected(&self) {}
+
     /// Tracking was interrupted: each of these keys may have changed.
     fn missed(&self, keys: &Keys);
 

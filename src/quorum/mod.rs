@@ -123,7 +123,7 @@ impl Quorum {
         self.members.iter().enumerate()
     }
 
-    /// Notes that a node has new connections.
+    /// Notes that renewals have a new connection to a node.
     pub(crate) fn has_reconnected(&self, at: usize) {
         if let Some(member) = self.member(at).filter(|_| !self.is_one()) {
             member.identify();

@@ -328,14 +328,17 @@ impl Subscription {
     /// Notes a new link of the keeper, on which nothing is tracked: waiters check now, because notifications may take
     /// long to resume.
     fn begin_anew(&self) {
-        self.forgive();
+        self.notes_link();
         self.missed();
     }
 
-    /// Forgets refusals on a new connection of the keeper: the server may be another, or support the commands now.
-    fn forgive(&self) {
+    /// Notes a new connection of the keeper, and forgets refusals: the server may be another, or support the commands now.
+    fn notes_link(&self) {
         self.notifies_no_waiters.store(false, Ordering::Release);
         self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
+        if let Some(listener) = self.listener() {
+            listener.reconnected();
+        }
     }
 
     fn refuse(&self, reason: &str) {
@@ -362,7 +365,7 @@ impl Subscription {
         loop {
             // The tracking below covers every link so far.
             if links.have_come() {
-                self.forgive();
+                self.notes_link();
             }
             match self.begin_on_link(&session, keeper, limits, before, &mut table).await {
                 Ok(notifies) => before = Some(notifies),
@@ -377,7 +380,7 @@ impl Subscription {
                         Err(reason) => return End::Failed(reason),
                     },
                     () = links.next() => {
-                        self.forgive();
+                        self.notes_link();
                         break;
                     }
                     () = &mut look => {
