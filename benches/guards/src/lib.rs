@@ -2,13 +2,15 @@
 
 use std::{env, error::Error, time::Duration};
 
-use leasehold::{Client, Lease, Lock};
+use leasehold::{Client, Lock};
 use tokio::{
     runtime::{Builder, Runtime},
     task::JoinSet,
 };
 
 const USAGE: &str = "usage: plain|fair|shared|renewed CYCLES TASKS [URL...]";
+
+const UNCONFIRMED: &str = "the release is not confirmed";
 
 /// An error that ends a program.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -93,7 +95,8 @@ impl Cycles {
 
 async fn acquire_and_release(lock: Lock, each: usize) -> Result<usize> {
     for _ in 0..each {
-        release(lock.try_acquire().await?.ok_or("the lock is not free")?).await?;
+        let released = lock.try_acquire().await?.ok_or("the lock is not free")?.release().await?;
+        released.is_confirmed().then_some(()).ok_or(UNCONFIRMED)?;
     }
     Ok(each)
 }
@@ -103,10 +106,5 @@ async fn renew(lock: Lock, each: usize) -> Result<usize> {
     for _ in 0..each {
         lease.renew().await?;
     }
-    release(lease).await?;
-    Ok(each)
-}
-
-async fn release(lease: Lease) -> Result<()> {
-    lease.release().await?.is_confirmed().then_some(()).ok_or_else(|| "the release is not confirmed".into())
+    lease.release().await?.is_confirmed().then_some(each).ok_or_else(|| UNCONFIRMED.into())
 }
