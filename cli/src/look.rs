@@ -80,7 +80,9 @@ impl Seen {
                 Some(permits @ 2..) => format!("takes {permits} permits"),
                 _ => "shares it".to_owned(),
             };
-            print(&format!("  {label} {how}, for {left:.1?} unless renewed"))?;
+            // A place that a release has left is nobody's to renew.
+            let unless = if label.ends_with(" (released)") { "" } else { " unless renewed" };
+            print(&format!("  {label} {how}, for {left:.1?}{unless}"))?;
         }
         let all = holder.sharers().map_or(sharers.len(), |all| usize::try_from(all).unwrap_or(usize::MAX));
         match all.saturating_sub(sharers.len().min(most)) {

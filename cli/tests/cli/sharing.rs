@@ -119,6 +119,17 @@ fn a_name_that_is_shared_is_observed_as_that() {
 }
 
 #[test]
+fn a_place_that_is_kept_is_shown_as_nobody_s_to_renew() {
+    let server = Server::start();
+    ends_with(&run(&server, &["--shared", "--keep-for", "60s", "--label", "web"], "true").output().unwrap(), 0, &[]);
+    let shown = tool(&server, &["show", NAME]).output().unwrap();
+    ends_with(&shown, 0, &[]);
+    let text = printed(&shown);
+    let line = text.lines().find(|line| line.starts_with("  web (released) shares it, for ")).expect(&text);
+    assert!(line.ends_with('s') && !line.contains("unless"), "{text}");
+}
+
+#[test]
 fn readers_and_the_writer_that_waits_for_them_are_shown() {
     let server = Server::start();
     let (_directory, sign) = directory();
