@@ -324,7 +324,7 @@ pub(super) struct Entrant {
     pub(super) token: Token,
     pub(super) span: Duration,
     pub(super) fence_memory: Duration,
-    /// As [`Mode::limit`](crate::mode::Mode::limit).
+    /// How many may be taken: see [`limit`](crate::mode::limit).
     pub(super) limit: u32,
 }
 
