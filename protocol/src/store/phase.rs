@@ -130,20 +130,17 @@ impl Phase {
     }
 
     /// If no sharer counts for longer than one that was released and stays, key and places live no longer than that
-    /// one. Returns for how long the last place lasts, if waiters do not know that. They do not if it is that one, or if
-    /// a sharer that has gone would have been in until `before`, which is later.
+    /// one. Returns for how long the last place lasts, if waiters do not know that: a sharer that has gone would have been
+    /// in until `before`, which is later.
     pub(super) fn end_with_the_last(&mut self, now: Micros, before: Micros) -> Option<Duration> {
         let (last, until) = self.ends(now).max_by_key(|(token, until)| (*until, token.as_str()))?;
         let is_retained = last.label().ends_with(RELEASED);
-        if !is_retained && before <= until {
-            return None;
-        }
         // A whole millisecond more, the unit in which a server counts, so that they outlive it.
-        let until = until + 1_000;
+        let end = until + 1_000;
         if is_retained {
-            (self.until, self.places_until) = (self.until.min(until), self.places_until.min(until));
+            (self.until, self.places_until) = (self.until.min(end), self.places_until.min(end));
         }
-        Some(Duration::from_micros(until - now))
+        (before > until).then(|| Duration::from_micros(end - now))
     }
 
     /// Makes the lock's key outlive one sharer.

@@ -99,8 +99,8 @@ local function calls_another(first)
 end
 
 -- ends_with_the_last(now_ms, before): if no sharer is in for longer than a released place that stays, key and set live
--- no longer than that. It returns in how many ms the last place ends, if waiters do not know: they end then, or a sharer
--- that has gone would have been in until `before`, which is later.
+-- no longer than that. It returns in how many ms the last place ends, if waiters do not know: a sharer that has gone
+-- would have been in until `before`, which is later.
 local function ends_with_the_last(now_ms, before)
   local last = redis.pcall('ZRANGE', holders, -1, -1, 'WITHSCORES')
   local left = type(last[1]) == 'string' and last[2] - now_ms + 1
@@ -111,8 +111,8 @@ local function ends_with_the_last(now_ms, before)
     if left > 0 and left < redis.call('PTTL', holders) then
       redis.call('PEXPIRE', holders, string.format('%.0f', left))
     end
-    return left
-  elseif left and left > 0 and before and tonumber(before) > tonumber(last[2]) then
+  end
+  if left and left > 0 and before and tonumber(before) > tonumber(last[2]) then
     return left
   end
 end
