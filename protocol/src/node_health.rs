@@ -238,8 +238,23 @@ impl NodeHealth {
         }
     }
 
+    /// The node has shown at `now` which server it is, on the connection of its renewals. Votes that were asked for
+    /// before may come from another one (invariant 4).
+    pub fn identified_now(
+        &mut self,
+        now: Time,
+        identity: &ServerIdentity,
+        identities: &mut Identities,
+    ) -> (Result<(), Failure>, HealthOrders) {
+        let identified = self.identified(identity, identities);
+        if identified.0.is_err() {
+            self.newest_vote = self.newest_vote.max(now);
+        }
+        identified
+    }
+
     /// The node has shown which server it is. Fails if that server has its vote under another address (invariant 3).
-    pub fn identified(
+    fn identified(
         &mut self,
         identity: &ServerIdentity,
         identities: &mut Identities,

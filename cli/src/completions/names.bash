@@ -2,7 +2,7 @@
 # The names of held locks, where a name is expected.
 _leasehold_with_names() {
     _leasehold "$@"
-    local line=${COMP_LINE:0:COMP_POINT} words typed prefix name
+    local line=${COMP_LINE:0:COMP_POINT} words typed prefix name quoted
     read -ra words <<<"$line"
     if [[ $line == *[[:space:]] ]]; then words+=(''); fi
     ((${#words[@]} > 2)) && [[ ${words[1]} == @(run|hold|show|observe|release) ]] || return 0
@@ -11,12 +11,15 @@ _leasehold_with_names() {
         *) return 0 ;;
     esac
     typed=${words[-1]}
-    if [[ $typed == -* ]]; then return 0; fi
-    # For bash a word begins behind each colon.
-    prefix=${typed%"${typed##*:}"}
+    # Behind an open quote, what is inserted would be quoted twice, or not at all.
+    if [[ $typed == -* || $typed == *[\'\"\\\$\`]* ]]; then return 0; fi
+    # For bash a word begins behind each of these.
+    prefix=${typed%"${typed##*[:=@<>|&;(]}"}
     COMPREPLY=()
     while IFS= read -r name; do
-        if [[ $name == "$typed"* ]]; then COMPREPLY+=("$(printf %q "${name#"$prefix"}")"); fi
+        quoted=$(printf %q "${name#"$prefix"}")
+        # A name with a backslash is written in another way than it is typed.
+        if [[ $name == "$typed"* && $name != *\\* && $quoted != *\$\'* ]]; then COMPREPLY+=("$quoted"); fi
     done < <("$1" ls --quiet --connect-timeout 1s 2>/dev/null)
 }
 

@@ -1,7 +1,8 @@
 # The names of held locks, where a name is expected.
 _leasehold_names() {
     local -a expl names
-    names=(${(f)"$(leasehold ls --quiet --connect-timeout 1s 2>/dev/null)"})
+    # A name with a backslash is written in another way than it is typed.
+    names=(${${(f)"$(leasehold ls --quiet --connect-timeout 1s 2>/dev/null)"}:#*\\*})
     _wanted names expl lock compadd -a names
 }
 

@@ -1040,16 +1040,26 @@ fn a_shell_completes_the_names_of_held_locks() {
             echo "${COMPREPLY[@]}"
         done"#;
     let server = Server::start();
-    let names = ["db:orders", "db:users", "job"];
+    // One would be code behind an open quote, and one is printed in another way than it is typed.
+    let names = ["db:orders", "db:users", "job", "k=1", "'é;touch here;#", "t\tab"];
     let holders = names.map(|name| holder(&server, "tester", name));
     let completed = |lines: &[&str]| {
         let mut bash = Command::new("bash");
         bash.args(["-c", PRESSES, LEASEHOLD]).args(lines);
-        bash.env("LEASEHOLD_URL", server.url()).env("LEASEHOLD_CONFIG", "/dev/null");
+        bash.env("LEASEHOLD_URL", server.url()).env("LEASEHOLD_CONFIG", "/dev/null").env("LC_ALL", "C");
         printed(&bash.output().unwrap())
     };
-    let lines = ["leasehold show ", "leasehold release --force j", "leasehold observe db:", "leasehold run -l db:u"];
-    assert_eq!(completed(&lines), "db:orders db:users job\njob\norders users\nusers\n");
+    let lines = [
+        ("leasehold show ", "db:orders db:users job k=1"),
+        ("leasehold release --force j", "job"),
+        ("leasehold observe db:", "orders users"),
+        ("leasehold run -l db:u", "users"),
+        ("leasehold show k=", "1"),
+        ("leasehold show t", ""),
+    ];
+    let all: String = lines.map(|(_, names)| format!("{names}\n")).concat();
+    assert_eq!(completed(&lines.map(|(line, _)| line)), all);
+    assert!(!completed(&["leasehold show '"]).contains("touch"));
     let others = ["leasehold show --js", "leasehold run job ", "leasehold run --ttl ", "leasehold s"];
     for line in others {
         let completed = completed(&[line]);

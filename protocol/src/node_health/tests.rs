@@ -319,6 +319,19 @@ mod votes {
         );
     }
 
+    /// The connection of votes may lead to the server that was left, and that of renewals to another node's.
+    #[test]
+    fn a_vote_that_was_under_way_does_not_hide_that_it_is_the_same_server() {
+        let (mut health, mut peers) = node();
+        assert_eq!(voted(&mut health, &mut peers, 1_000, &identity("run2")), Ok(()));
+        let refused = health.identified_now(at(1_500), &identity("run1"), &mut peers.identities).0;
+        assert!(refused.is_err_and(|failure| failure.is_refusal()));
+        assert!(voted(&mut health, &mut peers, 1_499, &identity("run2")).is_err());
+        assert!(may_vote(&health).is_err_and(|failure| failure.is_refusal()), "it is still known");
+        assert_eq!(health.identified_now(at(2_500), &identity("run2"), &mut peers.identities).0, Ok(()));
+        assert_eq!((may_vote(&health), voted(&mut health, &mut peers, 2_400, &identity("run2"))), (Ok(()), Ok(())));
+    }
+
     #[test]
     fn a_late_vote_ends_no_recovery() {
         let (mut health, mut peers) = node();

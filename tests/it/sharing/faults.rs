@@ -643,6 +643,22 @@ async fn f106_the_slot_of_a_shared_lock_is_moved() {
     }
 }
 
+/// A check extends nothing, and takes no place either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f106_the_work_of_a_sharer_stalls_while_its_slot_is_moved() {
+    let cluster = Cluster::start(3, 0);
+    let leases = Client::builder().url(cluster.url()).ttl(2 * MEDIUM).build().await.unwrap();
+    for moved in ["the lock", "the places"] {
+        let tag = cluster.name_at(0, moved);
+        let (slot, name) = (cluster.slot_of(&tag), format!("{{{tag}}}shared"));
+        let reading = acquired(&leases.rw_lock(&name).read().stall_after(MEDIUM * 4 / 5)).await;
+        cluster.begin_to_move(slot, 0, 2);
+        cluster.move_key(&if moved == "the lock" { name } else { format!("{name}:lht:holders") }, 0, 2);
+        assert_eq!(within(SOON, "its end", reading.lost()).await.reason(), LossReason::Stalled, "{moved}");
+        cluster.finish_moving(slot, 0, 2);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f106_the_key_of_a_shared_lock_is_deleted_while_its_slot_is_moved() {
     let cluster = Cluster::start(3, 0);
