@@ -133,6 +133,8 @@ bugs! {
     GiverBelieves: "giver-believes";
     /// A timer reports progress in the place of the work.
     TimerReports: "timer-reports";
+    /// A check gives the key of stalled work what is left of its lease.
+    CheckShortens: "check-shortens";
     /// An observer is not notified that its knowledge has expired.
     ObserverNeverUnsure: "observer-never-unsure";
     /// An observer looks again while a look is under way, and takes the answers as they come.

@@ -20,7 +20,7 @@ use leasehold_protocol::{
 use super::{
     Run, TTL,
     node::owned,
-    state::{About, Client, Content, KINDS, Message, Number, Owner, Request, Session},
+    state::{About, Client, Content, KINDS, Kind, Message, Number, Owner, Request, Session},
     world::recovery,
 };
 use crate::seeded::SeededBug;
@@ -83,7 +83,9 @@ impl Run<'_> {
         session.requests.push(Request { node, about, nth, at, until: at + limit });
         let owner = (u8::try_from(me).unwrap_or_default(), session.number);
         if !self.client(me).cut.contains(node) {
-            let content = Content::Request { fence, heir_of: session.heir_of, is_late: false };
+            let is_check = kind == Kind::Renew && session.acquisition.is_check(at);
+            let checks = is_check.then(|| session.acquisition.valid_until().since(at));
+            let content = Content::Request { fence, heir_of: session.heir_of, checks, is_late: false };
             self.state.net.push(Message { owner, node, kind, nth, content });
         }
     }

@@ -209,9 +209,9 @@ pub(super) struct Message {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Content {
-    /// A request. A raise and a repair have a fence, and an adoption has the token that it follows. It arrives before
-    /// any time passes unless it is late.
-    Request { fence: Option<Fence>, heir_of: Option<Owner>, is_late: bool },
+    /// A request. A raise and a repair have a fence, and an adoption has the token that it follows. A renewal that only
+    /// checks has what was left of its lease. It arrives before any time passes unless it is late.
+    Request { fence: Option<Fence>, heir_of: Option<Owner>, checks: Option<Duration>, is_late: bool },
     /// A reply that is late.
     Reply(Said),
 }

@@ -53,6 +53,13 @@ fn progress_that_a_timer_reports_renews_what_has_stalled() {
 }
 
 #[test]
+fn a_check_that_shortens_what_a_late_renewal_extends_gives_two_holders() {
+    let late = Faults { late: 1, ..NO_FAULTS };
+    let setup = one("a check that shortens", late).stalling(0).for_millis(1_900);
+    breaks(&setup.with(SeededBug::CheckShortens), ONE_HOLDER);
+}
+
+#[test]
 fn a_clock_faster_than_a_ttl_allows_for_gives_two_holders() {
     let paused = Faults { pauses: 1, ..NO_FAULTS };
     breaks(&one("a clock that gains 2 %", paused).rate(1_020), ONE_HOLDER);

@@ -1,11 +1,13 @@
 //! Everything around the clients: nodes, messages, time, and faults.
 
+use std::time::Duration;
+
 use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
     fence::{self, Fence},
     holder::Holder,
-    message::{AcquireRequest, Acquired, Denial, ReleaseMode, Repaired, Request, VoteReply, Voting, only},
+    message::{AcquireRequest, Acquired, Claim, Denial, ReleaseMode, Repaired, Request, VoteReply, Voting, only},
     store::Store,
     time::{Micros, Time},
 };
@@ -106,7 +108,13 @@ impl Run<'_> {
     }
 
     /// A node executes a request.
-    pub(super) fn execute(&mut self, message: &Message, fence: Option<Fence>, heir_of: Option<Owner>) -> Said {
+    pub(super) fn execute(
+        &mut self,
+        message: &Message,
+        fence: Option<Fence>,
+        heir_of: Option<Owner>,
+        checks: Option<Duration>,
+    ) -> Said {
         let Message { owner, node, kind, .. } = *message;
         let now = self.state.time_at(self.setup, node);
         let claim = |owner| self.setup.tokens.claim(&self.setup.key, owner);
@@ -150,7 +158,10 @@ impl Run<'_> {
                 Said::Owned(ask(&mut server.store, now, &request))
             }
             Kind::Renew => {
-                let renewed = ask(&mut server.store, now, &Request::Renew([claim(owner)].into()));
+                let claim = claim(owner);
+                let shortens = self.setup.bug == Some(SeededBug::CheckShortens);
+                let life = checks.map_or(claim.life, |left| if shortens { left } else { Duration::ZERO });
+                let renewed = ask(&mut server.store, now, &Request::Renew([Claim { life, ..claim }].into()));
                 Said::Owned(only(renewed).unwrap())
             }
             Kind::Repair => {
@@ -198,7 +209,7 @@ impl Run<'_> {
         let message = self.state.net.remove(at);
         let reply = match &message.content {
             Content::Reply(reply) => reply.clone(),
-            Content::Request { fence, heir_of, .. } => self.execute(&message, *fence, *heir_of),
+            Content::Request { fence, heir_of, checks, .. } => self.execute(&message, *fence, *heir_of, *checks),
         };
         let client = &self.state.clients[usize::from(message.owner.0)];
         if is_late || client.is_paused {
