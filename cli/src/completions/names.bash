@@ -18,8 +18,11 @@ _leasehold_with_names() {
     COMPREPLY=()
     while IFS= read -r name; do
         quoted=$(printf %q "${name#"$prefix"}")
-        # A name with a backslash is written in another way than it is typed.
-        if [[ $name == "$typed"* && $name != *\\* && $quoted != *\$\'* ]]; then COMPREPLY+=("$quoted"); fi
+        # A name with a backslash is written in another way than it is typed, one with a backtick may be code, and one that
+        # begins with a dash is an option.
+        if [[ $name == "$typed"* && $name != *[\\\`]* && $name != -* && $quoted != *\$\'* ]]; then
+            COMPREPLY+=("$quoted")
+        fi
     done < <("$1" ls --quiet --connect-timeout 1s 2>/dev/null)
 }
 

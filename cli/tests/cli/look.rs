@@ -1040,9 +1040,15 @@ fn a_shell_completes_the_names_of_held_locks() {
             echo "${COMPREPLY[@]}"
         done"#;
     let server = Server::start();
-    // One would be code behind an open quote, and one is printed in another way than it is typed.
-    let names = ["db:orders", "db:users", "job", "k=1", "'é;touch here;#", "t\tab"];
-    let holders = names.map(|name| holder(&server, "tester", name));
+    // The last ones would be code behind an open quote or in backticks, are printed in another way than they are typed,
+    // or would be options.
+    let names = ["db:orders", "db:users", "job", "k=1", "'é;touch here;#", "j`id`", "t\tab", "--exec=id"];
+    let holders = names.map(|name| {
+        let lock = format!("--lock={name}");
+        let runner = tool(&server, &["run", "--label", "tester", &lock, "--", "sleep", "60"]).spawn().unwrap();
+        eventually(HANGS, "it is held", || server.wire().exists(name));
+        runner
+    });
     let completed = |lines: &[&str]| {
         let mut bash = Command::new("bash");
         bash.args(["-c", PRESSES, LEASEHOLD]).args(lines);
