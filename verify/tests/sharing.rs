@@ -74,8 +74,8 @@ enum Op {
     Keep(usize, usize, u64),
     Downgrade(usize, usize),
     /// A renewal by two requests, as while the slot is being moved. The second one first, so that a late one does not
-    /// extend a key without sharers.
-    Extend(usize),
+    /// extend a key without sharers. Or both only check.
+    Extend(usize, bool),
     /// A release by one request, also as during a move.
     PartAlone(usize),
     ForceRelease,
@@ -110,7 +110,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         4 => (shares, prop::bool::weighted(0.2)).prop_map(|(at, checks)| Op::Renew(at, checks)),
         1 => asks.prop_flat_map(keep).prop_map(|(at, to, s)| Op::Keep(at, to, s)),
         2 => (is_alone, 10..12_usize).prop_map(|(at, to)| Op::Downgrade(at, to)),
-        3 => SHARING.prop_map(Op::Extend),
+        3 => (SHARING, prop::bool::weighted(0.2)).prop_map(|(at, checks)| Op::Extend(at, checks)),
         1 => SHARING.prop_map(Op::PartAlone),
         1 => Just(Op::ForceRelease),
         4 => (0..64_usize).prop_map(Op::Replay),
@@ -124,7 +124,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let after_its_end = (SHARING, SHARING, PARTS).prop_flat_map(move |(at, other, step)| {
         let calls = prop_oneof![
             3 => any::<bool>().prop_map(move |checks| Op::Renew(at, checks)),
-            2 => Just(Op::Extend(at)),
+            2 => any::<bool>().prop_map(move |checks| Op::Extend(at, checks)),
             2 => Just(Op::Poll(at)),
             1 => Just(Op::Part(at)),
             1 => Just(Op::Leave(at, None)),
@@ -265,11 +265,13 @@ impl Scene {
                 };
                 (said, notified)
             }
-            Op::Extend(at) => {
+            Op::Extend(at, checks) => {
                 let extended = match self.phase() {
                     None => Err(Denial::Gone),
                     fence => {
                         let claim = Claim { fence, ..self.claim(at) };
+                        let life = if checks { Duration::ZERO } else { claim.life };
+                        let claim = Claim { life, ..claim };
                         self.single(&Single::ExtendShare(claim.clone()))
                             .and_then(|()| self.single(&Single::ExtendPhase(claim)))
                     }
@@ -514,8 +516,8 @@ impl<'a> Scripts<'a> {
                     denied => Self::owned(&Value::Array(denied.to_vec())),
                 }
             }
-            Op::Extend(at) => {
-                let (one, life) = (token(at), text(ttl(at)));
+            Op::Extend(at, checks) => {
+                let (one, life) = (token(at), if checks { "0".into() } else { text(ttl(at)) });
                 match self.phase() {
                     None => "Err(Gone)".into(),
                     Some(fence) => match self.single(scripts::EXTEND_SHARE, KEYS[4], &[one.as_str(), &life]) {
@@ -526,7 +528,7 @@ impl<'a> Scripts<'a> {
             }
             Op::PartAlone(at) => match self.phase() {
                 None => "Err(Gone)".into(),
-                Some(_) => Self::owned(&self.single(scripts::EXTEND_SHARE, KEYS[4], &[token(at).as_str(), "0"])),
+                Some(_) => Self::owned(&self.single(scripts::EXTEND_SHARE, KEYS[4], &[token(at).as_str(), "-1"])),
             },
             Op::ForceRelease => (self.eval(scripts::FORCE_RELEASE, &["{job}:lh:forced", "ops"]).int() == 1).to_string(),
             Op::Overwrite => {
@@ -658,7 +660,7 @@ impl Calls {
                 | Op::Renew(..)
                 | Op::Keep(..)
                 | Op::Downgrade(..)
-                | Op::Extend(_)
+                | Op::Extend(..)
                 | Op::PartAlone(_)
         ) {
             self.made.push(call.clone());

@@ -150,14 +150,16 @@ impl Phase {
         }
     }
 
-    /// Keeps a current sharer for `span` from now on, going by the places' own key.
+    /// Keeps a current sharer for `span` from now on, going by the places' own key; for zero it only checks it.
     pub(super) fn extend(&mut self, now: Micros, token: &Token, span: Duration) -> Owned {
         if !self.is_in(now, token) {
             self.part(now, token);
             return Err(Denial::Gone);
         }
-        self.places.insert(token.clone(), now + micros(span));
-        self.places_until = self.places_until.max(now + longer(span));
+        if !span.is_zero() {
+            self.places.insert(token.clone(), now + micros(span));
+            self.places_until = self.places_until.max(now + longer(span));
+        }
         Ok(())
     }
 

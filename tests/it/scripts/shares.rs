@@ -609,7 +609,7 @@ fn a_user_that_may_not_remove_a_sharer_is_told_so_by_its_release() {
     comes_in(&mut wire, "one", ANY);
     let mut worker = server.wire();
     worker.must(&["AUTH", "worker", "secret"]);
-    let alone = worker.cmd(&["EVAL", EXTEND_SHARE, "1", HOLDERS, &token("one"), "0"]);
+    let alone = worker.cmd(&["EVAL", EXTEND_SHARE, "1", HOLDERS, &token("one"), "-1"]);
     for reply in [part(&mut worker, "one"), alone] {
         assert!(reply.error().is_some_and(|error| NO_RIGHT.iter().any(|words| error.contains(words))), "{reply:?}");
     }

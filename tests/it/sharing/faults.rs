@@ -659,6 +659,23 @@ async fn f106_the_work_of_a_sharer_stalls_while_its_slot_is_moved() {
     }
 }
 
+/// As early as any other sharer, and before another caller has the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f106_a_sharer_whose_work_stalls_hears_that_its_keys_are_gone_while_its_slot_is_moved() {
+    let cluster = Cluster::start(3, 0);
+    let leases = Client::builder().url(cluster.url()).ttl(6 * MEDIUM).build().await.unwrap();
+    let tag = cluster.name_at(0, "gone");
+    let (slot, name) = (cluster.slot_of(&tag), format!("{{{tag}}}shared"));
+    let reading = acquired(&leases.rw_lock(&name).read().stall_after(MEDIUM * 5 / 2)).await;
+    cluster.begin_to_move(slot, 0, 2);
+    // Half of the span is over without progress, and the other half is soon.
+    eventually_async(SOON, "the stall", || reading.remaining() < 3 * MEDIUM).await;
+    let mut wire = cluster.primaries()[0].wire();
+    assert!(wire.del(&name) && wire.del(&format!("{name}:lht:holders")));
+    assert_eq!(within(SOON, "the loss", reading.lost()).await.reason(), LossReason::Deleted);
+    cluster.finish_moving(slot, 0, 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f106_the_key_of_a_shared_lock_is_deleted_while_its_slot_is_moved() {
     let cluster = Cluster::start(3, 0);

@@ -63,10 +63,6 @@ impl Cluster {
 
     /// The key comes first: no client ends the phase before the share expires, and the second step brings none back.
     async fn renew_share_in_steps(self: &Arc<Self>, options: SendOptions, claim: &Claim) -> Result<Owned, Failure> {
-        if claim.life.is_zero() {
-            // It would only check, which the steps cannot. Its confirmation counts for nothing.
-            return Ok(Ok(()));
-        }
         let until = self.now() + options.limit;
         let phase = self.ask_owned(options, Single::ExtendPhase, claim).await?;
         if phase.is_err() {

@@ -1,7 +1,7 @@
 -- Makes the key of a shared lock outlive a sharer: the first step of its renewal while the slot is being moved.
 --
 -- KEYS   1 lock
--- ARGV   1 fence of the phase   2 TTL in ms
+-- ARGV   1 fence of the phase   2 TTL in ms; 0 to leave the key's life as it is
 -- Reply  1 it is that phase, 0 the key is gone, -1 it holds something else
 --
 -- Atomic because between the read and the write the phase could end. Idempotent: a replay extends again.

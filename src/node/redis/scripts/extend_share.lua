@@ -3,7 +3,7 @@
 --
 -- Needs  permits.lua before it
 -- KEYS   1 holders
--- ARGV   1 token   2 TTL in ms; 0 to give it up
+-- ARGV   1 token   2 TTL in ms; 0 only to check it, -1 to give it up
 -- Reply  1 it was in, 0 it was not
 --
 -- Atomic because between the read and the write its time could expire. Idempotent: a replay extends again, or finds it
@@ -16,9 +16,11 @@ if type(until_then) == 'table' then
   return until_then
 end
 local is_in = until_then and tonumber(until_then) >= now_ms
-if not is_in or span == 0 then
+if not is_in or span < 0 then
   local removed = removes(KEYS[1], ARGV[1])
   return type(removed) == 'table' and removed or is_in and 1 or 0
+elseif span == 0 then
+  return 1
 end
 local left = redis.call('PTTL', KEYS[1])
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, math.ceil(span * 4 / 3))))

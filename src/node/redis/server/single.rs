@@ -1,7 +1,5 @@
 //! Requests that need one key: all that is possible while a slot is being moved.
 
-use std::time::Duration;
-
 use leasehold_protocol::{
     fence,
     message::Claim,
@@ -65,14 +63,17 @@ impl Connections {
                     reply::released(reply).map(SingleReply::Owned)
                 })
             }
-            Single::ExtendShare(claim) => self.extend_share(options, claim),
-            Single::Part(claim) => self.extend_share(options, Claim { life: Duration::ZERO, ..claim }),
+            Single::ExtendShare(claim) => {
+                let life = millis(claim.life);
+                self.extend_share(options, claim, life)
+            }
+            Single::Part(claim) => self.extend_share(options, claim, (-1).into()),
         }
     }
 
-    fn extend_share(&self, options: SendOptions, claim: Claim) -> Answer<SingleReply> {
+    fn extend_share(&self, options: SendOptions, claim: Claim, life: Value) -> Answer<SingleReply> {
         let arguments = move |all: &mut Vec<Value>| {
-            all.extend([claim.key.holders().into(), claim.token.as_str().into(), millis(claim.life)]);
+            all.extend([claim.key.holders().into(), claim.token.as_str().into(), life.clone()]);
         };
         self.run(options, &EXTEND_SHARE, 1, arguments, |reply, _| reply::released(reply).map(SingleReply::Owned))
     }
