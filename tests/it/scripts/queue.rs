@@ -820,8 +820,9 @@ fn behind_the_dead_the_first_that_is_alive_is_asked_to_continue() {
             assert_eq!(eval(wire, JOIN, &args).array()[0], Value::Int(1), "{label}");
         };
         if is_shared {
-            shares(&mut wire, "stays");
+            // The one that stays is in for at least as long, so nobody has to hear of an earlier end.
             shares(&mut wire, "holder");
+            shares(&mut wire, "stays");
         } else {
             poll("holder", "").send(&mut wire).fence();
         }
