@@ -231,31 +231,18 @@ impl NodeHealth {
             peers.fence_proposal.note_time(time, sent);
             self.clock_offset = Some(ClockOffset::new(time, sent, now));
         }
-        match self.identified(identity, &mut peers.identities) {
+        match self.identified(sent, identity, &mut peers.identities) {
             (Ok(()), _) => (Ok(()), self.recovering(votes_in, now)),
             // It may have granted, and the address under which that server votes may be out of reach.
             (Err(failure), orders) => (Err(failure.halfway()), orders),
         }
     }
 
-    /// The node has shown at `now` which server it is, on the connection of its renewals. Votes that were asked for
-    /// before may come from another one (invariant 4).
-    pub fn identified_now(
+    /// The node has shown at this time which server it is. Fails if that server has its vote under another address
+    /// (invariant 3); then votes that were asked for before may come from yet another one (invariant 4).
+    pub fn identified(
         &mut self,
-        now: Time,
-        identity: &ServerIdentity,
-        identities: &mut Identities,
-    ) -> (Result<(), Failure>, HealthOrders) {
-        let identified = self.identified(identity, identities);
-        if identified.0.is_err() {
-            self.newest_vote = self.newest_vote.max(now);
-        }
-        identified
-    }
-
-    /// The node has shown which server it is. Fails if that server has its vote under another address (invariant 3).
-    fn identified(
-        &mut self,
+        at: Time,
         identity: &ServerIdentity,
         identities: &mut Identities,
     ) -> (Result<(), Failure>, HealthOrders) {
@@ -264,6 +251,7 @@ impl NodeHealth {
             self.same_as = None;
             return (Ok(()), HealthOrders::default());
         };
+        self.newest_vote = self.newest_vote.max(at);
         let mut orders = HealthOrders::default();
         if self.same_as.replace(other.into()).is_none() {
             orders.probe = (!self.is_silent).then(|| self.begin_row());

@@ -373,7 +373,7 @@ impl Member {
 
     /// Fails if it is the same server as another node.
     pub(super) fn check_identity(self: &Arc<Self>, identity: &ServerIdentity) -> Result<(), Failure> {
-        self.update(Shard::FIRST, |health, now| health.identified_now(now, identity, &mut self.peers.lock().identities))
+        self.update(Shard::FIRST, |health, now| health.identified(now, identity, &mut self.peers.lock().identities))
     }
 
     /// Notes its first answer, and its clock, so that the first fence can be proposed.

@@ -110,7 +110,7 @@ async fn has_key(url: String, began: Instant) -> Result<f64> {
     Err("a server was not asked".into())
 }
 
-/// What a caller of the queue did, in seconds.
+/// One turn in the queue: its times in seconds.
 #[derive(Debug)]
 struct Turn {
     asked: f64,

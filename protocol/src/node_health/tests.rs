@@ -228,7 +228,7 @@ mod identity {
     #[test]
     fn one_server_under_two_addresses_has_one_vote_until_that_ends() {
         let (mut health, mut peers) = node();
-        let (outcome, orders) = health.identified(&identity("run1"), &mut peers.identities);
+        let (outcome, orders) = health.identified(at(1), &identity("run1"), &mut peers.identities);
         let row = orders.probe.unwrap();
         assert_eq!(outcome, Err(Failure::refused(SAME)));
         assert_eq!((orders.tell, orders.wake), (Some(HealthChange::SameServer { other: OTHER.into() }), false));
@@ -239,25 +239,28 @@ mod identity {
         // Its answers do not end that state, and it is probed at a steady pace.
         assert_eq!(health.answered(at(1)), WAKE);
         assert_eq!((health.next_probe(row), health.next_probe(row)), (Some(millis(1_000)), Some(millis(1_000))));
-        let again = health.identified(&identity("run1"), &mut peers.identities);
+        let again = health.identified(at(1), &identity("run1"), &mut peers.identities);
         assert_eq!(again, (Err(Failure::refused(SAME)), NOTHING), "told once");
 
-        assert_eq!(health.identified(&identity("run2"), &mut peers.identities), (Ok(()), NOTHING));
+        assert_eq!(health.identified(at(1), &identity("run2"), &mut peers.identities), (Ok(()), NOTHING));
         assert_eq!((may_vote(&health), health.is_troubled(), health.next_probe(row)), (Ok(()), false, None));
-        assert!(health.identified(&identity("run1"), &mut peers.identities).1.probe.is_some(), "told and probed anew");
+        assert!(
+            health.identified(at(1), &identity("run1"), &mut peers.identities).1.probe.is_some(),
+            "told and probed anew"
+        );
     }
 
     #[test]
     fn a_server_that_keeps_its_identity_to_itself_has_its_vote() {
         let (mut health, mut peers) = node();
-        assert_eq!(health.identified(&ServerIdentity::default(), &mut peers.identities), (Ok(()), NOTHING));
+        assert_eq!(health.identified(at(1), &ServerIdentity::default(), &mut peers.identities), (Ok(()), NOTHING));
     }
 
     #[test]
     fn a_silent_node_that_is_the_same_server_has_one_row_of_probes() {
         let (mut health, row) = silent("no answer");
         let (_, mut peers) = node();
-        let (_, orders) = health.identified(&identity("run1"), &mut peers.identities);
+        let (_, orders) = health.identified(at(1), &identity("run1"), &mut peers.identities);
         assert_eq!((orders.probe, orders.tell), (None, Some(HealthChange::SameServer { other: OTHER.into() })));
         assert_eq!(health.next_probe(row), Some(millis(10)));
         let _woken = health.answered(at(2_000));
@@ -324,11 +327,11 @@ mod votes {
     fn a_vote_that_was_under_way_does_not_hide_that_it_is_the_same_server() {
         let (mut health, mut peers) = node();
         assert_eq!(voted(&mut health, &mut peers, 1_000, &identity("run2")), Ok(()));
-        let refused = health.identified_now(at(1_500), &identity("run1"), &mut peers.identities).0;
+        let refused = health.identified(at(1_500), &identity("run1"), &mut peers.identities).0;
         assert!(refused.is_err_and(|failure| failure.is_refusal()));
         assert!(voted(&mut health, &mut peers, 1_499, &identity("run2")).is_err());
         assert!(may_vote(&health).is_err_and(|failure| failure.is_refusal()), "it is still known");
-        assert_eq!(health.identified_now(at(2_500), &identity("run2"), &mut peers.identities).0, Ok(()));
+        assert_eq!(health.identified(at(2_500), &identity("run2"), &mut peers.identities).0, Ok(()));
         assert_eq!((may_vote(&health), voted(&mut health, &mut peers, 2_400, &identity("run2"))), (Ok(()), Ok(())));
     }
 

@@ -1,7 +1,7 @@
 //! Renewals of leases in many slots. The leases of one primary share a pipeline, with a script for each. A lease
 //! without an answer that counts is then renewed alone, like any request: a renewal may be sent again.
 
-use std::{convert::Infallible, future::pending, sync::Arc};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use leasehold_protocol::{
@@ -12,7 +12,6 @@ use leasehold_protocol::{
     time::Time,
     trip::{Step, Trip},
 };
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Cluster, pulse::Pulse, travel::rest};
@@ -28,46 +27,38 @@ impl Cluster {
         let (began, primary) = (self.now(), self.shard(&first.key));
         let trips: Vec<Option<Trip>> = claims.iter().map(|claim| self.trip_to(primary, claim)).collect();
         // The answers of this primary wait for those of another one for a moment only.
-        let (answered, enough) = (Notify::new(), CancellationToken::new());
+        let moment = claims.iter().map(|claim| claim.ttl).min().unwrap_or_default() / MOMENT;
+        let answered = CancellationToken::new();
         let alone = async |claim| {
+            let enough = async {
+                answered.cancelled().await;
+                self.host.sleep(moment).await;
+            };
             tokio::select! {
                 biased;
                 renewed = self.renew_alone(options, began, claim) => renewed,
-                () = enough.cancelled() => Err(Failure::unknown("no answer yet, and other leases have theirs")),
+                () = enough => Err(Failure::unknown("no answer yet, and other leases have theirs")),
             }
         };
-        let renew_each = async {
-            // Leases of other primaries do not wait for this one.
-            let elsewhere = claims.iter().zip(&trips).map(async |(claim, trip)| match trip {
-                Some(_) => None,
-                None => Some(alone(claim).await),
-            });
-            let together = async {
-                let together = self.renew_together(options, began, primary, claims, &trips).await;
-                if together.iter().any(Option::is_some) {
-                    answered.notify_one();
-                }
-                together
-            };
-            let (together, elsewhere) = tokio::join!(together, join_all(elsewhere));
-            let renewed = together.into_iter().zip(elsewhere).zip(claims);
-            join_all(renewed.map(async |((answer, elsewhere), claim)| match elsewhere.or(answer) {
-                Some(renewed) => renewed,
-                None => alone(claim).await,
-            }))
-            .await
+        // Leases of other primaries do not wait for this one.
+        let elsewhere = claims.iter().zip(&trips).map(async |(claim, trip)| match trip {
+            Some(_) => None,
+            None => Some(alone(claim).await),
+        });
+        let together = async {
+            let together = self.renew_together(options, began, primary, claims, &trips).await;
+            if together.iter().any(Option::is_some) {
+                answered.cancel();
+            }
+            together
         };
-        let shortest = claims.iter().map(|claim| claim.ttl).min().unwrap_or_default();
-        let moment = async {
-            answered.notified().await;
-            self.host.sleep(shortest / MOMENT).await;
-            enough.cancel();
-            pending::<Infallible>().await
-        };
-        let renewed: Vec<Result<Owned, Failure>> = tokio::select! {
-            renewed = renew_each => renewed,
-            never = moment => match never {},
-        };
+        let (together, elsewhere) = tokio::join!(together, join_all(elsewhere));
+        let renewed = together.into_iter().zip(elsewhere).zip(claims);
+        let renewed = renewed.map(async |((answer, elsewhere), claim)| match elsewhere.or(answer) {
+            Some(renewed) => renewed,
+            None => alone(claim).await,
+        });
+        let renewed: Vec<Result<Owned, Failure>> = join_all(renewed).await;
         match renewed.first() {
             Some(Err(silence)) if renewed.iter().all(|one| one.as_ref().is_err_and(Failure::is_silence)) => {
                 Err(silence.clone())

@@ -3,9 +3,9 @@
 -- Needs  keys.lua, value.lua, issue.lua, may_vote.lua, permits.lua, phase.lua and promote.lua before it
 --
 -- pass_on(count, ends) is for a lock of which `count` permits are still taken, the last of them until in `ends` ms if
--- waiters do not know that. It admits the waiters that fit and can be reached, and deletes the lock if it has no holder then: so it
--- is never free while a waiter is queued, unless this server has not been up for long enough to grant anything. It
--- returns 1, and fails only where DEL fails.
+-- waiters do not know that. It admits the waiters that fit and can be reached, and deletes the lock if it has no holder
+-- then: so it is never free while a waiter is queued, unless this server has not been up for long enough to grant
+-- anything. It returns 1, and fails only where DEL fails.
 local function pass_on(count, ends)
   local waiting = redis.pcall('ZCARD', queue)
   if type(waiting) ~= 'number' or waiting == 0 then

@@ -35,9 +35,9 @@
 --
 -- Notifications are "granted <length of the token> <token><lock>" and "next <ms> <token>": poll after that many ms,
 -- because the process that was granted the lock may be stopped. The next in line gets the latter, and if that one is of
--- the same process, so does the next of another, at whatever place. That one may be stopped as well:
--- so the first waiters of more processes get it, unless enough of them had it within a grant time-out. A waiter that
--- polls then learns how long the grant at that time lasts.
+-- the same process, so does the next of another, at whatever place. That one may be stopped as well: so the first
+-- waiters of more processes get it, unless enough of them had it within a grant time-out. A waiter that polls then learns
+-- how long the grant at that time lasts.
 
 -- The field of the memo. No token and no mark looks like it.
 local MEMO, SPREAD = '>', '>>'
