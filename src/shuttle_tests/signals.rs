@@ -87,7 +87,8 @@ fn a_call_is_heard_or_known_to_be_for_nobody() {
         let calling = {
             let (fair_waiters, token) = (fair_waiters.clone(), token.clone());
             thread::spawn(move || {
-                (fair_waiters.notify(token.as_str(), Time::NEVER), fair_waiters.grant(token.as_str(), Time::ZERO))
+                let notified = fair_waiters.notify(token.as_str(), Time::NEVER, Duration::ZERO);
+                (notified, fair_waiters.grant(token.as_str(), Time::ZERO))
             })
         };
         let hearing = thread::spawn(move || {

@@ -55,15 +55,6 @@ impl<T> OnceLock<T> {
         self.0.get()
     }
 
-    pub(crate) fn set(&self, value: T) -> Result<(), T> {
-        step();
-        self.0.set(value)
-    }
-
-    pub(crate) fn take(&mut self) -> Option<T> {
-        self.0.take()
-    }
-
     pub(crate) fn get_or_init(&self, init: impl FnOnce() -> T) -> &T {
         step();
         self.0.get_or_init(init)
