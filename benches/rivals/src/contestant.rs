@@ -70,6 +70,8 @@ pub enum Contestant {
     Distkit(ConnectionManager, Duration),
     /// No library: `SET NX PX`, and a script that compares and deletes, sent by the same client on the same runtime.
     Plain(Fred, String),
+    /// Plain locks with a fence, by the hash of [`plain::SET_WITH_FENCE`]: the limit of what leasehold could do by fred.
+    Fenced(Fred, String, String),
     /// Plain locks by redis-rs, the client of rlock, rslock and distkit.
     PlainRedisRs(MultiplexedConnection, String),
     /// Plain locks by redis-rs on a cluster.
@@ -105,7 +107,7 @@ impl Contestant {
     /// All contestants, in the order of the tables: ours, the rivals, the baselines, ours without a server.
     pub async fn all(server: &Server) -> Result<Vec<Self>> {
         let mut all = Self::holding(&server.url(), TTL).await?;
-        all.extend([Self::plain(server).await?, Self::plain_redis_rs(server).await?]);
+        all.extend([Self::plain(server).await?, Self::fenced(server).await?, Self::plain_redis_rs(server).await?]);
         all.push(Self::InMemory(Client::in_memory()));
         Ok(all)
     }
@@ -156,6 +158,13 @@ impl Contestant {
         let client = server.client().await?;
         let hash = plain::load(&client).await?;
         Ok(Self::Plain(client, hash))
+    }
+
+    async fn fenced(server: &Server) -> Result<Self> {
+        let client = server.client().await?;
+        let set = plain::load_script(&client, plain::SET_WITH_FENCE).await?;
+        let hash = plain::load(&client).await?;
+        Ok(Self::Fenced(client, set, hash))
     }
 
     async fn plain_redis_rs(server: &Server) -> Result<Self> {
@@ -231,6 +240,7 @@ impl Contestant {
             Self::DistributedLock(_) => "distributed-lock-redis",
             Self::Distkit(..) => "distkit",
             Self::Plain(..) => "plain fred",
+            Self::Fenced(..) => "fred, with a fence",
             Self::PlainRedisRs(..) | Self::PlainRedisRsCluster(..) => "plain redis-rs",
             Self::ByHand(..) => "leasehold and `WAIT` by hand",
             Self::Waits(..) => "plain redis-rs with `WAIT`",
@@ -265,6 +275,13 @@ impl Contestant {
                 if set.is_null() {
                     return Err("the plain lock does not wait".into());
                 }
+                Guard::Plain(name.to_owned())
+            }
+            Self::Fenced(client, set, _) => {
+                let (floor, ttl) = (format!("{{{name}}}:floor"), TTL.as_millis().to_string());
+                let fence: Option<String> =
+                    client.custom(evalsha(), vec![set.as_str(), "2", name, &floor, VALUE, &ttl]).await?;
+                fence.ok_or("the plain lock does not wait")?;
                 Guard::Plain(name.to_owned())
             }
             Self::PlainRedisRs(connection, _) => set_by_redis_rs(&mut connection.clone(), name).await?,
@@ -307,9 +324,8 @@ impl Contestant {
             (_, Guard::Distkit(guard)) => {
                 guard.release().await?;
             }
-            (Self::Plain(client, hash), Guard::Plain(name)) => {
-                let evalsha = CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false);
-                let deleted: i64 = client.custom(evalsha, vec![hash.as_str(), "1", &name, VALUE]).await?;
+            (Self::Plain(client, hash) | Self::Fenced(client, _, hash), Guard::Plain(name)) => {
+                let deleted: i64 = client.custom(evalsha(), vec![hash.as_str(), "1", &name, VALUE]).await?;
                 if deleted != 1 {
                     return Err("the plain lock was lost".into());
                 }
@@ -348,6 +364,10 @@ pub async fn redis_rs(url: String) -> Result<(MultiplexedConnection, String)> {
     let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
     let load = redis::cmd("SCRIPT").arg("LOAD").arg(plain::COMPARE_AND_DELETE).query_async(&mut connection).await?;
     Ok((connection, load))
+}
+
+fn evalsha() -> CustomCommand {
+    CustomCommand::new_static("EVALSHA", ClusterHash::Offset(2), false)
 }
 
 fn set(name: &str) -> Result<redis::Cmd> {

@@ -91,10 +91,14 @@ fn rows(measured: &Measured, cell: impl Fn(&Turns) -> String) -> Vec<Vec<String>
 
 pub(crate) fn rates(section: &mut Section, title: &str, place: &str, measured: &Measured) {
     let mut rows = rows(measured, |turns| turns.rate().show(thousands));
-    rows.push(ratios("leasehold to plain fred", measured, |all| {
-        let fred = all.iter().find(|turns| matches!(turns.contestant, Contestant::Plain(..)))?;
-        Some(format!("{:.2}", all.first()?.ratio(fred)))
-    }));
+    for name in ["plain fred", "fred, with a fence"] {
+        if rows.iter().any(|row| row[0] == name) {
+            rows.push(ratios(&format!("leasehold to {name}"), measured, |all| {
+                let fred = all.iter().find(|turns| turns.contestant.name() == name)?;
+                Some(format!("{:.2}", all.first()?.ratio(fred)))
+            }));
+        }
+    }
     rows.push(ratios("leasehold to the best rival", measured, |all| {
         let (best, ours) = (best(all)?, all.first()?);
         Some(format!("**{:.2}** ({})", ours.ratio(best), best.contestant.name()))
