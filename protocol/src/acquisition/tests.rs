@@ -190,6 +190,25 @@ fn a_lease_is_renewed_early_where_that_tells_of_changes() {
 }
 
 #[test]
+fn a_lease_of_stalled_work_is_checked_until_there_is_progress() {
+    let mut watched = config(1);
+    watched.lease.stall_after = Some(Duration::from_millis(500));
+    let mut acquisition = Acquisition::new(watched, at(0));
+    assert_eq!(acquisition.stall_after(), None, "it is not held yet");
+    let _won = voted(&mut acquisition, 1, 0, granted(7));
+    assert_eq!((acquisition.stall_after(), held(1).stall_after()), (Some(Duration::from_millis(500)), None));
+    assert!(!acquisition.awaits_progress() && !acquisition.is_check(at(0)));
+    // The process runs all the time.
+    for now in (50..=1_000).step_by(50) {
+        let _slow = acquisition.on_tick(at(now));
+    }
+    assert!(acquisition.awaits_progress() && acquisition.is_check(at(1_000)), "a third of the TTL has passed");
+    acquisition.progressed(at(1_001));
+    let _renewal = acquisition.on_tick(at(1_001));
+    assert!(!acquisition.awaits_progress() && !acquisition.is_check(at(1_001)));
+}
+
+#[test]
 fn an_attempt_that_is_not_won_is_undone_where_it_was_granted_or_may_have_been() {
     let mut acquisition = attempt(5);
     let _wait = voted(&mut acquisition, 1, 0, granted(7));
