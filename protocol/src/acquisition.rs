@@ -11,7 +11,9 @@
 //! 2. A lease that a majority has denied is undone when its holder lets go. Until then its key stays on the other
 //!    nodes. That keeps every other caller out while the job stops, as long as the nodes that denied the lease do not
 //!    vote yet.
-//! 3. After `max_hold` nothing is undone: the key expires, and the job has the rest of its TTL to stop (rule 8).
+//! 3. After `max_hold`, and when its work has stalled, nothing is undone: the key expires, and the job has the rest of
+//!    its TTL to stop (rule 8). When its holder lets go, a lease that has reached its `max_hold` is released, and one
+//!    whose work has stalled is undone.
 //! 4. The driver releases a second time on a node that gave no answer, but not on one that refused. If the first
 //!    request may have released the key, a missing key is not a loss for the second (rule 5).
 //! 5. A vote that arrives after a release on its own route needs no undo, because the release reached the node later.
@@ -299,8 +301,8 @@ impl Acquisition {
             _ if self.is_closed => Leaving::Nothing,
             Phase::Held | Phase::AtRisk => Leaving::Release { is_forgiven: false },
             Phase::Over { reason: LossReason::MaxHold, .. } => Leaving::Release { is_forgiven: true },
-            Phase::Over { reason, .. } if loss::was_denied(reason) && !runs_out => {
-                // Invariant 2.
+            phase if waits_for_its_holder(phase) && !runs_out => {
+                // Invariants 2 and 3.
                 actions.undo = Some(Undo { nodes: Nodes::all(nodes), ..self.undo() });
                 Leaving::Nothing
             }
@@ -525,7 +527,7 @@ impl Acquisition {
 /// Whether a lease has ended in a way that leaves its keys on the nodes until its holder lets go.
 fn waits_for_its_holder(phase: Phase) -> bool {
     let Phase::Over { reason, .. } = phase else { return false };
-    reason == LossReason::MaxHold || loss::was_denied(reason)
+    matches!(reason, LossReason::MaxHold | LossReason::Stalled) || loss::was_denied(reason)
 }
 
 fn some(undo: Undo) -> Option<Undo> {

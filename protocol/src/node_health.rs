@@ -148,14 +148,19 @@ impl NodeHealth {
     /// Returns the node, if it is connected and may be asked. A request that needs no vote may also go to the same
     /// server.
     pub fn askable<N>(&self, node: Option<N>, needs_vote: bool) -> Result<N, Failure> {
-        if let Some(other) = self.same_as.as_ref().filter(|_| needs_vote) {
-            return Err(same_server(other));
+        if needs_vote {
+            self.has_vote()?;
         }
         match (node, &self.refused) {
             (Some(node), _) if !self.is_silent => Ok(node),
             (None, Some(text)) => Err(Failure::refused(text)),
             _ => Err(Failure::unavailable(self.unreachable.as_deref().unwrap_or("it is not connected yet"))),
         }
+    }
+
+    /// Fails if its server has its vote under another address (invariant 3).
+    pub fn has_vote(&self) -> Result<(), Failure> {
+        self.same_as.as_ref().map_or(Ok(()), |other| Err(same_server(other)))
     }
 
     /// Notes an answer at this time, which ended no trouble.

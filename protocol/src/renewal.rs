@@ -307,6 +307,7 @@ impl HeldLease {
     pub fn hint_of(&mut self, node: usize, now: Time) {
         if self.tally.nodes() > 1 && self.tally.lacks(node) {
             self.to_repair.insert(node);
+            self.repairs_from = self.repairs_from.max(now);
         } else {
             self.hint(now);
         }
@@ -466,8 +467,8 @@ impl HeldLease {
             };
             return self.end(reason, now);
         }
-        // The round is confirmed, or may still be, or was hopeless before this answer.
-        if was_hopeless || !self.tally.is_hopeless(sent) {
+        // The round is confirmed, or may still be, or was hopeless before this answer; or it was to confirm nothing.
+        if was_hopeless || !self.tally.is_hopeless(sent) || self.is_check(sent) {
             return Orders::default();
         }
         self.unanswered = 0;

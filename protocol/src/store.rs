@@ -106,7 +106,11 @@ impl Store {
             Applied { reply: Ok(reply), changed, notified }
         };
         let reply = match request {
-            Request::Acquire(request) => Ok(self.acquire(now, request).into()),
+            Request::Acquire(request) => {
+                let vote = self.acquire(now, request);
+                let is_adopted = request.heir_of.is_some() && matches!(vote.acquired, Acquired::Granted(_));
+                return passed_on(&request.claim.key, vote.into(), is_adopted, Vec::new());
+            }
             Request::Raise { claim, fence } => Ok(self.raise(now, claim, *fence).into()),
             Request::Repair { claim, fence, restart_delay } => {
                 Ok(self.repair(now, claim, *fence, *restart_delay).into())

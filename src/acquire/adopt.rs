@@ -60,6 +60,8 @@ impl Acquire {
     pub(super) fn goes_on(&self, lease: Lease) -> Lease {
         lease.keep_for(self.wanted.keep_for);
         lease.takes_its_owner_slot();
+        // Its key is as it was left here, so the server's notification of the change is not passed on.
+        self.engine.observed.notify(self.wanted.key.lock(), self.engine.now());
         tell_acquired(&lease);
         lease
     }

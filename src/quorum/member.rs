@@ -24,6 +24,7 @@ use leasehold_protocol::{
     troubles::causes_of_absence,
 };
 use parking_lot::Mutex;
+use tokio_util::task::TaskTracker;
 
 use super::{shard::ShardState, undo_limits::Undos};
 use crate::{
@@ -52,6 +53,8 @@ pub(crate) struct Member {
     told: Troubles,
     /// One state for each shard. A vote belongs to the first.
     shards: PerShard<ShardState>,
+    /// The questions to new connections which server they lead to.
+    identifying: TaskTracker,
     metrics: NodeMetrics,
 }
 
@@ -65,6 +68,9 @@ impl Member {
         host: Host,
         command_timeout: Duration,
     ) -> Arc<Self> {
+        let identifying = TaskTracker::new();
+        // So `wait` ends whenever no question is open.
+        identifying.close();
         Arc::new(Self {
             address: address.into(),
             node: OnceLock::new(),
@@ -76,6 +82,7 @@ impl Member {
             undos: Undos::default(),
             told: Troubles::default(),
             shards: PerShard::new(ShardState::new(NodeHealth::new(at, is_only))),
+            identifying,
             metrics: NodeMetrics::of(address),
         })
     }
@@ -309,12 +316,18 @@ impl Member {
     /// Asks which server it is: a new connection may lead to one that has a vote already, and would renew for it.
     pub(super) fn identify(self: &Arc<Self>) {
         let member = self.clone();
-        self.host.spawn_until_stopped(async move {
+        self.host.spawn_until_stopped(self.identifying.track_future(async move {
             let Some(node) = member.node.get() else { return };
             if let Ok(identity) = node.ask(Route::Keeper, Request::Probe, member.command_timeout).await {
                 let _refused_from_now_on = member.check_identity(&identity);
             }
-        });
+        }));
+    }
+
+    /// Whether a renewal by it counts, once it is known to which server its connection leads.
+    pub(crate) async fn has_vote(&self) -> Result<(), Failure> {
+        self.identifying.wait().await;
+        self.first().health().has_vote()
     }
 
     /// Notes that it could not be connected.

@@ -88,7 +88,8 @@ impl Watchdog {
             // One refused key, for instance because of an ACL, has its whole batch refused.
             for part in batch.chunks(batch.len().div_ceil(PARTS)) {
                 let part = part.iter().map(|hold| (*hold).clone()).collect();
-                self.send((at, shard), &member, route, self.now(), Arc::new(part));
+                // It stays what it was, a renewal or a check.
+                self.send((at, shard), &member, route, sent, Arc::new(part));
             }
             return Ok(());
         }
@@ -145,12 +146,16 @@ impl Watchdog {
         let silence = self.host.sleep(self.quorum.limit(self.command_timeout, shortest_ttl));
         let member = member.clone();
         Box::pin(async move {
-            tokio::select! {
+            let answers = tokio::select! {
                 biased;
-                answers = &mut answer => return answers,
-                () = silence => member.silent(shard),
-            }
-            answer.await
+                answers = &mut answer => answers,
+                () = silence => {
+                    member.silent(shard);
+                    answer.await
+                }
+            }?;
+            member.has_vote().await?;
+            Ok(answers)
         })
     }
 

@@ -119,11 +119,14 @@ pub(super) type HoldBatch = Arc<Vec<Arc<Hold>>>;
 pub(super) type Gone = (Vec<Arc<Hold>>, Vec<HoldBatch>);
 
 impl Table {
-    /// Adds a hold. Returns the previous newest hold of its key, and whether the next check is planned too late for it.
+    /// Adds a hold. Returns a hold of its key from before it, the newest if that is still here, and whether the next check
+    /// is planned too late for it.
     pub(super) fn insert(&mut self, hold: &Arc<Hold>) -> (Option<Arc<Hold>>, bool) {
         let first = hold.next_tick();
-        let before = self.newest.replace(ByKey(hold.clone())).map(|ByKey(before)| before);
-        if let Some(before) = &before {
+        let newest = self.newest.replace(ByKey(hold.clone())).map(|ByKey(newest)| newest);
+        let older = || self.older.get(hold.claim.key.lock())?.holds.values().next().cloned();
+        let before = newest.clone().or_else(older);
+        if let Some(before) = &newest {
             let older = self.older.entry(before.claim.key.clone()).or_default();
             older.holds.insert(address(before), before.clone());
             older.longest = older.longest.max(before.claim.ttl);
@@ -392,6 +395,9 @@ mod tests {
         drop(table.remove(&third));
         assert!(table.exclusive("job").is_none(), "what was before it is lost");
         assert_eq!(holds(&table), addresses(&[&second]));
+        let (before, _) = table.insert(&third);
+        assert!(before.is_some_and(|before| Arc::ptr_eq(&before, &second)), "it has to hear of this");
+        drop(table.remove(&third));
         drop(table.remove(&second));
         drop(table.remove(&other));
         assert!(holds(&table).is_empty() && table.older.is_empty() && table.len() == 0);

@@ -97,6 +97,24 @@ async fn f76_an_observer_is_cut_off() {
     assert!(again.is_err(), "an idle observer has missed nothing: {again:?}");
 }
 
+/// The heir's program observes: it does not hear from the server of what it has changed itself.
+#[tokio::test]
+async fn who_adopts_or_downgrades_is_reported_in_its_own_program_at_once() {
+    let server = Server::start();
+    let (giver, heir) = (program_with(server.url(), LONG).await, program_with(server.url(), LONG).await);
+    let mut leaders = heir.election("job").observe().unwrap();
+    let ticket = giver.lock("job").acquire().await.unwrap().into_ticket().unwrap();
+    until(&mut leaders, is_led).await;
+    let adopted = heir.lock("job").adopt(ticket).await.unwrap();
+    let (lag, began) = (Lag::start(), Instant::now());
+    let is_heir = |now: &Leadership| now.leader().is_some_and(|leader| leader.fence() == Some(adopted.fence()));
+    until(&mut leaders, is_heir).await;
+    let shared = adopted.downgrade().await.unwrap();
+    until(&mut leaders, |now| matches!(now, Leadership::Shared(_))).await;
+    assert!(began.elapsed() < LONG / 8 + lag.worst(), "{:?}", began.elapsed());
+    shared.release().await.unwrap().confirmed();
+}
+
 /// A known leader expires whatever its task does, and whether or not it is polled.
 #[tokio::test]
 async fn f76_what_is_known_runs_out_by_itself() {

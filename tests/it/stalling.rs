@@ -7,13 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{StreamExt as _, stream};
+use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program_with};
+use futures_util::{StreamExt as _, future::try_join, stream};
 use leasehold::{Client, Error, LeaseHandle, Lock, LossReason, Owner, Status};
 use support::{
     Action, Child, HANGS, Lag, Match, Part, Proxy, Server, eventually_async, one_thread, scripts::RENEW, within,
 };
-
-use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program_with};
 
 /// Shorter than the TTL, so that a lease that is lost was not renewed after it.
 const SPAN: Duration = Duration::from_millis(600);
@@ -185,6 +184,28 @@ async fn f113_a_check_does_not_shorten_what_a_renewal_has_extended() {
     eventually_async(HANGS, "the confirmation", || lease.remaining() > believed).await;
     let (on_the_server, believed) = (wire.pttl(NAME), lease.remaining());
     assert!(u128::try_from(on_the_server).unwrap() >= believed.as_millis(), "{on_the_server} ms of {believed:?}");
+}
+
+/// Checks that travel together are refused together, and then sent in parts: these are checks too.
+#[tokio::test]
+async fn f113_a_check_that_is_refused_with_others_lengthens_nothing() {
+    let server = Server::start();
+    let client = program_with(server.url(), MEDIUM).await;
+    let acquire = |name| client.lock(name).stall_after(SPAN).acquire();
+    let (good, bad) = try_join(acquire("good"), acquire("bad")).await.unwrap();
+    stalls(&good.handle()).await;
+    let (mut wire, left) = (server.wire(), good.remaining());
+    wire.must(&["ACL", "SETUSER", "default", "resetkeys", "~good", "~{good}:*"]);
+    let began = Instant::now();
+    while good.is_held() {
+        tokio::time::sleep(STEP).await;
+        let (before, life) = (began.elapsed(), wire.pttl("good"));
+        let (life, most) = (u128::try_from(life).unwrap_or_default(), (left + MEDIUM / 50).saturating_sub(before));
+        assert!(life <= most.as_millis(), "{life} ms of {most:?}");
+    }
+    for lease in [good, bad] {
+        assert_eq!(within(HANGS, "the loss", lease.lost()).await.reason(), LossReason::Stalled);
+    }
 }
 
 /// The span counts from the moment when all locks are held: until then the first one does not stall.

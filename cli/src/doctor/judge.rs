@@ -11,6 +11,7 @@ use super::{
     Section, advice_for,
     facts::{ClusterFacts, Deployment, Facts},
     finding::{Finding, note, ok, problem},
+    judge_clocks,
 };
 
 /// The oldest server that has what the scripts need.
@@ -105,7 +106,7 @@ const SLOTS: u16 = 16_384;
 const SLOW_FAILOVER: Duration = Duration::from_secs(15);
 
 fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
-    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout } = cluster;
+    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout, clocks_differ_micros } = cluster;
     let mut findings = vec![if *slots == SLOTS {
         ok("cluster", format!("{primaries} primaries have all slots"))
     } else {
@@ -116,6 +117,7 @@ fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
             "give them to one: redis-cli --cluster fix",
         )
     }];
+    findings.extend(clocks_differ_micros.map(|micros| judge_clocks(*primaries, micros)));
     if *requires_all_slots == Some(true) {
         findings.push(note(
             "coverage",

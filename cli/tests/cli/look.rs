@@ -721,6 +721,8 @@ fn a_doctor_looks_at_a_cluster() {
     };
     let (code, findings) = found(&cluster.url(), &alone, "cluster");
     assert!(code == Some(0) && is(&findings, "ok", "3 primaries have all slots"), "{code:?} {findings:?}");
+    let (_, clocks) = found(&cluster.url(), &alone, "clocks");
+    assert!(is(&clocks, "ok", "the clocks of 3 servers are within"), "{clocks:?}");
     let (_, findings) = found(&cluster.url(), &alone, "lock");
     assert!(is(&findings, "ok", "acquired, renewed and released"), "{findings:?}");
     assert!(found(&cluster.url(), &alone, "coverage").1.is_empty());

@@ -209,6 +209,21 @@ fn a_lease_of_stalled_work_is_checked_until_there_is_progress() {
 }
 
 #[test]
+fn a_lease_of_stalled_work_is_undone_when_its_holder_lets_go() {
+    let mut watched = config(1);
+    watched.lease.stall_after = Some(Duration::from_millis(500));
+    let mut acquisition = Acquisition::new(watched, at(0));
+    let _won = voted(&mut acquisition, 1, 0, granted(7));
+    for now in (50..=2_950).step_by(50) {
+        assert!(acquisition.on_tick(at(now)).undo.is_none(), "the job has the rest of its TTL to stop");
+    }
+    let actions = acquisition.expire_if_due(at(2_990));
+    assert!(matches!(actions.news, Some(News::Phase)) && actions.undo.is_none());
+    let (leaving, actions) = acquisition.let_go(at(2_991));
+    assert_eq!((leaving, actions.undo), (Leaving::Nothing, undo(nodes(&[0]), Route::Keeper, false)));
+}
+
+#[test]
 fn an_attempt_that_is_not_won_is_undone_where_it_was_granted_or_may_have_been() {
     let mut acquisition = attempt(5);
     let _wait = voted(&mut acquisition, 1, 0, granted(7));

@@ -421,6 +421,20 @@ mod succession {
     }
 
     #[test]
+    fn an_adoption_is_a_change_of_the_key_for_who_watches_it() {
+        let (mut store, key, giver, heir) = scene();
+        let nobody = |_: &str| false;
+        let mut changes = |request: AcquireRequest| {
+            store.apply(10, &Request::Acquire(request), Process { name: "", hears: false }, &nobody).changed.is_some()
+        };
+        assert!(!changes(request(&key, &giver, TTL)));
+        let heir_of = Some(vec![giver.clone()].into());
+        assert!(changes(AcquireRequest { heir_of, ..request(&key, &heir, TTL) }));
+        let too_late = Some(vec![giver].into());
+        assert!(!changes(AcquireRequest { heir_of: too_late, ..request(&key, &Token::random("late"), TTL) }));
+    }
+
+    #[test]
     fn an_heir_takes_the_place_of_one_of_these_with_a_larger_fence() {
         let (mut store, key, giver, heir) = scene();
         let before = granted(&store.acquire(1_000, &request(&key, &giver, TTL * 2)).acquired);

@@ -232,6 +232,20 @@ fn the_first_step_of_a_renewal_is_for_the_phase_of_its_share_only() {
     assert_eq!(extend(&mut wire, &fence), (-1, false));
 }
 
+/// Someone has removed the key's life: a renewal restores it, and a check leaves it.
+#[test]
+fn a_check_of_a_phase_leaves_a_key_without_a_life() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    let fence = comes_in(&mut wire, "one", ANY);
+    let (before, value) = (wire.must(&["PERSIST", LOCK]), wire.get(LOCK));
+    let extend = |wire: &mut Wire, span: &str| wire.must(&["EVAL", EXTEND_PHASE, "1", LOCK, &fence, span]);
+    assert_eq!((before, extend(&mut wire, "0")), (Value::Int(1), Value::Int(1)));
+    assert_eq!((wire.pttl(LOCK), wire.get(LOCK)), (-1, value));
+    assert_eq!(extend(&mut wire, TTL), Value::Int(1));
+    assert!(wire.pttl(LOCK) > 0);
+}
+
 /// The state after a renewal in two steps, of which the second was lost.
 #[test]
 fn the_places_live_on_for_who_shares_where_the_key_does_already() {

@@ -171,6 +171,23 @@ async fn who_waits_for_a_plain_lock_finds_a_share_of_its_own_program_as_any_othe
     reading.release().await.unwrap().confirmed();
 }
 
+/// A share that came later has left before: no share is the newest any more.
+#[tokio::test]
+async fn a_share_hears_that_its_program_has_the_lock_alone_after_the_key_was_deleted() {
+    let server = Server::start();
+    // Its expiry is not notified.
+    let leases = program(server.url_without_push(server.port())).await;
+    let lock = leases.rw_lock(NAME);
+    let (stays, leaves) = (acquired(&lock.read()).await, acquired(&lock.read()).await);
+    leaves.release().await.unwrap().confirmed();
+    assert!(server.wire().del(NAME));
+    let (lag, began) = (Lag::start(), Instant::now());
+    let alone = acquired(&lock.write()).await;
+    assert_eq!(within(SOON, "the news", stays.lost()).await.reason(), LossReason::Taken);
+    assert_prompt(began.elapsed(), lag.worst());
+    alone.release().await.unwrap().confirmed();
+}
+
 #[tokio::test]
 async fn a_share_of_an_earlier_phase_hears_of_it_when_its_program_comes_into_a_later_one() {
     let server = Server::start();

@@ -43,6 +43,33 @@ fn it_is_at_risk_at_half_of_the_span_and_ends_by_the_deadline_of_its_last_renewa
     }
 }
 
+/// A check is to confirm nothing, so its failure does not end the lease either.
+#[test]
+fn a_check_without_an_answer_leaves_the_reason_as_it_is() {
+    let mut core = watched(1, None);
+    renewed_until(&mut core, at(5_000));
+    let check = (5_000..6_500).map(at).find(|now| core.tick(*now).renew).expect("it is checked");
+    assert_eq!((core.is_check(check), core.answer(check, 0, check, RenewalAnswer::Unclear)), (true, NOTHING));
+    renewed_until(&mut core, at(20_000));
+    assert!(matches!(core.phase(), Phase::Over { reason: LossReason::Stalled, .. }), "{:?}", core.phase());
+}
+
+/// A repair is due from the hint on, and not since the repair before it.
+#[test]
+fn a_hint_of_a_node_without_the_key_is_no_standstill_of_the_process() {
+    let mut core = watched(3, None);
+    for node in [0, 1] {
+        let _ = core.answer(at(1_001), node, at(1_000), RenewalAnswer::Confirmed);
+    }
+    let _ = core.answer(at(1_001), 2, at(1_001), RenewalAnswer::Denied(Denial::Taken));
+    for now in (1_100..2_400).step_by(100) {
+        let _ = core.tick(at(now));
+    }
+    core.hint_of(2, at(2_999));
+    let _ = core.tick(at(3_000));
+    assert!(core.awaits_progress(), "half of its span has passed");
+}
+
 #[test]
 fn work_that_makes_progress_is_renewed_without_an_end() {
     let mut core = watched(1, None);

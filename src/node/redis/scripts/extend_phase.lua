@@ -21,5 +21,9 @@ end
 local left, span = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 local longer = left > span and left or math.ceil(span * 4 / 3)
 -- It writes in any case, because its reply counts as a write.
-redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, longer)))
+if span == 0 and left < 0 then
+  redis.call('SET', KEYS[1], value, 'KEEPTTL')
+else
+  redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left, longer, 1)))
+end
 return 1
