@@ -7,7 +7,10 @@
 use std::{
     fmt,
     future::pending,
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -55,6 +58,10 @@ pub(crate) struct Member {
     shards: PerShard<ShardState>,
     /// The questions to new connections which server they lead to.
     identifying: TaskTracker,
+    /// Whether the last of them was answered.
+    is_identified: AtomicBool,
+    /// When the last one failed.
+    unidentified_until: AtomicU64,
     metrics: NodeMetrics,
 }
 
@@ -83,6 +90,8 @@ impl Member {
             told: Troubles::default(),
             shards: PerShard::new(ShardState::new(NodeHealth::new(at, is_only))),
             identifying,
+            is_identified: AtomicBool::new(true),
+            unidentified_until: AtomicU64::new(0),
             metrics: NodeMetrics::of(address),
         })
     }
@@ -315,18 +324,32 @@ impl Member {
 
     /// Asks which server it is: a new connection may lead to one that has a vote already, and would renew for it.
     pub(super) fn identify(self: &Arc<Self>) {
+        self.is_identified.store(false, Ordering::Release);
         let member = self.clone();
         self.host.spawn_until_stopped(self.identifying.track_future(async move {
             let Some(node) = member.node.get() else { return };
-            if let Ok(identity) = node.ask(Route::Keeper, Request::Probe, member.command_timeout).await {
-                let _refused_from_now_on = member.check_identity(&identity);
+            let said = node.ask(Route::Keeper, Request::Probe, member.command_timeout).await;
+            if let Ok(identity) = &said {
+                let _refused_from_now_on = member.check_identity(identity);
+            } else {
+                member.unidentified_until.fetch_max(member.now().as_nanos(), Ordering::AcqRel);
             }
+            member.is_identified.store(said.is_ok(), Ordering::Release);
         }));
     }
 
-    /// Whether a renewal by it counts, once it is known to which server its connection leads.
-    pub(crate) async fn has_vote(&self) -> Result<(), Failure> {
+    /// Whether a renewal that it has answered counts: it has a vote, and has said so on each connection that there was
+    /// since the renewal was sent.
+    pub(crate) async fn confirms(self: &Arc<Self>, sent: Time) -> Result<(), Failure> {
         self.identifying.wait().await;
+        if !self.is_identified.load(Ordering::Acquire) {
+            self.identify();
+            self.identifying.wait().await;
+        }
+        let unidentified_until = Time::from_nanos(self.unidentified_until.load(Ordering::Acquire));
+        if sent < unidentified_until || !self.is_identified.load(Ordering::Acquire) {
+            return Err(Failure::unknown("its connection did not say to which server it leads"));
+        }
         self.first().health().has_vote()
     }
 

@@ -139,7 +139,7 @@ impl Watchdog {
         shortest_ttl: Duration,
         limit: Duration,
     ) -> Answer<Vec<Result<Owned, Failure>>> {
-        let mut answer = member.ask(route, Request::Renew(claims), limit);
+        let (asked, mut answer) = (self.now(), member.ask(route, Request::Renew(claims), limit));
         if self.quorum.is_one() {
             return Box::pin(answer);
         }
@@ -154,7 +154,7 @@ impl Watchdog {
                     answer.await
                 }
             }?;
-            member.has_vote().await?;
+            member.confirms(asked).await?;
             Ok(answers)
         })
     }
@@ -167,6 +167,8 @@ impl Watchdog {
         limit: Duration,
     ) -> Result<(), Failure> {
         let (sent, batch) = (self.now(), Arc::new(vec![hold.clone()]));
+        // The nodes of a quorum say on the keeper's connections which servers they are.
+        let route = if self.quorum.is_one() { route } else { self.route() };
         let renew = |(at, member): (usize, &Arc<Member>)| {
             let to = (at, member.shard_of(&hold.claim.key));
             (at, Box::pin(self.clone().renew_on(to, member.clone(), route, sent, batch.clone(), Some(limit))))
@@ -250,7 +252,10 @@ impl Watchdog {
         }
         let (claim, restart_delay) = (hold.claim_at(sent), self.quorum.restart_delay());
         let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
-        let repaired = member.ask(Route::Keeper, repair, limit).await;
+        let repaired = match member.ask(Route::Keeper, repair, limit).await {
+            Ok(repaired) => member.confirms(sent).await.map(|()| repaired),
+            Err(failure) => Err(failure),
+        };
         foreign::tell_debug_in(
             || hold.span(),
             || Event::Repair {

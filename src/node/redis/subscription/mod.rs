@@ -218,6 +218,12 @@ impl Subscription {
         host: Host,
         in_slots: bool,
     ) {
+        let subscription = Arc::downgrade(&self);
+        keeper.set_on_link(move || {
+            if let Some(listener) = subscription.upgrade().and_then(|subscription| subscription.listener()) {
+                listener.reconnected();
+            }
+        });
         let own_invalidations = OwnInvalidations::new(keeper.clone(), host, endpoint.limits.command, in_slots);
         let own_invalidations = self.own_invalidations.get_or_init(|| own_invalidations);
         let closed = self.closed.clone();
@@ -336,9 +342,6 @@ impl Subscription {
     fn notes_link(&self) {
         self.notifies_no_waiters.store(false, Ordering::Release);
         self.capacity.store(USUAL_CAPACITY, Ordering::Relaxed);
-        if let Some(listener) = self.listener() {
-            listener.reconnected();
-        }
     }
 
     fn refuse(&self, reason: &str) {
