@@ -283,6 +283,42 @@ fn a_node_that_becomes_another_one_renews_nothing() {
     });
 }
 
+/// Nor does a repair, which is ordered while there is no connection, and sent on the next.
+#[test]
+fn a_node_that_becomes_another_one_repairs_nothing() {
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let [first, second, last] = [0, 1, 2].map(|at| Proxy::to(&nodes[at]));
+            let urls = vec![first.url(), second.url(), last.url()];
+            let leases = within(HANGS, "build", builder(urls).command_timeout(3 * SECOND).build()).await.unwrap();
+            let began = Instant::now();
+            let lease = leases.lock(NAME).ttl(6 * SECOND).acquire().await.expect("all are there");
+            // It was renewed once, to have its key tracked.
+            tokio::time::sleep(SECOND).await;
+            for slow in [&first, &last] {
+                slow.delay(SECOND / 4);
+            }
+            let denied = nodes[1].wire().scripts();
+            assert!(nodes[1].wire().del(NAME));
+            eventually_async(HANGS, "a renewal that finds nothing", || nodes[1].wire().scripts() > denied).await;
+            second.turn_to(nodes[0].port());
+            second.refuse(true);
+            second.cut();
+            // The others confirm the round, so a repair is ordered, which waits for a connection.
+            let before = lease.remaining();
+            eventually_async(HANGS, "the confirmation", || lease.remaining() > before).await;
+            let ends = began.elapsed() + lease.remaining();
+            last.freeze(true);
+            second.refuse(false);
+            let lost = within(HANGS, "the loss", lease.lost()).await;
+            assert_eq!(lost.reason(), LossReason::NoQuorum);
+            assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+        });
+    });
+}
+
 /// The vote does not count, but it leaves a key. The address under which that server does vote cannot be reached.
 #[test]
 fn a_vote_of_a_server_that_has_one_already_is_undone() {
