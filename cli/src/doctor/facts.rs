@@ -84,9 +84,15 @@ pub(super) struct ClusterFacts {
     pub(super) requires_all_slots: Option<bool>,
     /// How long a primary may give no sign of life before it is taken for dead.
     pub(super) node_timeout: Option<Duration>,
-    /// By how much the clocks of the primaries differ at most. A slot that is moved keeps the times of those who share
-    /// its locks, which are of the clock of the primary before.
-    pub(super) clocks_differ_micros: Option<u64>,
+    /// A slot that is moved keeps the times of those who share its locks, which are of the clock of the primary before.
+    pub(super) clocks: Option<ClocksDiffer>,
+}
+
+/// By how much the clocks of some servers differ at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ClocksDiffer {
+    pub(super) clocks: usize,
+    pub(super) micros: u64,
 }
 
 impl ClusterFacts {
@@ -102,7 +108,7 @@ impl ClusterFacts {
             facts.node_timeout = facts.node_timeout.max(timeout.map(Duration::from_millis));
         }
         let said = servers.iter().filter_map(|(_, said)| Some(&said.as_ref().ok()?.info));
-        facts.clocks_differ_micros = clocks_differ(said);
+        facts.clocks = clocks_differ(said);
         facts.moving.sort_unstable();
         facts.moving.dedup();
         facts
@@ -184,12 +190,13 @@ fn clock_ahead(one: &Info, other: &Info) -> Option<i64> {
     i64::try_from(ahead_of_ours(one)? - ahead_of_ours(other)?).ok()
 }
 
-/// By how many microseconds these clocks differ at most, as far as the servers report them.
-fn clocks_differ<'a>(mut said: impl Iterator<Item = &'a Info>) -> Option<u64> {
-    let first = said.next()?;
-    let ahead: Vec<i64> = said.filter_map(|info| clock_ahead(info, first)).collect();
+/// Compares the clocks of the servers that report them; `None` if fewer than two do.
+fn clocks_differ<'a>(said: impl Iterator<Item = &'a Info>) -> Option<ClocksDiffer> {
+    let mut told = said.filter(|info| clock_ahead(info, info).is_some());
+    let first = told.next()?;
+    let ahead: Vec<i64> = told.filter_map(|info| clock_ahead(info, first)).collect();
     let (most, least) = (ahead.iter().max()?, ahead.iter().min()?);
-    Some((*most).max(0).abs_diff((*least).min(0)))
+    Some(ClocksDiffer { clocks: ahead.len() + 1, micros: (*most).max(0).abs_diff((*least).min(0)) })
 }
 
 /// The slots that this server gives away or receives: `[93->-id]`, `[93-<-id]` in the line about itself.
@@ -297,10 +304,12 @@ mod tests {
     fn clocks_are_compared_with_each_other() {
         let told = |micros: u64| Info { text: format!("server_time_usec:{micros}\r\n"), at: Duration::from_secs(1) };
         let differ = |times: &[u64]| clocks_differ(times.iter().map(|time| told(*time)).collect::<Vec<_>>().iter());
+        let apart = |clocks, micros| Some(ClocksDiffer { clocks, micros });
         assert_eq!((differ(&[]), differ(&[10])), (None, None));
-        assert_eq!((differ(&[10, 30]), differ(&[30, 10])), (Some(20), Some(20)));
-        assert_eq!((differ(&[20, 30, 5]), differ(&[5, 7, 30])), (Some(25), Some(25)));
-        assert_eq!(clocks_differ([told(10), Info::default()].iter()), None, "one of them is not known");
+        assert_eq!((differ(&[10, 30]), differ(&[30, 10])), (apart(2, 20), apart(2, 20)));
+        assert_eq!((differ(&[20, 30, 5]), differ(&[5, 7, 30])), (apart(3, 25), apart(3, 25)));
+        let silent = [Info::default(), told(10), told(30), Info::default()];
+        assert_eq!(clocks_differ(silent.iter()), apart(2, 20), "two are known");
     }
 
     #[test]

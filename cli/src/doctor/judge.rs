@@ -9,7 +9,7 @@ use leasehold::{
 
 use super::{
     Section, advice_for,
-    facts::{ClusterFacts, Deployment, Facts},
+    facts::{ClocksDiffer, ClusterFacts, Deployment, Facts},
     finding::{Finding, note, ok, problem},
     judge_clocks,
 };
@@ -106,7 +106,7 @@ const SLOTS: u16 = 16_384;
 const SLOW_FAILOVER: Duration = Duration::from_secs(15);
 
 fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
-    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout, clocks_differ_micros } = cluster;
+    let ClusterFacts { primaries, slots, moving, requires_all_slots, node_timeout, clocks } = cluster;
     let mut findings = vec![if *slots == SLOTS {
         ok("cluster", format!("{primaries} primaries have all slots"))
     } else {
@@ -117,7 +117,7 @@ fn judge_cluster(cluster: &ClusterFacts) -> Vec<Finding> {
             "give them to one: redis-cli --cluster fix",
         )
     }];
-    findings.extend(clocks_differ_micros.map(|micros| judge_clocks(*primaries, micros)));
+    findings.extend(clocks.map(|ClocksDiffer { clocks, micros }| judge_clocks(clocks, micros)));
     if *requires_all_slots == Some(true) {
         findings.push(note(
             "coverage",

@@ -225,6 +225,12 @@ fn advice(passes: bool) -> &'static str {
     if passes { SLOW } else { RIGHTS }
 }
 
+/// The advice about a renewal or a release that was not confirmed.
+fn advice_for_an_error(error: &Error) -> &'static str {
+    let is_of_rights = matches!(error, Error::Refused(_));
+    advice_for(&error.to_string()).unwrap_or_else(|| advice(!is_of_rights))
+}
+
 /// Acquires, renews and releases a lock, as `run` would.
 async fn try_out(client: &Client, name: &str, is_quorum: bool) -> Result<Vec<Finding>, Ended> {
     let lock = client.lock(format!("{name}:doctor"));
@@ -253,13 +259,14 @@ async fn try_out(client: &Client, name: &str, is_quorum: bool) -> Result<Vec<Fin
         }
     };
     let listed = client.list(lock.name()).await;
-    let renewed = lease.renew().await.map_err(|error| {
-        problem("lock", format!("it cannot be renewed: {error}"), advice(matches!(error, Error::Lost(_))))
-    });
+    let renewed = lease
+        .renew()
+        .await
+        .map_err(|error| problem("lock", format!("it cannot be renewed: {error}"), advice_for_an_error(&error)));
     let unreleased = match lease.release().await {
-        Ok(Released::Unconfirmed(why)) => Some((why.to_string(), advice(false))),
+        Ok(Released::Unconfirmed(why)) => Some((why.to_string(), advice_for_an_error(&Error::Refused(why)))),
         Ok(_) => None,
-        Err(error) => Some((error.to_string(), advice(matches!(error, Error::Lost(_))))),
+        Err(error) => Some((error.to_string(), advice_for_an_error(&error))),
     };
     let unreleased = unreleased.map(|(why, advice)| problem("lock", format!("it cannot be released: {why}"), advice));
     let mut findings: Vec<_> = renewed.err().into_iter().chain(unreleased).collect();
