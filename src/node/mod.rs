@@ -42,7 +42,7 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// reported as [missed](Self::missed).
     fn taken_over(&self, _keys: &Keys) {}
 
-    /// Renewals have a new connection, which may lead to another server. No request has been answered on it yet.
+    /// Renewals have a new connection, which may lead to another server.
     fn reconnected(&self) {}
 
     /// Tracking was interrupted: each of these keys may have changed.

@@ -338,9 +338,10 @@ impl Member {
         }));
     }
 
-    /// Whether a renewal that it has answered counts: it has a vote, and has said so on each connection that there was
-    /// since the renewal was sent.
-    pub(crate) async fn confirms(self: &Arc<Self>, sent: Time) -> Result<(), Failure> {
+    /// Its answer to a renewal or a repair that was sent at `sent`, if that counts: the node has a vote, and has said so
+    /// on each connection that there was since then.
+    pub(crate) async fn counted<T>(self: &Arc<Self>, sent: Time, answer: Result<T, Failure>) -> Result<T, Failure> {
+        let answer = answer?;
         self.identifying.wait().await;
         if !self.is_identified.load(Ordering::Acquire) {
             self.identify();
@@ -350,7 +351,7 @@ impl Member {
         if sent < unidentified_until || !self.is_identified.load(Ordering::Acquire) {
             return Err(Failure::unknown("its connection did not say to which server it leads"));
         }
-        self.first().health().has_vote()
+        self.first().health().has_vote().map(|()| answer)
     }
 
     /// Notes that it could not be connected.

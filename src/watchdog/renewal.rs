@@ -80,7 +80,7 @@ impl Watchdog {
             return Err(Failure::unavailable("the lease has ended"));
         }
         let claims = batch.iter().map(|hold| self.renewed_claim(hold, sent, now)).collect();
-        let answers = self.renewed((&member, shard), route, claims, shortest, limit.unwrap_or(left)).await;
+        let answers = self.renewed((&member, shard), route, now, claims, shortest, limit.unwrap_or(left)).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
             alone.noted.set_refused_by(at, is_refused);
@@ -135,27 +135,24 @@ impl Watchdog {
         &self,
         (member, shard): (&Arc<Member>, Shard),
         route: Route,
+        sent: Time,
         claims: Arc<[Claim]>,
         shortest_ttl: Duration,
         limit: Duration,
     ) -> Answer<Vec<Result<Owned, Failure>>> {
-        let (asked, mut answer) = (self.now(), member.ask(route, Request::Renew(claims), limit));
+        let mut answer = member.ask(route, Request::Renew(claims), limit);
         if self.quorum.is_one() {
             return Box::pin(answer);
         }
         let silence = self.host.sleep(self.quorum.limit(self.command_timeout, shortest_ttl));
         let member = member.clone();
         Box::pin(async move {
-            let answers = tokio::select! {
+            tokio::select! {
                 biased;
-                answers = &mut answer => answers,
-                () = silence => {
-                    member.silent(shard);
-                    answer.await
-                }
-            }?;
-            member.confirms(asked).await?;
-            Ok(answers)
+                answers = &mut answer => return member.counted(sent, answers).await,
+                () = silence => member.silent(shard),
+            }
+            member.counted(sent, answer.await).await
         })
     }
 
@@ -252,10 +249,7 @@ impl Watchdog {
         }
         let (claim, restart_delay) = (hold.claim_at(sent), self.quorum.restart_delay());
         let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
-        let repaired = match member.ask(Route::Keeper, repair, limit).await {
-            Ok(repaired) => member.confirms(sent).await.map(|()| repaired),
-            Err(failure) => Err(failure),
-        };
+        let repaired = member.counted(sent, member.ask(Route::Keeper, repair, limit).await).await;
         foreign::tell_debug_in(
             || hold.span(),
             || Event::Repair {

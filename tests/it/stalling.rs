@@ -7,12 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program_with};
 use futures_util::{StreamExt as _, future::try_join, stream};
 use leasehold::{Client, Error, LeaseHandle, Lock, LossReason, Owner, Status};
 use support::{
     Action, Child, HANGS, Lag, Match, Part, Proxy, Seen, Server, eventually_async, one_thread, scripts::RENEW, within,
 };
+
+use crate::common::{Confirmed as _, LONG, MEDIUM, NAME, ending, program_with};
 
 /// Shorter than the TTL, so that a lease that is lost was not renewed after it.
 const SPAN: Duration = Duration::from_millis(600);

@@ -62,7 +62,7 @@ pub(crate) struct Links {
     no_primary: Notify,
     /// The other connection to the server: when one learns that it is not a primary, both look for another.
     pub(super) sibling: OnceLock<Weak<Links>>,
-    /// Called for each link after the first, before any request can have been answered on it.
+    /// Called for each link after the first: before it is there, or at once if it replaces one that is.
     on_link: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
