@@ -338,8 +338,8 @@ impl Member {
         }));
     }
 
-    /// Its answer to a renewal or a repair that was sent at `sent`, if that counts: the node has a vote, and has said so
-    /// on each connection that there was since then.
+    /// Its answer to a renewal or a repair that was sent at `sent`, if that counts. The node must have a vote, and must
+    /// have said so on each connection since then.
     pub(crate) async fn counted<T>(self: &Arc<Self>, sent: Time, answer: Result<T, Failure>) -> Result<T, Failure> {
         let answer = answer?;
         self.identifying.wait().await;
