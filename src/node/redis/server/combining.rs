@@ -11,7 +11,7 @@ use std::{
     collections::BTreeMap,
     future::{Future, poll_fn},
     ops::DerefMut,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -411,13 +411,16 @@ impl Flusher {
             Packing::Slots => &COMBINED_SLOTS,
         };
         let (connection, limit) = (&combining.connection, combining.command_timeout);
+        // Its timers are the keeper's, which ticks in any case: with one of its own, this runtime would wake itself.
+        let (_under_way, time) = (combining.host.token(), combining.host.time_keeper());
         // Boxed, because it is large, and tokio moves a task more than once.
         let outcome = if let Some((witness, delay)) = &combining.votes {
             let is_trusted = |run_id: &str| witness.vouches_for(run_id, *delay);
-            let sent = Box::pin(connection.vote(script, &mut arguments, limit, || Before::Nothing, is_trusted));
-            in_order(Some(combining.clone()), sent).await
+            let mut sent = Box::pin(connection.vote(script, &mut arguments, limit, || Before::Nothing, is_trusted));
+            time.keep(pin!(in_order(Some(combining.clone()), sent.as_mut()))).await
         } else {
-            Box::pin(connection.run(script, &mut arguments, limit, || Before::Nothing)).await
+            let mut sent = Box::pin(connection.run(script, &mut arguments, limit, || Before::Nothing));
+            time.keep(sent.as_mut()).await
         };
         match (self.batch.take(), outcome) {
             (Some(batch), outcome) => self.combining.landed(&batch, outcome),
