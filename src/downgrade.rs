@@ -60,6 +60,7 @@ impl Lease {
         }
         let view = self.as_handle();
         let (engine, hold, now) = (view.engine.clone(), view.hold.clone(), view.engine.now());
+        engine.check_process()?;
         let wanted = to_share(&engine, &hold, self.grace(), now)?;
         let left = self.remaining();
         let (handed_over, reaction) = hold.hand_over(now, &view.signal(), Heir::Itself);

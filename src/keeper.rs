@@ -149,7 +149,8 @@ impl Host {
         &self.life.over
     }
 
-    /// Whether this process was forked from the keeper's, and so lacks its threads. If so, no call waits for them.
+    /// Whether this process was forked from the keeper's, and so lacks its threads. Each call asks before it waits for
+    /// them, and not more often than it must, because that is a system call.
     pub(crate) fn is_forked(&self) -> bool {
         let is_forked = std::process::id() != self.process;
         if is_forked {
@@ -201,7 +202,7 @@ impl Host {
     /// Gives one future the keeper's timers.
     pub(crate) fn time_keeper(&self) -> TimeKeeper {
         // The thread outlives its last caller.
-        TimeKeeper { runtime: self.runtime.clone(), is_elsewhere: self.is_forked() }
+        TimeKeeper(self.runtime.clone())
     }
 
     /// A timer that works from any executor: it belongs to the keeper's runtime.

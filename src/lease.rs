@@ -11,7 +11,7 @@ use self::handle::view;
 pub(crate) use self::on_lost::on_lost;
 use crate::{
     engine::Engine,
-    error::Error,
+    error::{Error, keeper_ended},
     foreign::{LeaseSpan, relayed},
     held::{AfterLast, Hold},
     lost::Lost,
@@ -67,6 +67,8 @@ pub struct Lease {
     owner_slot: Option<Arc<OwnerSlot>>,
     /// The time its work has to tidy up before a loss: in ms, because a process may have a million leases.
     grace: u32,
+    /// Whether a release has ended in this process.
+    has_let_go: bool,
 }
 
 impl Lease {
@@ -79,7 +81,7 @@ impl Lease {
     ) -> Self {
         // Rounded up to milliseconds.
         let grace = u32::try_from(grace.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
-        Self { view: LeaseHandle::new(engine, hold, signal), owner_slot, grace }
+        Self { view: LeaseHandle::new(engine, hold, signal), owner_slot, grace, has_let_go: false }
     }
 
     /// Assigns the lease's events to this span from now on.
@@ -171,21 +173,26 @@ impl Lease {
     }
 
     /// Releases the lease; the key stays for at least `keep` from now on.
-    pub(crate) async fn let_go(self, keep: Duration) -> Result<Released, Error> {
+    pub(crate) async fn let_go(mut self, keep: Duration) -> Result<Released, Error> {
         let LeaseHandle { engine, hold, .. } = &self.view;
+        if engine.host.is_forked() {
+            return Ok(Released::unconfirmed(&keeper_ended(), !keep.is_zero()));
+        }
         // `close` must not take the connection away before the release.
         let _under_way = engine.host.token();
         let leaving = self.view.leave(engine.now());
         // The clock is read again: leaving may have run foreign code, which takes its time.
         let mode = hold.release_mode(engine.now(), keep);
-        match leaving {
+        let released = match leaving {
             AfterLast::Nothing(outcome) => outcome.map(|()| Released::Confirmed).map_err(Error::Lost),
             AfterLast::Release { valid_until } => engine.release(hold, mode, valid_until).await,
             AfterLast::Forgiven => match engine.release(hold, mode, engine.now()).await {
                 Err(Error::Lost(_)) => Ok(Released::Confirmed),
                 outcome => outcome,
             },
-        }
+        };
+        self.has_let_go = true;
+        released
     }
 
     /// Keeps the key for at least this long from now on, no matter when the lease is released.
@@ -318,7 +325,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let LeaseHandle { engine, hold, .. } = &self.view;
         // The lease is the parent's, and a lock may have been taken by a thread that is not in this process.
-        if engine.host.is_forked() {
+        if !self.has_let_go && engine.host.is_forked() {
             return;
         }
         // `close` must not take the connection away before the release.

@@ -205,7 +205,8 @@ impl Engine {
 
     /// An error once `close` was called, or in a process that was forked.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
-        if self.closed.is_cancelled() || self.host.over().is_cancelled() { Err(self.end()) } else { Ok(()) }
+        self.check_process()?;
+        if self.closed.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
     }
 
     /// Whether the first connection was made.

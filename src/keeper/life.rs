@@ -4,7 +4,6 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     sync::atomic::{AtomicBool, Ordering},
-    task::Poll,
 };
 
 use parking_lot::RwLock;
@@ -47,21 +46,13 @@ impl Life {
 }
 
 /// Gives a future the keeper's timers, so that any executor can poll it, and another one later.
-pub(crate) struct TimeKeeper {
-    pub(super) runtime: Handle,
-    /// Whether the keeper is in another process.
-    pub(super) is_elsewhere: bool,
-}
+pub(crate) struct TimeKeeper(pub(super) Handle);
 
 impl TimeKeeper {
-    /// Runs this future without moving it, because a request is too large to be moved. If the keeper's runtime is in
-    /// another process, it completes at once with the result of `ended`.
-    pub(crate) async fn keep<F: Future>(self, mut future: Pin<&mut F>, ended: fn() -> F::Output) -> F::Output {
+    /// Runs this future without moving it, because a request is too large to be moved.
+    pub(crate) async fn keep<F: Future>(self, mut future: Pin<&mut F>) -> F::Output {
         poll_fn(|context| {
-            if self.is_elsewhere {
-                return Poll::Ready(ended());
-            }
-            let _keeper = self.runtime.enter();
+            let _keeper = self.0.enter();
             future.as_mut().poll(context)
         })
         .await

@@ -108,7 +108,7 @@ impl Host {
 pub(crate) struct TimeKeeper;
 
 impl TimeKeeper {
-    pub(crate) async fn keep<F: Future>(self, future: Pin<&mut F>, _: fn() -> F::Output) -> F::Output {
+    pub(crate) async fn keep<F: Future>(self, future: Pin<&mut F>) -> F::Output {
         future.await
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use self::{
 };
 use super::{Answer, Links, Node, NodeListener};
 use crate::{
-    error::{Error, keeper_ended},
+    error::Error,
     keeper::Host,
     survey::{Inquiry, ServerSaid},
 };
@@ -81,7 +81,7 @@ impl Node for Redis {
         let (server, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
             let asking = pin!(server.survey(&inquiry, |place| server.beside(place)));
-            time.keep(asking, || Err(keeper_ended())).await
+            time.keep(asking).await
         })
     }
 

@@ -112,6 +112,8 @@ fn in_a_process_that_was_forked_every_call_says_so_at_once() {
         let held = wait(leases.lock("held").acquire()).unwrap();
         let before = wait(leases.lock("before").acquire()).unwrap();
         let handed_over = wait(leases.lock("handed-over").acquire()).unwrap();
+        let [kept, written] = ["kept", "written"].map(|name| wait(leases.lock(name).acquire()).unwrap());
+        let dropped = wait(leases.lock("dropped").acquire()).unwrap();
         let in_child = || {
             let began = Instant::now();
             let refused = wait(leases.lock("other").acquire_within(TTL)).unwrap_err();
@@ -119,9 +121,25 @@ fn in_a_process_that_was_forked_every_call_says_so_at_once() {
             wait(leases.lock("other").acquire()).unwrap_err();
             wait(leases.lock("other").try_acquire()).unwrap_err();
             let Released::Unconfirmed(why) = wait(before.release()).unwrap() else { panic!("nobody has answered") };
-            let [health, holder] = [wait(leases.health()).err(), wait(leases.lock("held").holder()).err()];
-            for error in [health.unwrap(), holder.unwrap()].iter().map(ToString::to_string).chain([why.to_string()]) {
-                assert!(error.contains("forked"), "{error}");
+            assert!(why.to_string().contains("forked"), "{why}");
+            let keeping = wait(kept.release_keeping(TTL)).unwrap();
+            assert!(!keeping.is_confirmed(), "{keeping:?}");
+            drop(dropped);
+            let name = leases.lock("held");
+            let refused = [
+                wait(leases.health()).err(),
+                wait(leases.list("*")).err(),
+                wait(name.holder()).err(),
+                wait(name.waiters()).err(),
+                wait(name.force_release()).err(),
+                wait(leases.election("held").leader()).err(),
+                wait(leases.multi_lock(["one", "two"].map(|one| leases.lock(one))).acquire()).err(),
+                wait(held.renew()).err(),
+                wait(written.downgrade()).err(),
+            ];
+            for error in refused {
+                let error = error.expect("the keeper is not here");
+                assert!(matches!(error, Error::Misuse(_)) && error.to_string().contains("forked"), "{error}");
             }
             let another = wait(Client::builder().url(server.url()).build()).unwrap_err();
             assert!(matches!(another, Error::Misuse(_)) && another.to_string().contains("forked"), "{another}");

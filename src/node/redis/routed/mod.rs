@@ -48,7 +48,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    error::{Error, keeper_ended},
+    error::Error,
     keeper::Host,
     metrics::NodeMetrics,
     node::{Answer, Links, Node, NodeListener, ShardInfo, Sharded},
@@ -356,7 +356,7 @@ impl Node for Routed {
         let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
             let sending = pin!(cluster.send(SendOptions::new(route, limit), request));
-            time.keep(sending, || Err(keeper_ended())).await
+            time.keep(sending).await
         })
     }
 
@@ -364,7 +364,7 @@ impl Node for Routed {
         let (cluster, time) = (self.0.clone(), self.0.host.time_keeper());
         Box::pin(async move {
             let asking = pin!(cluster.survey(shard, &inquiry));
-            time.keep(asking, || Err(keeper_ended())).await
+            time.keep(asking).await
         })
     }
 

@@ -179,7 +179,7 @@ impl Connections {
                 };
                 tokio::join!(keeper.close(limit), close_home);
             });
-            time.keep(close, || ()).await;
+            time.keep(close).await;
         })
     }
 

@@ -20,19 +20,16 @@ use super::{
     pack::{Argument, packed, seconds, whole_millis},
     replicas::{Answered, Patience},
 };
-use crate::{
-    error::keeper_ended,
-    node::{
-        Answer,
-        redis::{
-            info, reply,
-            script::{
-                ACQUIRE, FLOORS, FORCE_RELEASE, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE, RAISE, REHEARSE, RELEASE,
-                REPAIR, SUCCEED, Script,
-            },
-            transport::{Before, Connection, Delivery, is_no_right_to_a_key},
-            wire::Value,
+use crate::node::{
+    Answer,
+    redis::{
+        info, reply,
+        script::{
+            ACQUIRE, FLOORS, FORCE_RELEASE, HELD, HOLDER, JOIN, KEEP, LEAVE, POLL, QUEUE, RAISE, REHEARSE, RELEASE,
+            REPAIR, SUCCEED, Script,
         },
+        transport::{Before, Connection, Delivery, is_no_right_to_a_key},
+        wire::Value,
     },
 };
 
@@ -82,7 +79,7 @@ impl Connections {
             Admission::Queued(told) => {
                 let (server, until) = (self.clone(), now + limit);
                 Box::pin(async move {
-                    match server.host.time_keeper().keep(pin!(told), || Ok(Err(keeper_ended()))).await {
+                    match server.host.time_keeper().keep(pin!(told)).await {
                         Ok(Ok(BatchAnswer::Reply(reply))) => Ok(reply),
                         // Later requests on this route may have been sent before it now.
                         Ok(Ok(BatchAnswer::Alone { repeated })) => {
@@ -230,7 +227,7 @@ impl Connections {
             let is_trusted = |run_id: &str| witness.vouches_for(run_id, restart_delay);
             let voting = pin!(connection.vote(&ACQUIRE, &mut arguments, options.limit, before, is_trusted));
             let voting = pin!(in_order(order, voting));
-            let (value, delivery) = time.keep(voting, || Err(keeper_ended())).await?;
+            let (value, delivery) = time.keep(voting).await?;
             let vote = reply::vote(&value, delivery.tracked, true).ok_or_else(reply::unreadable)?;
             if let Some(run_id) = vote.identity.as_ref().and_then(|identity| identity.run_id.as_ref()) {
                 witness.heard(run_id);
@@ -315,7 +312,7 @@ impl Connections {
             // The second request has the other half of what is left.
             let pause = (options.limit / 4).min(until.since(server.keeper.now()) / 2);
             let deciding = pin!(server.subscription.decided(server.host.sleep(pause)));
-            server.host.time_keeper().keep(deciding, || ()).await;
+            server.host.time_keeper().keep(deciding).await;
             let (left, _) = server.keeper.left(options.limit, until);
             server.poll_once(SendOptions { limit: left, ..options }, poll).await
         })
@@ -358,7 +355,7 @@ impl Connections {
                 }
                 Ok(identity.into())
             });
-            time.keep(answer, || Err(keeper_ended())).await
+            time.keep(answer).await
         })
     }
 
@@ -457,7 +454,7 @@ impl Connections {
             };
             let running = pin!(connection.run(script, &mut arguments, options.limit, before));
             let running = pin!(in_order(order, running));
-            let (value, delivery) = time.keep(running, || Err(keeper_ended())).await?;
+            let (value, delivery) = time.keep(running).await?;
             let answer = read(&value, delivery).map(Into::into).ok_or_else(reply::unreadable);
             match replicas {
                 None => answer,
