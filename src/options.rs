@@ -175,7 +175,9 @@ fn check_shown(setting: &str, text: &str, longest: usize) -> Result<(), Error> {
 }
 
 /// The shortest and the longest TTL.
-const TTL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
+const TTL: RangeInclusive<Duration> = Duration::from_millis(100)..=LONGEST_TTL;
+
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn check_times(ttl: Duration, max_hold: Option<Duration>, restart_delay: Duration) -> Result<(), Error> {
     if !TTL.contains(&ttl) {

@@ -1,41 +1,72 @@
 //! Which run of which server each node of a quorum is: pure.
 //!
-//! # Invariant
+//! # Invariants
 //!
-//! No two nodes are one run of a server. A node that reports the run of another node has no identity.
+//! 1. No two nodes are one run of a server. A node that reports the run of another node has no identity.
+//! 2. A run that was one node's is no other's for as long as a lease may rest on what it said as the first. Otherwise one
+//!    server could confirm a lease twice, when two addresses are exchanged.
+
+use std::time::Duration;
+
+use crate::time::Time;
 
 /// The nodes of one quorum, each with the run of a server that it last reported.
 #[derive(Debug)]
-pub struct Identities(Box<[Identity]>);
+pub struct Identities {
+    nodes: Box<[Identity]>,
+    /// The longest that a lease rests on an answer.
+    longest: Duration,
+}
 
 #[derive(Debug)]
 struct Identity {
     address: Box<str>,
     run_id: Option<Box<str>>,
+    /// The runs that it was, each with the time at which that ended.
+    past: Vec<(Box<str>, Time)>,
+    /// The number of the other node that is the run it last reported.
+    same_as: Option<usize>,
 }
 
 impl Identities {
     /// Nodes that have reported no run yet.
-    pub fn new(addresses: &[String]) -> Self {
-        let unknown = |address: &String| Identity { address: address.as_str().into(), run_id: None };
-        Self(addresses.iter().map(unknown).collect())
+    pub fn new(addresses: &[String], longest: Duration) -> Self {
+        let unknown = |address: &String| Identity {
+            address: address.as_str().into(),
+            run_id: None,
+            past: Vec::new(),
+            same_as: None,
+        };
+        Self { nodes: addresses.iter().map(unknown).collect(), longest }
     }
 
     /// Notes which run of a server a node reports. Returns the address of another node that is the same run.
-    pub fn enter(&mut self, at: usize, run_id: &str) -> Option<&str> {
-        if self.is_known(at, run_id) {
-            return None;
+    pub fn enter(&mut self, at: usize, run_id: &str, now: Time) -> Option<&str> {
+        let longest = self.longest;
+        let has = |node: &Identity| {
+            let was = |(past, until): &(Box<str>, Time)| **past == *run_id && now.since(*until) < longest;
+            node.run_id.as_deref() == Some(run_id) || node.past.iter().any(was)
+        };
+        let other = (0..self.nodes.len()).find(|&other| other != at && self.nodes.get(other).is_some_and(has));
+        let node = self.nodes.get_mut(at)?;
+        node.same_as = other;
+        let next = other.is_none().then_some(run_id);
+        if node.run_id.as_deref() != next {
+            let was = std::mem::replace(&mut node.run_id, next.map(Into::into));
+            node.past.retain(|(past, until)| Some(&**past) != next && now.since(*until) < longest);
+            node.past.extend(was.map(|run| (run, now)));
         }
-        let other = (0..self.0.len()).find(|&other| self.is_known(other, run_id));
-        if let Some(node) = self.0.get_mut(at) {
-            node.run_id = other.is_none().then(|| run_id.into());
-        }
-        Some(&self.0.get(other?)?.address)
+        self.same_as(at)
+    }
+
+    /// The address of the other node that is the run which this node last reported.
+    pub fn same_as(&self, at: usize) -> Option<&str> {
+        Some(&self.nodes.get(self.nodes.get(at)?.same_as?)?.address)
     }
 
     /// Whether a node is this run of a server.
     pub fn is_known(&self, at: usize, run_id: &str) -> bool {
-        self.0.get(at).is_some_and(|node| node.run_id.as_deref() == Some(run_id))
+        self.nodes.get(at).is_some_and(|node| node.run_id.as_deref() == Some(run_id))
     }
 }
 
@@ -43,24 +74,53 @@ impl Identities {
 mod tests {
     use super::*;
 
+    const LONGEST: Duration = Duration::from_secs(60);
+
+    fn two() -> Identities {
+        Identities::new(&["a:1".into(), "b:1".into()], LONGEST)
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Duration::from_secs(seconds)
+    }
+
     #[test]
     fn two_nodes_of_one_server_have_one_identity() {
-        let mut identities = Identities::new(&["a:1".into(), "b:1".into()]);
+        let mut identities = two();
         assert!(!identities.is_known(0, "run1"), "it has shown nothing yet");
-        assert_eq!(identities.enter(0, "run1"), None);
-        assert_eq!(identities.enter(1, "run0"), None);
-        assert_eq!(identities.enter(1, "run1"), Some("a:1"));
+        assert_eq!(identities.enter(0, "run1", at(1)), None);
+        assert_eq!(identities.enter(1, "run0", at(1)), None);
+        assert_eq!(identities.enter(1, "run1", at(1)), Some("a:1"));
         assert!(identities.is_known(0, "run1") && !identities.is_known(1, "run0"), "the second has none any more");
-        assert_eq!(identities.enter(1, "run1"), Some("a:1"), "and gets none");
-        assert_eq!(identities.enter(0, "run1"), None, "the first keeps its identity");
+        assert_eq!(identities.enter(1, "run1", at(1)), Some("a:1"), "and gets none");
+        assert_eq!(identities.same_as(1), Some("a:1"));
+        assert_eq!(identities.enter(0, "run1", at(1)), None, "the first keeps its identity");
+        assert_eq!(identities.enter(1, "run0", at(1)), None, "the second may have its own again");
+        assert_eq!(identities.same_as(1), None);
     }
 
     #[test]
     fn a_restart_is_another_identity() {
-        let mut identities = Identities::new(&["a:1".into(), "b:1".into()]);
-        assert_eq!(identities.enter(0, "run1"), None);
-        assert_eq!(identities.enter(0, "run2"), None);
+        let mut identities = two();
+        assert_eq!(identities.enter(0, "run1", at(1)), None);
+        assert_eq!(identities.enter(0, "run2", at(2)), None);
         assert!(identities.is_known(0, "run2") && !identities.is_known(0, "run1") && !identities.is_known(1, "run2"));
-        assert_eq!(identities.enter(1, "run1"), None, "no other node is that run any more");
+    }
+
+    #[test]
+    fn a_run_is_no_other_nodes_while_a_lease_may_rest_on_it() {
+        let mut identities = two();
+        assert_eq!(identities.enter(0, "run1", at(1)), None);
+        assert_eq!(identities.enter(1, "run2", at(1)), None);
+        // The first leads to the second's server, and has no identity.
+        assert_eq!(identities.enter(0, "run2", at(10)), Some("b:1"));
+        assert_eq!(identities.enter(1, "run1", at(11)), Some("a:1"));
+        assert_eq!(identities.enter(1, "run1", at(69)), Some("a:1"));
+        // The exchange is over: no lease of the time before is left.
+        assert_eq!(identities.enter(1, "run1", at(70)), None);
+        assert_eq!(identities.enter(0, "run2", at(70)), Some("b:1"));
+        assert_eq!(identities.enter(0, "run2", at(71)), None);
+        let past: Vec<usize> = identities.nodes.iter().map(|node| node.past.len()).collect();
+        assert!(past.iter().all(|&past| past <= 1), "it keeps no more than that: {past:?}");
     }
 }

@@ -74,9 +74,9 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// The peers at these addresses.
-    pub fn new(addresses: &[String]) -> Self {
-        Self { identities: Identities::new(addresses), fence_proposal: FenceProposal::default() }
+    /// The peers at these addresses. No lease rests on an answer for longer than `longest`.
+    pub fn new(addresses: &[String], longest: Duration) -> Self {
+        Self { identities: Identities::new(addresses, longest), fence_proposal: FenceProposal::default() }
     }
 }
 
@@ -236,7 +236,7 @@ impl NodeHealth {
             peers.fence_proposal.note_time(time, sent);
             self.clock_offset = Some(ClockOffset::new(time, sent, now));
         }
-        match self.identified(sent, identity, &mut peers.identities) {
+        match self.identified(now, identity, &mut peers.identities) {
             (Ok(()), _) => (Ok(()), self.recovering(votes_in, now)),
             // It may have granted, and the address under which that server votes may be out of reach.
             (Err(failure), orders) => (Err(failure.halfway()), orders),
@@ -252,7 +252,13 @@ impl NodeHealth {
         identities: &mut Identities,
     ) -> (Result<(), Failure>, HealthOrders) {
         let Some(run_id) = &identity.run_id else { return (Ok(()), HealthOrders::default()) };
-        let Some(other) = identities.enter(self.at, run_id) else {
+        let _same = identities.enter(self.at, run_id, at);
+        self.compare(at, identities)
+    }
+
+    /// Compares which server the node was last found to be with the others, as [`identified`](Self::identified) does.
+    pub fn compare(&mut self, at: Time, identities: &Identities) -> (Result<(), Failure>, HealthOrders) {
+        let Some(other) = identities.same_as(self.at) else {
             self.same_as = None;
             return (Ok(()), HealthOrders::default());
         };

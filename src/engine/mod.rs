@@ -113,9 +113,8 @@ impl Engine {
         let tracked = [waiting, fair, observed.clone()];
         let watchdog = Arc::new(Watchdog::new(clock.clone(), host.clone(), quorum.clone(), tracked, limit));
         let listener = |(node, _)| {
-            let (quorum, lines, fair_waiters) = (quorum.clone(), lines.clone(), fair_waiters.clone());
-            let (observed, watchdog, clock) = (observed.clone(), watchdog.clone(), clock.clone());
-            Arc::new(Listener { node, quorum, lines, fair_waiters, observed, watchdog, clock })
+            let (lines, fair_waiters, watchdog) = (lines.clone(), fair_waiters.clone(), watchdog.clone());
+            Arc::new(Listener { node, lines, fair_waiters, observed: observed.clone(), watchdog, clock: clock.clone() })
         };
         let listeners: Vec<_> = quorum.members().map(listener).collect();
         for (listener, (_, member)) in listeners.iter().zip(quorum.members()) {
@@ -309,7 +308,6 @@ impl Engine {
 #[derive(Debug)]
 struct Listener {
     node: usize,
-    quorum: Arc<Quorum>,
     lines: Arc<Lines>,
     fair_waiters: Arc<FairWaiters>,
     observed: Arc<Lines>,
@@ -345,10 +343,6 @@ impl NodeListener for Listener {
 
     fn taken_over(&self, keys: &Keys) {
         self.watchdog.note_takeover(keys);
-    }
-
-    fn reconnected(&self) {
-        self.quorum.has_reconnected(self.node);
     }
 
     fn missed(&self, keys: &Keys) {

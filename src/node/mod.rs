@@ -16,12 +16,13 @@ use leasehold_protocol::{
     token::Token,
 };
 
-pub(crate) use self::address::NodeAddress;
+pub(crate) use self::{address::NodeAddress, seat::Seat};
 use crate::survey::{Inquiry, ServerSaid};
 
 mod address;
 pub(crate) mod memory;
 pub(crate) mod redis;
+mod seat;
 
 /// A node's pending answer. It runs to its end or its limit only while it is polled; dropping it leaves the outcome
 /// unknown.
@@ -41,9 +42,6 @@ pub(crate) trait NodeListener: Send + Sync + 'static {
     /// A replica has taken over from the server that had these keys: it may lack the last writes. The keys are also
     /// reported as [missed](Self::missed).
     fn taken_over(&self, _keys: &Keys) {}
-
-    /// Renewals have a new connection, which may lead to another server.
-    fn reconnected(&self) {}
 
     /// Tracking was interrupted: each of these keys may have changed.
     fn missed(&self, keys: &Keys);

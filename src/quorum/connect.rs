@@ -22,7 +22,7 @@ use crate::{
     error::Error,
     keeper::Host,
     node::{
-        Node, NodeAddress,
+        Node, NodeAddress, Seat,
         memory::{self, Memory},
         redis::{AddressMap, Endpoint, Limits, Redis, Routed},
     },
@@ -60,7 +60,7 @@ type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 type Arrival = (Arc<dyn Node>, ServerIdentity);
 
 impl ConnectConfig {
-    fn connect(&self, place: &NodeAddress) -> Connecting<Arc<dyn Node>> {
+    fn connect(&self, place: &NodeAddress, seat: Option<Seat>) -> Connecting<Arc<dyn Node>> {
         match place {
             NodeAddress::Memory(name) => {
                 let clock = &self.clock;
@@ -75,7 +75,7 @@ impl ConnectConfig {
             }
             NodeAddress::Redis(seeds) => {
                 let (target, clock) = (seeds.target.clone(), self.clock.clone());
-                let endpoint = Endpoint::new(target, self.limits, clock, self.names.clone());
+                let endpoint = Endpoint::new(target, self.limits, clock, self.names.clone()).seated(seat);
                 let connecting =
                     Redis::connect(endpoint, self.host.clone(), self.home.clone(), self.votes, self.check_every);
                 Box::pin(async move { Ok(Arc::new(connecting.await?) as Arc<dyn Node>) })
@@ -83,8 +83,8 @@ impl ConnectConfig {
         }
     }
 
-    fn arrive(&self, place: &NodeAddress) -> Connecting<Arrival> {
-        let (connecting, limit) = (self.connect(place), self.limits.command);
+    fn arrive(&self, place: &NodeAddress, seat: Option<Seat>) -> Connecting<Arrival> {
+        let (connecting, limit) = (self.connect(place, seat), self.limits.command);
         Box::pin(async move {
             let node = connecting.await?;
             let identity = node.ask(Route::Home, Request::Probe, limit).await.map_err(Error::of)?;
@@ -106,11 +106,12 @@ impl Quorum {
     pub(crate) async fn connect(&self, places: &[NodeAddress], config: &ConnectConfig) -> Result<(), Error> {
         let ConnectConfig { limits, host, .. } = config;
         if let ([place], Some(only)) = (places, self.only()) {
-            only.install(config.connect(place).await?);
+            only.install(config.connect(place, None).await?);
             return Ok(());
         }
         let absent = |at: &usize| self.member(*at).is_some_and(|member| member.node().is_none());
-        let arriving = places.iter().map(|place| config.arrive(place)).enumerate().filter(|(at, _)| absent(at));
+        let arrive = |(at, place): (usize, _)| (at, config.arrive(place, self.seat(at, &config.clock)));
+        let arriving = places.iter().enumerate().map(arrive).filter(|(at, _)| absent(at));
         let mut coming: FanOut<Connecting<Arrival>> = arriving.collect();
         let mut outcomes: Vec<Option<Error>> = places.iter().map(|_| None).collect();
         let mut connected = self.members().filter(|(_, member)| member.node().is_some()).count();
@@ -162,7 +163,8 @@ impl Quorum {
             if let (Some(member), Some(place)) = (self.member(at), places.get(at)) {
                 member.not_there(&error);
                 let later = ConnectConfig { home: None, ..config.clone() };
-                let trying = keep_trying(at, member.clone(), connecting, place.clone(), later);
+                let seated = (at, self.seat(at, &config.clock));
+                let trying = keep_trying(seated, member.clone(), connecting, place.clone(), later);
                 config.host.spawn_until_stopped(trying);
                 member.is_absent(error.to_string());
             }
@@ -186,7 +188,7 @@ fn admit(at: usize, member: &Arc<Member>, (node, identity): Arrival) -> Result<(
 }
 
 async fn keep_trying(
-    at: usize,
+    (at, seat): (usize, Option<Seat>),
     member: Arc<Member>,
     first: Option<Connecting<Arrival>>,
     place: NodeAddress,
@@ -197,7 +199,7 @@ async fn keep_trying(
     loop {
         let outcome = match connecting.take() {
             Some(first) => first.await,
-            None => config.arrive(&place).await,
+            None => config.arrive(&place, seat.clone()).await,
         };
         match outcome.and_then(|arrival| admit(at, &member, arrival)) {
             Ok(()) => return member.arrived(),

@@ -7,10 +7,7 @@
 use std::{
     fmt,
     future::pending,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock, Weak},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -27,7 +24,6 @@ use leasehold_protocol::{
     troubles::causes_of_absence,
 };
 use parking_lot::Mutex;
-use tokio_util::task::TaskTracker;
 
 use super::{shard::ShardState, undo_limits::Undos};
 use crate::{
@@ -48,6 +44,7 @@ pub(crate) struct Member {
     node: OnceLock<Arc<dyn Node>>,
     listener: OnceLock<Weak<dyn NodeListener>>,
     peers: Arc<Mutex<Peers>>,
+    is_only: bool,
     clock: Arc<dyn Clock>,
     host: Host,
     pub(super) command_timeout: Duration,
@@ -56,12 +53,6 @@ pub(crate) struct Member {
     told: Troubles,
     /// One state for each shard. A vote belongs to the first.
     shards: PerShard<ShardState>,
-    /// The questions to new connections which server they lead to.
-    identifying: TaskTracker,
-    /// Whether the last of them was answered.
-    is_identified: AtomicBool,
-    /// When the last one failed.
-    unidentified_until: AtomicU64,
     metrics: NodeMetrics,
 }
 
@@ -75,23 +66,18 @@ impl Member {
         host: Host,
         command_timeout: Duration,
     ) -> Arc<Self> {
-        let identifying = TaskTracker::new();
-        // So `wait` ends whenever no question is open.
-        identifying.close();
         Arc::new(Self {
             address: address.into(),
             node: OnceLock::new(),
             listener: OnceLock::new(),
             peers,
+            is_only,
             clock,
             host,
             command_timeout,
             undos: Undos::default(),
             told: Troubles::default(),
             shards: PerShard::new(ShardState::new(NodeHealth::new(at, is_only))),
-            identifying,
-            is_identified: AtomicBool::new(true),
-            unidentified_until: AtomicU64::new(0),
             metrics: NodeMetrics::of(address),
         })
     }
@@ -223,6 +209,10 @@ impl Member {
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered(shard) };
         self.state(shard).note_trouble();
         self.update(shard, |health, now| ((), health.failed(failure, sent, now)));
+        if !self.is_only {
+            // Its answer may not have counted for that reason.
+            let _not_counted = self.update(shard, |health, now| health.compare(now, &self.peers.lock().identities));
+        }
     }
 
     fn answered(self: &Arc<Self>, shard: Shard) {
@@ -320,38 +310,6 @@ impl Member {
                 Err(failure) => self.first().health().probe_failed(&failure),
             }
         }
-    }
-
-    /// Asks which server it is: a new connection may lead to one that has a vote already, and would renew for it.
-    pub(super) fn identify(self: &Arc<Self>) {
-        self.is_identified.store(false, Ordering::Release);
-        let member = self.clone();
-        self.host.spawn_until_stopped(self.identifying.track_future(async move {
-            let Some(node) = member.node.get() else { return };
-            let said = node.ask(Route::Keeper, Request::Probe, member.command_timeout).await;
-            if let Ok(identity) = &said {
-                let _refused_from_now_on = member.check_identity(identity);
-            } else {
-                member.unidentified_until.fetch_max(member.now().as_nanos(), Ordering::AcqRel);
-            }
-            member.is_identified.store(said.is_ok(), Ordering::Release);
-        }));
-    }
-
-    /// Its answer to a renewal or a repair that was sent at `sent`, if that counts. The node must have a vote, and must
-    /// have said so on each connection since then.
-    pub(crate) async fn counted<T>(self: &Arc<Self>, sent: Time, answer: Result<T, Failure>) -> Result<T, Failure> {
-        let answer = answer?;
-        self.identifying.wait().await;
-        if !self.is_identified.load(Ordering::Acquire) {
-            self.identify();
-            self.identifying.wait().await;
-        }
-        let unidentified_until = Time::from_nanos(self.unidentified_until.load(Ordering::Acquire));
-        if sent < unidentified_until || !self.is_identified.load(Ordering::Acquire) {
-            return Err(Failure::unknown("its connection did not say to which server it leads"));
-        }
-        self.first().health().has_vote().map(|()| answer)
     }
 
     /// Notes that it could not be connected.

@@ -35,8 +35,8 @@ use crate::{
     clock::Clock,
     foreign::{self, Event},
     keeper::Host,
-    node::Node,
-    options::longest_life,
+    node::{Node, Seat},
+    options::{LONGEST_TTL, longest_life},
 };
 
 mod ask;
@@ -84,7 +84,9 @@ impl Quorum {
         host: &Host,
         command_timeout: Duration,
     ) -> Self {
-        let (is_only, peers) = (addresses.len() == 1, Arc::new(Mutex::new(Peers::new(addresses))));
+        // A lease rests on an answer for its TTL.
+        let longest = longest_life(restart_delay).unwrap_or(LONGEST_TTL);
+        let (is_only, peers) = (addresses.len() == 1, Arc::new(Mutex::new(Peers::new(addresses, longest))));
         let member = |(at, address): (usize, &String)| {
             Member::new(at, address, is_only, peers.clone(), clock.clone(), host.clone(), command_timeout)
         };
@@ -123,11 +125,9 @@ impl Quorum {
         self.members.iter().enumerate()
     }
 
-    /// Notes that renewals have a new connection to a node.
-    pub(crate) fn has_reconnected(&self, at: usize) {
-        if let Some(member) = self.member(at).filter(|_| !self.is_one()) {
-            member.identify();
-        }
+    /// The seat of a node in this quorum; a node that is alone has none.
+    pub(crate) fn seat(&self, at: usize, clock: &Arc<dyn Clock>) -> Option<Seat> {
+        (!self.is_one()).then(|| Seat::new(at, self.peers.clone(), clock.clone()))
     }
 
     pub(crate) fn member(&self, at: usize) -> Option<&Arc<Member>> {

@@ -80,7 +80,7 @@ impl Watchdog {
             return Err(Failure::unavailable("the lease has ended"));
         }
         let claims = batch.iter().map(|hold| self.renewed_claim(hold, sent, now)).collect();
-        let answers = self.renewed((&member, shard), route, now, claims, shortest, limit.unwrap_or(left)).await;
+        let answers = self.renewed((&member, shard), route, claims, shortest, limit.unwrap_or(left)).await;
         let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
             alone.noted.set_refused_by(at, is_refused);
@@ -135,7 +135,6 @@ impl Watchdog {
         &self,
         (member, shard): (&Arc<Member>, Shard),
         route: Route,
-        sent: Time,
         claims: Arc<[Claim]>,
         shortest_ttl: Duration,
         limit: Duration,
@@ -149,10 +148,10 @@ impl Watchdog {
         Box::pin(async move {
             tokio::select! {
                 biased;
-                answers = &mut answer => return member.counted(sent, answers).await,
+                answers = &mut answer => return answers,
                 () = silence => member.silent(shard),
             }
-            member.counted(sent, answer.await).await
+            answer.await
         })
     }
 
@@ -164,8 +163,6 @@ impl Watchdog {
         limit: Duration,
     ) -> Result<(), Failure> {
         let (sent, batch) = (self.now(), Arc::new(vec![hold.clone()]));
-        // The nodes of a quorum say on the keeper's connections which servers they are.
-        let route = if self.quorum.is_one() { route } else { self.route() };
         let renew = |(at, member): (usize, &Arc<Member>)| {
             let to = (at, member.shard_of(&hold.claim.key));
             (at, Box::pin(self.clone().renew_on(to, member.clone(), route, sent, batch.clone(), Some(limit))))
@@ -249,7 +246,7 @@ impl Watchdog {
         }
         let (claim, restart_delay) = (hold.claim_at(sent), self.quorum.restart_delay());
         let repair = Request::Repair { claim, fence: hold.fence, restart_delay };
-        let repaired = member.counted(sent, member.ask(Route::Keeper, repair, limit).await).await;
+        let repaired = member.ask(Route::Keeper, repair, limit).await;
         foreign::tell_debug_in(
             || hold.span(),
             || Event::Repair {

@@ -2,6 +2,7 @@
 //! nodes.
 
 use std::{
+    future::IntoFuture as _,
     net::TcpListener,
     time::{Duration, Instant},
 };
@@ -9,7 +10,7 @@ use std::{
 use leasehold::{Builder, Client, Error, LossReason, NodeAnswer, NodeState};
 use support::{
     AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, alone, eventually_async,
-    scripts::{RAISE, REPAIR},
+    scripts::{ACQUIRE, RAISE, REPAIR},
     two_workers, within,
 };
 
@@ -315,6 +316,90 @@ fn a_node_that_becomes_another_one_repairs_nothing() {
             let lost = within(HANGS, "the loss", lease.lost()).await;
             assert_eq!(lost.reason(), LossReason::NoQuorum);
             assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+        });
+    });
+}
+
+/// Nor does a renewal on a connection that has led elsewhere from the beginning, beside one that has not.
+#[test]
+fn a_first_connection_to_another_node_renews_nothing() {
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let [second, last] = [1, 2].map(|at| Proxy::to(&nodes[at]));
+            // The program's own connection, and then that of renewals.
+            second.turn_among(&[nodes[1].port(), nodes[0].port()]);
+            let leases = build(vec![nodes[0].url(), second.url(), last.url()]).await;
+            let began = Instant::now();
+            let lease = leases.lock(NAME).ttl(2 * SECOND).acquire().await.expect("all are there");
+            eventually_async(HANGS, "each has its vote", || nodes.with_key(NAME) == [0, 1, 2]).await;
+            last.freeze(true);
+            let ends = began.elapsed() + lease.remaining();
+            let lost = within(HANGS, "the loss", lease.lost()).await;
+            assert_eq!(lost.reason(), LossReason::NoQuorum);
+            assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+        });
+    });
+}
+
+/// Two addresses are exchanged during an acquire. The server that has voted under the first votes under the second.
+#[test]
+fn a_server_that_becomes_another_node_gives_no_second_vote() {
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let [first, second, last] = [0, 1, 2].map(|at| Proxy::to(&nodes[at]));
+            let urls = vec![first.url(), second.url(), last.url()];
+            let leases = within(HANGS, "build", builder(urls).command_timeout(3 * SECOND).build()).await.unwrap();
+            for away in [&second, &last] {
+                away.refuse(true);
+                away.cut();
+            }
+            let acquire = leases.lock(NAME).acquire_within(2 * SECOND);
+            let acquiring = tokio::spawn(acquire.into_future());
+            eventually_async(HANGS, "its vote", || nodes.with_key(NAME) == [0]).await;
+            first.turn_to(nodes[1].port());
+            first.cut();
+            eventually_async(HANGS, "new connections", || first.connections() >= 2).await;
+            // The first shows by this that it is another server now.
+            let another = tokio::spawn(leases.lock("app:another").try_acquire().into_future());
+            let other = format!("127.0.0.1:{}", second.port());
+            eventually_is(&leases, 0, "it is found out", |state| *state == NodeState::SameServer(other.clone())).await;
+            second.turn_to(nodes[0].port());
+            second.refuse(false);
+            let outcomes = [acquiring.await.unwrap().map(Some), another.await.unwrap()];
+            assert!(outcomes.iter().all(Result::is_err), "one server gave two votes: {outcomes:?}");
+        });
+    });
+}
+
+/// Nor does a node count for a fence that is raised on another one.
+#[test]
+fn a_node_that_becomes_another_one_raises_no_fence() {
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let [first, second, last] = [0, 1, 2].map(|at| Proxy::to(&nodes[at]));
+            let urls = vec![first.url(), second.url(), last.url()];
+            let leases = within(HANGS, "build", builder(urls).command_timeout(3 * SECOND).build()).await.unwrap();
+            last.refuse(true);
+            last.cut();
+            // Its vote has the larger fence, so the first's is raised.
+            nodes.clock(1).forward(60 * SECOND);
+            let vote = second.on(Match::script(ACQUIRE), 1, Action::HoldReply);
+            let acquire = leases.lock(NAME).acquire_within(2 * SECOND);
+            let acquiring = tokio::spawn(acquire.into_future());
+            eventually_async(HANGS, "both votes", || nodes.with_key(NAME) == [0, 1]).await;
+            first.turn_to(nodes[1].port());
+            first.cut();
+            eventually_async(HANGS, "new connections", || first.connections() >= 2).await;
+            vote.release();
+            let outcome = acquiring.await.unwrap();
+            assert!(first.count(Match::script(RAISE)) > 0, "the premise");
+            assert!(outcome.is_err(), "the first's floor was not raised: {outcome:?}");
         });
     });
 }

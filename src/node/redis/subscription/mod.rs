@@ -218,12 +218,6 @@ impl Subscription {
         host: Host,
         in_slots: bool,
     ) {
-        let subscription = Arc::downgrade(&self);
-        keeper.set_on_link(move || {
-            if let Some(listener) = subscription.upgrade().and_then(|subscription| subscription.listener()) {
-                listener.reconnected();
-            }
-        });
         let own_invalidations = OwnInvalidations::new(keeper.clone(), host, endpoint.limits.command, in_slots);
         let own_invalidations = self.own_invalidations.get_or_init(|| own_invalidations);
         let closed = self.closed.clone();

@@ -274,7 +274,9 @@ impl Connection {
         match self.ask(&link, "INFO", Vec::new(), left).await {
             Ok(info) => {
                 link.answered();
-                Ok(info.as_string().unwrap_or_default())
+                let info = info.as_string().unwrap_or_default();
+                link.note_info(&info);
+                Ok(info)
             }
             Err(error) => {
                 // It may be the only question on this connection.

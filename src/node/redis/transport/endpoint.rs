@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     clock::{self, Clock},
-    node::redis::wire::{Config, Error as WireError, ErrorKind as WireKind},
+    node::{
+        Seat,
+        redis::wire::{Config, Error as WireError, ErrorKind as WireKind},
+    },
     options::Names,
 };
 
@@ -37,6 +40,8 @@ pub(crate) struct Endpoint {
     pub(crate) names: Names,
     /// The kind that the server has to be of.
     pub(crate) wanted: RequiredKind,
+    /// Its seat, if it is a node of a quorum.
+    pub(crate) seat: Option<Seat>,
     /// One read of certificates at a time: a disk that hangs blocks only one thread.
     reading: Arc<Semaphore>,
     /// The settings with the machine's own authorities, which are read once.
@@ -46,12 +51,17 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn new(target: Target, limits: Limits, clock: Arc<dyn Clock>, names: Names) -> Self {
         let (reading, by_the_machine) = (Arc::new(Semaphore::new(1)), Arc::default());
-        Self { target, limits, clock, names, wanted: RequiredKind::Alone, reading, by_the_machine }
+        Self { target, limits, clock, names, wanted: RequiredKind::Alone, seat: None, reading, by_the_machine }
+    }
+
+    /// The same, as that of a node of a quorum, if it has a seat.
+    pub(crate) fn seated(self, seat: Option<Seat>) -> Self {
+        Self { seat, ..self }
     }
 
     /// The endpoint of another server, for the same caller.
     pub(crate) fn another(&self, target: Target, wanted: RequiredKind) -> Self {
-        Self { target, wanted, by_the_machine: Arc::default(), ..self.clone() }
+        Self { target, wanted, seat: None, by_the_machine: Arc::default(), ..self.clone() }
     }
 
     pub(crate) fn now(&self) -> Time {

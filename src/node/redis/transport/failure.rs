@@ -28,6 +28,12 @@ pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url mus
 
 pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-cluster:// for a part of a cluster";
 
+/// The text about a server of a quorum that did not report which one it is, appended to its address.
+const UNIDENTIFIED: &str = "did not say which server it is (INFO), so its answer does not count";
+
+/// The text about a server that is another node of the quorum too, between the two addresses.
+const SAME_SERVER: &str = "is the same server as";
+
 /// Classifies an error of the server or of the wire by whether the request may have been executed. A request that was
 /// answered by an error was not executed, unless a line of the script met the error. A request without an answer may
 /// have been, unless it was never sent.
@@ -65,6 +71,10 @@ fn without_cause(
         _ if is_explained(details) => Failure::refused(format!("redis at {server} {details}")),
         // A server of a cluster may have granted the request.
         _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")).halfway(),
+        // Nor is it known what it did: that server may have what it granted to nobody.
+        _ if details.starts_with(SAME_SERVER) || details == UNIDENTIFIED => {
+            Failure::unknown(format!("redis at {server} {details}"))
+        }
         ErrorKind::Unsent => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
@@ -93,6 +103,21 @@ pub(crate) fn wrong_server(text: &'static str) -> Error {
 /// Whether it is from [`wrong_server`].
 pub(crate) fn is_wrong_server(error: &Error) -> bool {
     [CLUSTER, NO_CLUSTER, SENTINEL, NO_SENTINEL].contains(&error.details())
+}
+
+/// Whether a server never answers a command, as one that is only busy or still loads its data will.
+pub(super) fn is_unsupported(details: &str) -> bool {
+    details.starts_with("NOPERM") || details.starts_with("ERR unknown command")
+}
+
+/// The error for an answer of a server that did not report which one it is.
+pub(super) fn unidentified() -> Error {
+    Error::new(ErrorKind::Other, UNIDENTIFIED)
+}
+
+/// The error for an answer of a server that has its vote as this other node.
+pub(super) fn has_another_seat(other: &str) -> Error {
+    Error::new(ErrorKind::Other, format!("{SAME_SERVER} {other}, and one server has one vote"))
 }
 
 /// Whether a connection failed because the server refused us, or we refused the server; not because it is absent.

@@ -6,6 +6,7 @@
 
 use std::{future::Future, sync::OnceLock};
 
+use super::failure::is_unsupported;
 use crate::node::redis::{
     info,
     wire::{Answer, Command, Value, is_answer},
@@ -48,11 +49,6 @@ impl History {
             },
         }
     }
-}
-
-/// Whether the server never answers the question, as one that is only busy or still loads its data will.
-fn is_unsupported(details: &str) -> bool {
-    details.starts_with("NOPERM") || details.starts_with("ERR unknown command")
 }
 
 fn read(info: &Value) -> Option<String> {

@@ -38,6 +38,7 @@ use super::{
     kind::{Kind, RequiredKind, ServerKind},
     left_out::LeftOut,
     login::Login,
+    seated::Seated,
 };
 use crate::{
     credentials::Credentials,
@@ -149,6 +150,8 @@ pub(crate) struct Link {
     of_run: Mutex<Option<Arc<OfRun>>>,
     /// The run of the link's server, once asked; `None` inside if not reported. A link never changes its server.
     leads_to: OnceLock<Option<Box<str>>>,
+    /// Whether its answers count, if it is to a node of a quorum.
+    seated: Option<Seated>,
     /// The history that the link's writes belong to, if replicas must confirm them.
     history: Arc<History>,
     given_up: Arc<Notify>,
@@ -274,6 +277,7 @@ impl Link {
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
             leads_to: OnceLock::new(),
+            seated: next.endpoint.seat.clone().map(Seated::new),
             history,
             given_up: given_up.clone(),
             over: CancellationToken::new(),
@@ -352,6 +356,13 @@ impl Link {
         let _the_same = self.leads_to.set(run_id);
     }
 
+    /// Notes the server's `INFO`, which was asked for another reason.
+    pub(super) fn note_info(&self, info: &str) {
+        if let Some(seated) = &self.seated {
+            seated.note(info);
+        }
+    }
+
     /// The scripts of votes for the link's run, if that is known.
     pub(crate) fn of_run(&self) -> Option<Arc<OfRun>> {
         self.of_run.lock().clone()
@@ -415,9 +426,20 @@ impl Link {
         };
         // An answer counts only from a server of the right kind, which it reported before.
         if outcome.as_ref().err().is_none_or(is_answer) {
-            self.kind.get().await.check()?;
+            self.check_server().await?;
         }
         outcome
+    }
+
+    /// Whether an answer counts: its server must be of the right kind, and, as a node of a quorum, have its seat.
+    async fn check_server(&self) -> Result<(), WireError> {
+        self.kind.get().await.check()?;
+        match &self.seated {
+            None => Ok(()),
+            Some(seated) => {
+                seated.check(|| self.command("INFO", vec!["server".into()], self.health().patience())).await
+            }
+        }
     }
 
     /// Sends commands one right behind the other, each behind the one it needs `before`, and returns each answer. An
@@ -432,7 +454,7 @@ impl Link {
             commands.flat_map(|command| before.command().into_iter().chain([command])).collect();
         let behind = usize::from(before != Before::Nothing);
         let answers = self.unless_over(pin!(self.wire.ask_each(commands, limit))).await?;
-        self.kind.get().await.check()?;
+        self.check_server().await?;
         Ok(answers.into_iter().skip(behind).step_by(behind + 1).collect())
     }
 

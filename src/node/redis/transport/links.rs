@@ -62,8 +62,6 @@ pub(crate) struct Links {
     no_primary: Notify,
     /// The other connection to the server: when one learns that it is not a primary, both look for another.
     pub(super) sibling: OnceLock<Weak<Links>>,
-    /// Called for each link after the first: before it is there, or at once if it replaces one that is.
-    on_link: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 enum LinkState {
@@ -134,19 +132,8 @@ impl Links {
         let was_up = AtomicBool::new(first.is_some());
         let state = first.map_or(LinkState::Down(None), |link| LinkState::Up(Arc::new(link)));
         let (metrics, state) = (NodeMetrics::of(&server), watch::Sender::new(state));
-        let (no_primary, sibling, on_link) = (Notify::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(Self { server, endpoint, left_out, metrics, state, was_up, no_primary, sibling, on_link })
-    }
-
-    /// Has this called for each link after the first; once.
-    pub(crate) fn set_on_link(&self, call: impl Fn() + Send + Sync + 'static) {
-        let _set_before = self.on_link.set(Box::new(call));
-    }
-
-    fn tell_of_link(&self) {
-        if let Some(call) = self.on_link.get() {
-            call();
-        }
+        let (no_primary, sibling) = (Notify::new(), OnceLock::new());
+        Arc::new(Self { server, endpoint, left_out, metrics, state, was_up, no_primary, sibling })
     }
 
     /// The links that follow the current one.
@@ -383,8 +370,6 @@ impl Links {
         if let Some(old) = self.put(LinkState::Up(Arc::new(link)), true, |state| !matches!(state, LinkState::Over)) {
             old.end();
         }
-        // Not before: the question which server this is would go to the one before.
-        self.tell_of_link();
         self.metrics.note_reconnect();
     }
 
@@ -411,8 +396,6 @@ impl Links {
                 Ok((link, ending)) => {
                     let is_first = link.number == 1;
                     self.was_up.store(true, Ordering::Release);
-                    // Requests wait for this link, and are sent once it is there.
-                    self.tell_of_link();
                     self.put(LinkState::Up(Arc::new(link)), true, LinkState::is_down);
                     if is_first {
                         self.metrics.note_up(true);

@@ -13,6 +13,7 @@ mod links;
 mod login;
 mod opening;
 pub(super) mod question;
+mod seated;
 mod target;
 mod trust;
 mod url;
