@@ -1,10 +1,11 @@
 //! Wakers that panic. The panic ends only the waker's own call, on whichever thread that is.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
+    ptr,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll, RawWakerVTable, Wake, Waker},
 };
 
 use crate::sync::catching_panics;
@@ -18,15 +19,34 @@ macro_rules! relayed {
 }
 pub(crate) use relayed;
 
-/// The relay of one public future. It has a waker only if the future is polled outside of Tokio's tasks, whose wakers
-/// do not panic.
+/// The vtable that the wakers of all of Tokio's tasks share, once it is known.
+static OF_TASKS: OnceLock<&'static RawWakerVTable> = OnceLock::new();
+
+/// Learns to recognize the wakers of Tokio's tasks. It must be spawned as a task itself.
+pub(crate) async fn learn_wakers_of_tasks() {
+    poll_fn(|context| {
+        OF_TASKS.get_or_init(|| context.waker().vtable());
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// Whether this is the waker of one of Tokio's tasks, which does not panic.
+///
+/// A task's ID does not show that. `spawn_blocking` sets one too, and a combinator inside a task has its own wakers.
+fn is_of_a_task(waker: &Waker) -> bool {
+    OF_TASKS.get().is_some_and(|of_tasks| ptr::eq(*of_tasks, waker.vtable()))
+}
+
+/// The relay of one public future. It catches the panics of the waker that the future is polled with, unless that is a
+/// waker of one of Tokio's tasks.
 #[derive(Default)]
 pub(crate) struct Relay(Option<Arc<Caught>>);
 
 impl Relay {
     pub(crate) fn poll<F: Future>(&mut self, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
         // Schedules are explored without foreign executors.
-        if tokio::task::try_id().is_some() || cfg!(all(test, leasehold_shuttle)) {
+        if is_of_a_task(context.waker()) || cfg!(all(test, leasehold_shuttle)) {
             return future.poll(context);
         }
         let known = self.0.take().filter(|known| known.is(context.waker()));
@@ -66,12 +86,15 @@ impl Drop for Caught {
 #[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use std::{
-        future::poll_fn,
         pin::pin,
         sync::mpsc::{Receiver, Sender, channel},
     };
 
     use super::*;
+    use crate::{
+        clock::{Clock, SystemClock},
+        keeper::Host,
+    };
 
     /// A waker that reports when it is woken or dropped, and panics.
     struct Panics(Sender<&'static str>);
@@ -123,13 +146,38 @@ mod tests {
     }
 
     #[tokio::test]
+    #[allow(clippy::disallowed_methods, reason = "tasks of the test")]
     async fn the_waker_of_a_task_is_passed_on_as_it_is() {
+        let (host, _stop) = Host::start(&(Arc::new(SystemClock) as Arc<dyn Clock>)).unwrap();
+        host.runtime().spawn(async {}).await.expect("the keeper runs, and has learned them");
         let look = async {
             let own = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
             polled_with(&mut Relay::default(), &own).will_wake(&own)
         };
-        #[allow(clippy::disallowed_methods, reason = "a task of the test")]
-        let told = tokio::spawn(look).await;
-        assert!(told.unwrap());
+        assert!(tokio::spawn(look).await.unwrap());
+    }
+
+    /// Panics unless a foreign waker is caught here, where Tokio says that a task runs.
+    fn catches() {
+        assert!(tokio::task::try_id().is_some(), "the premise");
+        let (waker, heard) = Panics::armed();
+        let mut relay = Relay::default();
+        polled_with(&mut relay, &waker).wake();
+        drop((waker, relay));
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["woken", "dropped"]);
+    }
+
+    #[tokio::test]
+    #[allow(clippy::disallowed_methods, reason = "tasks of the test")]
+    async fn a_foreign_waker_in_a_task_is_caught() {
+        tokio::spawn(learn_wakers_of_tasks()).await.unwrap();
+        tokio::spawn(async { catches() }).await.unwrap();
+    }
+
+    #[tokio::test]
+    #[allow(clippy::disallowed_methods, reason = "tasks of the test")]
+    async fn a_foreign_waker_in_a_blocking_task_is_caught() {
+        tokio::spawn(learn_wakers_of_tasks()).await.unwrap();
+        tokio::task::spawn_blocking(catches).await.unwrap();
     }
 }

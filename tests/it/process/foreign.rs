@@ -319,6 +319,72 @@ fn f91_wakers_panic() {
     alone(|| two_workers().block_on(a_waker_is_called()));
 }
 
+/// Where a task of Tokio's polls with a foreign waker.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Task,
+    BlockingTask,
+}
+
+/// A call on the lock `victim`. Without an answer, a timer of the keeper's calls its waker.
+#[derive(Debug, Clone, Copy)]
+enum Call {
+    Release,
+    AcquireWithin,
+    Renew,
+}
+
+async fn a_waker_in_a_task_is_called(call: Call, place: Place) {
+    let scene = Scene::of_one().await;
+    let victim = scene.acquire("victim").await;
+    let other = scene.leases.lock("victim").owner(Owner::anonymous());
+    let mut calling: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = match call {
+        Call::Release => Box::pin(async move { drop(victim.release().await) }),
+        Call::AcquireWithin => Box::pin(async move {
+            drop(other.acquire_within(COMMAND).await);
+            drop(victim);
+        }),
+        Call::Renew => Box::pin(async move { drop(victim.renew().await) }),
+    };
+    TRAP.arm("called", Fault::Panics);
+    scene.servers.stop();
+    let poll = move || {
+        assert!(tokio::task::try_id().is_some(), "the premise");
+        poll_once(calling.as_mut(), &Foreign::waker("called"));
+        calling
+    };
+    #[allow(clippy::async_yields_async, reason = "it is only kept, so that its waker is")]
+    let calling = match place {
+        Place::Task => tokio::spawn(async { poll() }).await,
+        Place::BlockingTask => tokio::task::spawn_blocking(poll).await,
+    };
+    let calling = calling.expect("it is pending");
+    eventually_async(HANGS, "the keeper calls the waker", || TRAP.has_sprung_on_the_keeper("called")).await;
+    scene.servers.cont();
+    scene.others_do_not_notice().await;
+    drop(calling);
+}
+
+macro_rules! in_tasks {
+    ($($name:ident: $call:ident, $place:ident;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                alone(|| two_workers().block_on(a_waker_in_a_task_is_called(Call::$call, Place::$place)));
+            }
+        )*
+    };
+}
+
+in_tasks! {
+    f91_a_waker_of_a_release_panics_in_a_task: Release, Task;
+    f91_a_waker_of_a_release_panics_in_a_blocking_task: Release, BlockingTask;
+    f91_a_waker_of_an_acquire_panics_in_a_task: AcquireWithin, Task;
+    f91_a_waker_of_an_acquire_panics_in_a_blocking_task: AcquireWithin, BlockingTask;
+    f91_a_waker_of_a_renew_panics_in_a_task: Renew, Task;
+    f91_a_waker_of_a_renew_panics_in_a_blocking_task: Renew, BlockingTask;
+}
+
 /// A clock that can stand still.
 #[derive(Debug, Clone, Default)]
 struct Standing(Arc<Mutex<Option<Duration>>>);

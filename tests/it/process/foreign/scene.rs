@@ -95,6 +95,10 @@ impl Trap {
         self.lock().sprung.iter().any(|(sprung, _)| sprung == name)
     }
 
+    pub(super) fn has_sprung_on_the_keeper(&self, name: &str) -> bool {
+        self.lock().sprung.iter().any(|(sprung, thread)| sprung == name && thread == "leasehold-keeper")
+    }
+
     /// Panics if foreign code ever ran on the keeper's thread.
     #[track_caller]
     pub(super) fn spared_the_keeper(&self) {
@@ -172,7 +176,7 @@ impl Drop for Foreign {
 
 /// Polls once with this waker; it must not be ready.
 #[track_caller]
-pub(super) fn poll_once<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker) {
+pub(super) fn poll_once<F: Future + ?Sized>(future: std::pin::Pin<&mut F>, waker: &Waker) {
     assert!(future.poll(&mut Context::from_waker(waker)).is_pending());
 }
 
