@@ -149,6 +149,14 @@ impl StdError for Details {
 pub(crate) const FORKED: &str =
     "this process was forked after a Client was made, and has no keeper: fork before the first Client, or exec";
 
+/// The text of an error after the keeper has failed.
+const FAILED: &str = "the keeper has failed after a panic on its thread: make a new Client";
+
+/// Whether an error says that the keeper has ended. No later call succeeds then.
+fn names_the_keepers_end(text: &str) -> bool {
+    text.contains(FORKED) || text.contains(FAILED)
+}
+
 /// For [`Builder::quorum`](crate::Builder::quorum), which takes servers as well as urls.
 impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
@@ -199,6 +207,10 @@ impl Error {
         Self::unavailable(FORKED)
     }
 
+    pub(crate) fn keeper_failed() -> Self {
+        Self::unavailable(FAILED)
+    }
+
     pub(crate) fn unconfirmed_renewal(failure: &Failure) -> Self {
         Self::Unconfirmed(Details::of(format!("the renewal is not confirmed: {failure}"), failure))
     }
@@ -213,7 +225,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             // The keeper's runtime does not come back. Over a quorum each node's answer says so.
-            Self::Unavailable(details) | Self::Unconfirmed(details) => !details.0.text.contains(FORKED),
+            Self::Unavailable(details) | Self::Unconfirmed(details) => !names_the_keepers_end(&details.0.text),
             Self::TimedOut { .. } => true,
             _ => false,
         }
@@ -301,7 +313,7 @@ impl Details {
     pub(crate) fn of_release(failure: &Failure, is_kept: bool) -> Self {
         let why = failure.to_string();
         // A runtime that has ended does nothing more.
-        let goes_on = if why.contains(FORKED) { "The" } else { "It goes on while this process runs, and the" };
+        let goes_on = if names_the_keepers_end(&why) { "The" } else { "It goes on while this process runs, and the" };
         let kept = if is_kept { ", or after the time for which it is kept" } else { "" };
         let text = format!("the release is not confirmed: {why}. {goes_on} key expires within its TTL{kept}");
         Self::of(text, failure)
@@ -364,6 +376,7 @@ mod tests {
             [Error::of(failure.clone()), Error::unconfirmed_renewal(failure), of_nodes]
         };
         assert!(!Error::keeper_ended().is_transient());
+        assert!(!Error::keeper_failed().is_transient());
         assert!(kinds(&keeper_ended()).iter().all(|error| !error.is_transient()));
         assert!(kinds(&Failure::unknown("no answer")).iter().all(Error::is_transient));
     }

@@ -30,6 +30,7 @@ use crate::{
     clock::{self, Clock, Jumps},
     foreign,
     metrics::Telling,
+    sync::catching_panics,
 };
 
 mod life;
@@ -89,7 +90,7 @@ impl Host {
         let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
         let host = Self::on(runtime.handle().clone(), clock);
         host.spawn_beside(foreign::learn_wakers_of_tasks());
-        host.run_on_thread("leasehold-keeper", runtime)?;
+        host.run_on_thread("leasehold-keeper", runtime, |host| host.life.fail())?;
         let stop = Stop(host.stop.clone());
         foreign::start(Telling::default())?;
         Ok((host, stop))
@@ -115,8 +116,17 @@ impl Host {
         (host, stop)
     }
 
-    /// Runs this runtime for as long as the keeper is needed.
-    fn run_on_thread(&self, name: &str, runtime: Runtime) -> io::Result<()> {
+    /// Runs this runtime for as long as the keeper is needed. If a panic ends it earlier, `failed` is called.
+    ///
+    /// The runtime cannot continue after that. Tokio catches the panics of tasks, so this one came from a waker that the
+    /// runtime's driver called. It takes the driver with it, and the wakers that were due after that one are never
+    /// called.
+    fn run_on_thread(
+        &self,
+        name: &str,
+        runtime: Runtime,
+        failed: impl FnOnce(&Self) + Send + 'static,
+    ) -> io::Result<()> {
         let kept = self.clone();
         // A runtime must not be dropped inside another one, and a thread that cannot be started drops its closure here.
         let slot = Arc::new(Mutex::new(Some(runtime)));
@@ -125,12 +135,16 @@ impl Host {
             let runtime = handed_over.lock().take();
             let Some(runtime) = runtime else { return };
             foreign::this_thread_is_the_keepers();
-            runtime.block_on(async {
+            let finished = async {
                 kept.stop.cancelled().await;
                 kept.finished().await;
-            });
-            // Other threads may still poll a timer.
-            kept.life.retire();
+            };
+            match catching_panics(|| runtime.block_on(finished)) {
+                // Other threads may still poll a timer.
+                Some(()) => kept.life.retire(),
+                None => failed(&kept),
+            }
+            let _ended = catching_panics(|| drop(runtime));
         });
         if let Err(error) = started {
             if let Some(runtime) = slot.lock().take() {
@@ -145,7 +159,7 @@ impl Host {
         &self.runtime
     }
 
-    /// Cancelled when a call finds that the keeper is in another process.
+    /// Cancelled when the keeper has failed, or when a call finds that it is in another process.
     pub(crate) fn over(&self) -> &CancellationToken {
         &self.life.over
     }
@@ -244,5 +258,85 @@ impl Host {
             })
             .await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        task::{Context, Wake, Waker},
+    };
+
+    use super::*;
+    use crate::{Client, LossReason, clock::SystemClock};
+
+    const HANGS: Duration = Duration::from_secs(20);
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics, as it is meant to");
+        }
+    }
+
+    /// Lets a waker panic in the driver of this runtime, and returns when the runtime has ended.
+    async fn fail(runtime: &Handle) {
+        let standing = runtime.spawn(pending::<()>());
+        let mut timer = {
+            let _context = runtime.enter();
+            Box::pin(tokio::time::sleep(Duration::from_millis(100)))
+        };
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(timer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let ended = tokio::time::timeout(HANGS, standing).await.expect("the runtime ends");
+        assert!(ended.unwrap_err().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_failed_keeper_ends_every_lease_and_every_call_at_once() {
+        let client = Client::in_memory();
+        let (one, two) = (client.lock("one").acquire().await.unwrap(), client.lock("two").acquire().await.unwrap());
+        let engine = client.scope.engine.clone();
+        let waiting = client.lock("one").acquire();
+        let (waited, ()) = tokio::join!(tokio::time::timeout(HANGS, waiting), fail(engine.host.runtime()));
+        let mut errors = vec![waited.expect("the wait ends").unwrap_err()];
+        for lease in [&one, &two] {
+            let lost = tokio::time::timeout(HANGS, lease.lost()).await.expect("it is reported");
+            assert_eq!(lost.reason(), LossReason::KeeperEnded);
+            assert!(!lease.is_held());
+        }
+        errors.push(client.lock("other").acquire().await.unwrap_err());
+        errors.push(client.lock("one").holder().await.unwrap_err());
+        for error in errors {
+            assert!(error.to_string().contains("make a new Client"), "{error}");
+        }
+        tokio::time::timeout(HANGS, client.close()).await.expect("a close ends");
+    }
+
+    #[tokio::test]
+    async fn a_lease_granted_as_the_keeper_fails_ends_too() {
+        let client = Client::in_memory();
+        let lease = client.lock("one").acquire().await.unwrap();
+        let engine = client.scope.engine.clone();
+        engine.host.life.over.cancel();
+        let granted = engine.watchdog.holds();
+        engine.watchdog.guard(&granted[0]);
+        let lost = tokio::time::timeout(HANGS, lease.lost()).await.expect("it is reported");
+        assert_eq!(lost.reason(), LossReason::KeeperEnded);
+    }
+
+    #[tokio::test]
+    async fn a_failed_thread_of_the_transport_is_replaced() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let (host, _stop) = Host::start(&clock).unwrap();
+        let first = host.transport().await.unwrap();
+        fail(&first).await;
+        let next = host.transport().await.unwrap();
+        assert_ne!(next.id(), first.id());
+        assert_eq!(host.transport.len(), 1);
+        next.spawn(async {}).await.unwrap();
+        assert!(!host.over().is_cancelled());
     }
 }

@@ -202,10 +202,10 @@ impl Engine {
         self.observed.notify(key.lock(), now);
     }
 
-    /// An error once `close` was called, or in a process that was forked.
+    /// An error once `close` was called or the keeper has failed, or in a process that was forked.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         self.check_process()?;
-        if self.closed.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
+        if self.closed.is_cancelled() || self.host.over().is_cancelled() { Err(self.end()) } else { Ok(()) }
     }
 
     /// Whether the first connection was made.
@@ -244,7 +244,11 @@ impl Engine {
     /// Why no acquire continues, once `ended` is cancelled.
     pub(crate) fn end(&self) -> Error {
         let by_keeper = self.host.over().is_cancelled() && !self.closed.is_cancelled();
-        if by_keeper { Error::keeper_ended() } else { Error::Closed }
+        match by_keeper {
+            true if self.host.is_forked() => Error::keeper_ended(),
+            true => Error::keeper_failed(),
+            false => Error::Closed,
+        }
     }
 
     /// Ends every wait, asks every holder to stop, and waits for them; then ends everything. Returns how many leases

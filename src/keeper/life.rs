@@ -32,6 +32,12 @@ impl Life {
         drop(self.polls.write());
     }
 
+    /// Ends every wait for the runtime, which has failed.
+    pub(super) fn fail(&self) {
+        self.retire();
+        let _told = catching_panics(|| self.over.cancel());
+    }
+
     /// Notes that the runtime is in another process. In this one no poll is under way, whatever the lock says.
     pub(super) fn is_elsewhere(&self) {
         self.has_ended.store(true, Ordering::Release);

@@ -18,6 +18,13 @@ pub(super) struct Transport {
     threads: Mutex<Vec<Handle>>,
 }
 
+#[cfg(test)]
+impl Transport {
+    pub(super) fn len(&self) -> usize {
+        self.threads.lock().len()
+    }
+}
+
 /// The most threads of the transport; that many may be blocked.
 const MOST_THREADS: usize = 8;
 
@@ -50,7 +57,11 @@ impl Host {
         }
         let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
         let handle = runtime.handle().clone();
-        self.run_on_thread("leasehold-transport", runtime)?;
+        let id = handle.id();
+        // The connections of a runtime that fails end with it. The next one is made on another thread.
+        self.run_on_thread("leasehold-transport", runtime, move |host| {
+            host.transport.threads.lock().retain(|thread| thread.id() != id);
+        })?;
         now.push(handle.clone());
         Ok(handle)
     }

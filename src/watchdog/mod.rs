@@ -43,6 +43,20 @@ const ASK_EACH: Duration = Duration::from_micros(10);
 /// The most leases that one batch renews: a script call of this size takes a server about a millisecond.
 const BATCH: usize = 500;
 
+/// Ends every lease when the loop is dropped, if the keeper has failed.
+struct EndsLeases<'a>(&'a Arc<Watchdog>);
+
+impl Drop for EndsLeases<'_> {
+    fn drop(&mut self) {
+        if self.0.host.over().is_cancelled() {
+            let now = catching_panics(|| self.0.now()).unwrap_or(Time::ZERO);
+            for hold in self.0.holds() {
+                self.0.give_up(&hold, now);
+            }
+        }
+    }
+}
+
 /// Every hold of one `Client`, and the loop that looks after them.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
@@ -94,7 +108,7 @@ impl Watchdog {
     }
 
     /// Guards a hold from now on. This costs a table entry; the loop is woken only if its next check would be too late.
-    pub(crate) fn guard(&self, hold: &Arc<Hold>) {
+    pub(crate) fn guard(self: &Arc<Self>, hold: &Arc<Hold>) {
         let (before, too_late) = self.table.lock().insert(hold);
         if too_late {
             self.wake.notify_one();
@@ -104,6 +118,10 @@ impl Watchdog {
             let (now, mut before) = (self.now(), self.holds_of(hold.claim.key.lock()));
             before.retain(|before| !Arc::ptr_eq(before, hold));
             self.hint_each(&before, now);
+        }
+        // If the keeper failed before this lease was in the table, nothing else reports its end.
+        if self.host.over().is_cancelled() {
+            self.give_up(hold, self.now());
         }
     }
 
@@ -221,6 +239,7 @@ impl Watchdog {
     ///
     /// A panic, which is a bug here or in the program's own clock, ends every lease that is held, but not the loop.
     pub(crate) async fn run(self: Arc<Self>) {
+        let _if_it_fails = EndsLeases(&self);
         let mut now = Time::ZERO;
         loop {
             let planned = catching_panics(|| {
