@@ -6,7 +6,7 @@
 //! 2. A run that was one node's is no other's for as long as a lease may rest on what it said as the first. Otherwise one
 //!    server could confirm a lease twice, when two addresses are exchanged.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use crate::time::Time;
 
@@ -42,6 +42,10 @@ impl Identities {
 
     /// Notes which run of a server a node reports. Returns the address of another node that is the same run.
     pub fn enter(&mut self, at: usize, run_id: &str, now: Time) -> Option<&str> {
+        // So it is at nearly every answer.
+        if self.is_known(at, run_id) {
+            return None;
+        }
         let longest = self.longest;
         let has = |node: &Identity| {
             let was = |(past, until): &(Box<str>, Time)| **past == *run_id && now.since(*until) < longest;
@@ -50,12 +54,10 @@ impl Identities {
         let other = (0..self.nodes.len()).find(|&other| other != at && self.nodes.get(other).is_some_and(has));
         let node = self.nodes.get_mut(at)?;
         node.same_as = other;
-        let next = other.is_none().then_some(run_id);
-        if node.run_id.as_deref() != next {
-            let was = std::mem::replace(&mut node.run_id, next.map(Into::into));
-            node.past.retain(|(past, until)| Some(&**past) != next && now.since(*until) < longest);
-            node.past.extend(was.map(|run| (run, now)));
-        }
+        let next = other.is_none().then(|| run_id.into());
+        let was = mem::replace(&mut node.run_id, next);
+        node.past.retain(|(past, until)| node.run_id.as_ref() != Some(past) && now.since(*until) < longest);
+        node.past.extend(was.map(|run| (run, now)));
         self.same_as(at)
     }
 
