@@ -312,6 +312,11 @@ impl Member {
         }
     }
 
+    /// Whether its server has no vote under another address.
+    pub(crate) fn has_vote(&self) -> bool {
+        self.first().health().has_vote().is_ok()
+    }
+
     /// Notes that it could not be connected.
     pub(super) fn not_there(self: &Arc<Self>, error: &Error) {
         let is_refusal = matches!(error, Error::Refused(_));

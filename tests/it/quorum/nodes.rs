@@ -10,7 +10,7 @@ use std::{
 use leasehold::{Builder, Client, Error, LossReason, NodeAnswer, NodeState};
 use support::{
     AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, alone, eventually_async,
-    scripts::{ACQUIRE, RAISE, REPAIR},
+    scripts::{ACQUIRE, RAISE, RENEW, REPAIR},
     two_workers, within,
 };
 
@@ -280,6 +280,41 @@ fn a_node_that_becomes_another_one_renews_nothing() {
             let lost = within(HANGS, "the loss", lease.lost()).await;
             assert_eq!(lost.reason(), LossReason::NoQuorum);
             assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+        });
+    });
+}
+
+/// Which is no refusal of their keys: they are renewed together again as soon as it has its vote back.
+#[test]
+fn a_node_without_a_vote_does_not_take_batches_apart() {
+    const MANY: usize = 40;
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let proxy = Proxy::to(&nodes[2]);
+            let leases = build(vec![nodes[0].url(), nodes[1].url(), proxy.url()]).await;
+            let mut held = Vec::new();
+            for number in 0..MANY {
+                held.push(leases.lock(format!("app:{number}")).ttl(3 * SECOND).acquire().await.expect("all are there"));
+            }
+            proxy.turn_to(nodes[0].port());
+            proxy.cut();
+            let other = format!("127.0.0.1:{}", nodes[0].port());
+            eventually_is(&leases, 2, "it is found out", |state| *state == NodeState::SameServer(other.clone())).await;
+            let rounds = async |what, count| {
+                let before = nodes[1].wire().scripts();
+                eventually_async(HANGS, what, || nodes[1].wire().scripts() >= before + count).await;
+            };
+            rounds("renewals without its vote", 2).await;
+            proxy.turn_to(nodes[2].port());
+            proxy.cut();
+            proxy.forget();
+            eventually_is(&leases, 2, "it has its vote", |state| *state == NodeState::Up).await;
+            rounds("renewals with its vote", 3).await;
+            let renewed = proxy.count(Match::script(RENEW));
+            assert!(renewed > 0 && renewed < MANY, "{renewed} batches for {MANY} leases");
+            assert!(held.iter().all(|lease| lease.is_held()));
         });
     });
 }
