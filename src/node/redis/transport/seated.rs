@@ -4,12 +4,12 @@ use std::future::Future;
 
 use tokio::sync::OnceCell;
 
-use super::failure::{has_another_seat, is_unsupported, unidentified};
+use super::failure::{has_another_seat, is_refusal, unidentified};
 use crate::node::{
     Seat,
     redis::{
         info,
-        wire::{Answer, Error, is_answer},
+        wire::{Answer, Command, Error, is_answer},
     },
 };
 
@@ -26,8 +26,13 @@ impl Seated {
         Self { seat, run_id: OnceCell::new() }
     }
 
+    /// The question which run it is.
+    pub(super) fn question() -> Command {
+        ("INFO", vec!["server".into()])
+    }
+
     /// Whether an answer of this link counts: its server must have shown which run it is, and that run must have no
-    /// other seat. `info` asks for it, if that is still to be done.
+    /// other seat. `info` asks the question again, if it has no answer yet.
     pub(super) async fn check<A: Future<Output = Answer>>(&self, info: impl FnOnce() -> A) -> Result<(), Error> {
         let run_id = match self.run_id.get() {
             Some(run_id) => run_id,
@@ -38,9 +43,11 @@ impl Seated {
         self.seat.check(run_id).map_err(|other| has_another_seat(&other))
     }
 
-    /// Notes the server's `INFO`, which was asked for another reason.
-    pub(super) fn note(&self, info: &str) {
-        let _known_before = self.run_id.set(info::identity(info).run_id);
+    /// Notes an answer to `INFO`.
+    pub(super) fn note(&self, answer: Answer) {
+        if let Some(run_id) = read(answer) {
+            let _known_before = self.run_id.set(run_id);
+        }
     }
 }
 
@@ -48,7 +55,7 @@ impl Seated {
 fn read(answer: Answer) -> Option<Option<Box<str>>> {
     match answer {
         Ok(info) => Some(info::identity(&info.as_string().unwrap_or_default()).run_id),
-        Err(error) if is_answer(&error) && is_unsupported(error.details()) => Some(None),
+        Err(error) if is_answer(&error) && is_refusal(&error) => Some(None),
         Err(_) => None,
     }
 }
