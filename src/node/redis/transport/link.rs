@@ -447,8 +447,11 @@ impl Link {
         match &self.seated {
             None => Ok(()),
             Some(seated) => {
-                let (command, arguments) = Seated::question();
-                seated.check(|| self.command(command, arguments, self.health().patience())).await
+                let again = || {
+                    let (command, arguments) = Seated::question();
+                    self.command(command, arguments, self.health().patience())
+                };
+                seated.check(again).await
             }
         }
     }

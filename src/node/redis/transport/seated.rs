@@ -32,12 +32,14 @@ impl Seated {
     }
 
     /// Whether an answer of this link counts: its server must have shown which run it is, and that run must have no
-    /// other seat. `info` asks the question again, if it has no answer yet.
-    pub(super) async fn check<A: Future<Output = Answer>>(&self, info: impl FnOnce() -> A) -> Result<(), Error> {
+    /// other seat. `again` asks the question, if it has no answer yet.
+    pub(super) async fn check<A: Future<Output = Answer>>(&self, again: impl FnOnce() -> A) -> Result<(), Error> {
         let run_id = match self.run_id.get() {
             Some(run_id) => run_id,
             // Boxed: it is large, and needed once for each link.
-            None => Box::pin(self.run_id.get_or_try_init(async || read(info().await).ok_or_else(unidentified))).await?,
+            None => {
+                Box::pin(self.run_id.get_or_try_init(async || read(again().await).ok_or_else(unidentified))).await?
+            }
         };
         let Some(run_id) = run_id else { return Ok(()) };
         self.seat.check(run_id).map_err(|other| has_another_seat(&other))
