@@ -495,17 +495,28 @@ async fn f19_client_kill_of_every_connection_repeatedly() {
     let scene = Scene::of(3).await;
     let lease = scene.acquire_everywhere(MEDIUM).await;
     let mut wires = scene.wires();
-    // Longer than a lease lasts without renewals.
-    let (until, mut kills) = (Instant::now() + 2 * MEDIUM, 0);
-    while Instant::now() < until || kills <= 8 {
+    let mut kill = || {
         for wire in &mut wires {
             for kind in ["pubsub", "normal"] {
                 wire.must(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
             }
         }
+    };
+    // How long this machine takes to connect and to renew.
+    kill();
+    let cut = Instant::now();
+    while lease.renew().await.is_err() {
+        assert_eq!(lease.check(), Ok(()), "after one cut");
+    }
+    let renewed = cut.elapsed();
+    // Longer than a lease lasts without renewals.
+    let (until, mut kills) = (Instant::now() + 2 * MEDIUM, 1);
+    while Instant::now() < until || kills <= 8 {
+        kill();
         kills += 1;
-        // Most of these pauses are long enough to connect, however late the machine has been.
-        tokio::time::sleep(Duration::from_millis(7 * (kills % 15)) + scene.lag.worst()).await;
+        // Every third pause is long enough for that, however late the machine has been.
+        let enough = if kills % 3 == 0 { renewed } else { Duration::ZERO };
+        tokio::time::sleep(Duration::from_millis(7 * (kills % 15)) + scene.lag.worst() + enough).await;
     }
     assert!(kills > 8, "{kills}");
     seen::at_least("quorum: kills of every connection", usize::try_from(kills).expect("a few"), 9);
