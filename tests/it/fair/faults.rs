@@ -248,10 +248,12 @@ fn f35_each_stopped_process_at_the_head_costs_one_grant() {
             let (lease, at) = had(next).await;
             let took = at.duration_since(released);
             println!("{grants} stopped: {took:?}");
-            let limit = GRANT * u32::try_from(grants).unwrap();
+            let steps = u32::try_from(grants).unwrap();
+            let limit = GRANT * steps;
             assert!(took >= limit, "nobody was granted it before: {took:?}");
             seen::took(&format!("next one behind {grants} stopped processes"), took, limit + PROMPT, &lag);
-            assert!(took <= limit + PROMPT + lag.worst(), "{grants}: {took:?}");
+            // Each grant may end late.
+            assert!(took <= limit + PROMPT + lag.of(steps), "{grants}: {took:?}");
             stopped.iter().for_each(Child::cont);
             eventually_async(SOON, "they have places again", || tokens(&mut wire, "job").len() == grants + 1).await;
             lease.release().await.unwrap().confirmed();
