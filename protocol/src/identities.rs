@@ -42,7 +42,6 @@ impl Identities {
 
     /// Notes which run of a server a node reports. Returns the address of another node that is the same run.
     pub fn enter(&mut self, at: usize, run_id: &str, now: Time) -> Option<&str> {
-        // So it is at nearly every answer.
         if self.is_known(at, run_id) {
             return None;
         }

@@ -22,6 +22,10 @@ impl Seat {
 
     /// Fails with the address of the node whose seat this run of a server has.
     pub(crate) fn check(&self, run_id: &str) -> Result<(), String> {
+        // So it is at nearly every answer, for which no clock is read.
+        if self.peers.lock().identities.is_known(self.at, run_id) {
+            return Ok(());
+        }
         let now = clock::now(&*self.clock);
         self.peers.lock().identities.enter(self.at, run_id, now).map_or(Ok(()), |other| Err(other.into()))
     }

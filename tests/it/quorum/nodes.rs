@@ -37,6 +37,14 @@ async fn build(urls: Vec<String>) -> Client {
     within(HANGS, "build", builder(urls).build()).await.expect("a majority is there")
 }
 
+/// A patient client that reaches each node through a proxy.
+async fn behind_proxies(nodes: &Nodes) -> ([Proxy; 3], Client) {
+    let proxies = [0, 1, 2].map(|at| Proxy::to(&nodes[at]));
+    let urls = proxies.each_ref().map(Proxy::url);
+    let leases = within(HANGS, "build", builder(urls).command_timeout(3 * SECOND).build()).await;
+    (proxies, leases.expect("all are there"))
+}
+
 #[track_caller]
 fn names(text: &str, words: &[&str]) {
     for word in words {
@@ -329,9 +337,7 @@ fn a_node_that_becomes_another_one_repairs_nothing() {
         two_workers().block_on(async {
             let _log = EventLog::start();
             let nodes = Nodes::seasoned(3);
-            let [first, second, last] = [0, 1, 2].map(|at| Proxy::to(&nodes[at]));
-            let urls = vec![first.url(), second.url(), last.url()];
-            let leases = within(HANGS, "build", builder(urls).command_timeout(3 * SECOND).build()).await.unwrap();
+            let ([first, second, last], leases) = behind_proxies(&nodes).await;
             let began = Instant::now();
             let lease = leases.lock(NAME).ttl(6 * SECOND).acquire().await.expect("all are there");
             // It was renewed once, to have its key tracked.
@@ -388,9 +394,7 @@ fn a_server_that_becomes_another_node_gives_no_second_vote() {
         two_workers().block_on(async {
             let _log = EventLog::start();
             let nodes = Nodes::seasoned(3);
-            let [first, second, last] = [0, 1, 2].map(|at| Proxy::to(&nodes[at]));
-            let urls = vec![first.url(), second.url(), last.url()];
-            let leases = within(HANGS, "build", builder(urls).command_timeout(3 * SECOND).build()).await.unwrap();
+            let ([first, second, last], leases) = behind_proxies(&nodes).await;
             for away in [&second, &last] {
                 away.refuse(true);
                 away.cut();
@@ -420,9 +424,7 @@ fn a_node_that_becomes_another_one_raises_no_fence() {
         two_workers().block_on(async {
             let _log = EventLog::start();
             let nodes = Nodes::seasoned(3);
-            let [first, second, last] = [0, 1, 2].map(|at| Proxy::to(&nodes[at]));
-            let urls = vec![first.url(), second.url(), last.url()];
-            let leases = within(HANGS, "build", builder(urls).command_timeout(3 * SECOND).build()).await.unwrap();
+            let ([first, second, last], leases) = behind_proxies(&nodes).await;
             last.refuse(true);
             last.cut();
             // Its vote has the larger fence, so the first's is raised.

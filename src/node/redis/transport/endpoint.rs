@@ -54,7 +54,7 @@ impl Endpoint {
         Self { target, limits, clock, names, wanted: RequiredKind::Alone, seat: None, reading, by_the_machine }
     }
 
-    /// The same, as that of a node of a quorum, if it has a seat.
+    /// This endpoint with a seat in a quorum, or without one.
     pub(crate) fn seated(self, seat: Option<Seat>) -> Self {
         Self { seat, ..self }
     }
