@@ -39,7 +39,7 @@ mod worker;
 pub(crate) use self::teller::{deltas_are_due, sample};
 pub(crate) use self::{
     events::Event,
-    relay::{Relay, learn_wakers_of_tasks, relayed},
+    relay::{Relay, relayed},
     span::LeaseSpan,
     teller::{Numbers, queue, start, tell, tell_debug, tell_debug_in, tell_in},
     worker::Worker,

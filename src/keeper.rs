@@ -89,7 +89,6 @@ impl Host {
         }
         let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(foreign::mute).build()?;
         let host = Self::on(runtime.handle().clone(), clock);
-        host.spawn_beside(foreign::learn_wakers_of_tasks());
         host.run_on_thread("leasehold-keeper", runtime, |host| host.life.fail())?;
         let stop = Stop(host.stop.clone());
         foreign::start(Telling::default())?;

@@ -1,11 +1,11 @@
 //! Wakers that panic. The panic ends only the waker's own call, on whichever thread that is.
 
 use std::{
-    future::{Future, poll_fn},
+    cell::Cell,
+    future::Future,
     pin::Pin,
-    ptr,
-    sync::{Arc, OnceLock},
-    task::{Context, Poll, RawWakerVTable, Wake, Waker},
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
 };
 
 use crate::sync::catching_panics;
@@ -13,56 +13,71 @@ use crate::sync::catching_panics;
 /// Awaits a future of the library on behalf of a caller whose executor may be a foreign one.
 macro_rules! relayed {
     ($future:expr) => {{
-        let (mut future, mut relay) = (::std::pin::pin!($future), $crate::foreign::Relay::default());
-        ::std::future::poll_fn(move |context| relay.poll(future.as_mut(), context)).await
+        let mut relay = $crate::foreign::Relay::default();
+        let mut future = ::std::pin::pin!($future);
+        ::std::future::poll_fn(|context| relay.poll(future.as_mut(), context)).await
     }};
 }
 pub(crate) use relayed;
 
-/// The vtable that the wakers of all of Tokio's tasks share, once it is known.
-static OF_TASKS: OnceLock<&'static RawWakerVTable> = OnceLock::new();
-
-/// Learns to recognize the wakers of Tokio's tasks. It must be spawned as a task itself.
-pub(crate) async fn learn_wakers_of_tasks() {
-    poll_fn(|context| {
-        OF_TASKS.get_or_init(|| context.waker().vtable());
-        Poll::Ready(())
-    })
-    .await;
-}
-
-/// Whether this is the waker of one of Tokio's tasks, which does not panic.
+/// The relay of one public future. It catches the panics of the waker that the future is polled with.
 ///
-/// A task's ID does not show that. `spawn_blocking` sets one too, and a combinator inside a task has its own wakers.
-fn is_of_a_task(waker: &Waker) -> bool {
-    OF_TASKS.get().is_some_and(|of_tasks| ptr::eq(*of_tasks, waker.vtable()))
-}
-
-/// The relay of one public future. It catches the panics of the waker that the future is polled with, unless that is a
-/// waker of one of Tokio's tasks.
+/// Wakers of Tokio's tasks are no exception: a `LocalSet` passes the wake-ups of its tasks on to the waker that it is
+/// polled with itself.
 #[derive(Default)]
 pub(crate) struct Relay(Option<Arc<Caught>>);
 
 impl Relay {
     pub(crate) fn poll<F: Future>(&mut self, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
         // Schedules are explored without foreign executors.
-        if is_of_a_task(context.waker()) || cfg!(all(test, leasehold_shuttle)) {
+        if cfg!(all(test, leasehold_shuttle)) {
             return future.poll(context);
         }
         let known = self.0.take().filter(|known| known.is(context.waker()));
-        let caught = known.unwrap_or_else(|| Arc::new(Caught(Some(context.waker().clone()))));
+        let caught = known.unwrap_or_else(|| Caught::new(context.waker().clone()));
         let waker = Waker::from(caught.clone());
         self.0 = Some(caught);
         future.poll(&mut Context::from_waker(&waker))
     }
 }
 
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if let Some(mut caught) = self.0.take()
+            && let Some(unused) = Arc::get_mut(&mut caught)
+        {
+            unused.clear();
+            // At the thread's end there is no place for it.
+            let _kept = SPARE.try_with(|spare| spare.set(Some(caught)));
+        }
+    }
+}
+
+thread_local! {
+    /// One that nobody uses, so that a call does not allocate one.
+    static SPARE: Cell<Option<Arc<Caught>>> = const { Cell::new(None) };
+}
+
 /// A foreign waker, present until this is dropped.
 struct Caught(Option<Waker>);
 
 impl Caught {
+    fn new(waker: Waker) -> Arc<Self> {
+        let mut caught = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(|| Arc::new(Self(None)));
+        match Arc::get_mut(&mut caught) {
+            Some(spare) => spare.0 = Some(waker),
+            None => caught = Arc::new(Self(Some(waker))),
+        }
+        caught
+    }
+
     fn is(&self, waker: &Waker) -> bool {
         self.0.as_ref().is_some_and(|known| known.will_wake(waker))
+    }
+
+    fn clear(&mut self) {
+        let waker = self.0.take();
+        let _dropped = catching_panics(|| drop(waker));
     }
 }
 
@@ -78,23 +93,19 @@ impl Wake for Caught {
 
 impl Drop for Caught {
     fn drop(&mut self) {
-        let waker = self.0.take();
-        let _dropped = catching_panics(|| drop(waker));
+        self.clear();
     }
 }
 
 #[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use std::{
+        future::poll_fn,
         pin::pin,
         sync::mpsc::{Receiver, Sender, channel},
     };
 
     use super::*;
-    use crate::{
-        clock::{Clock, SystemClock},
-        keeper::Host,
-    };
 
     /// A waker that reports when it is woken or dropped, and panics.
     struct Panics(Sender<&'static str>);
@@ -145,39 +156,25 @@ mod tests {
         assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["dropped"]);
     }
 
-    #[tokio::test]
-    #[allow(clippy::disallowed_methods, reason = "tasks of the test")]
-    async fn the_waker_of_a_task_is_passed_on_as_it_is() {
-        let (host, _stop) = Host::start(&(Arc::new(SystemClock) as Arc<dyn Clock>)).unwrap();
-        host.runtime().spawn(async {}).await.expect("the keeper runs, and has learned them");
-        let look = async {
-            let own = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
-            polled_with(&mut Relay::default(), &own).will_wake(&own)
-        };
-        assert!(tokio::spawn(look).await.unwrap());
-    }
-
-    /// Panics unless a foreign waker is caught here, where Tokio says that a task runs.
-    fn catches() {
-        assert!(tokio::task::try_id().is_some(), "the premise");
+    #[test]
+    fn what_a_call_has_used_serves_the_next_one_unless_a_waker_is_left() {
+        let of = |relay: &Relay| relay.0.as_ref().map(Arc::as_ptr);
+        let mut first = Relay::default();
+        drop(polled_with(&mut first, Waker::noop()));
+        let known = of(&first);
+        drop(first);
+        let mut second = Relay::default();
+        let left = polled_with(&mut second, Waker::noop());
+        assert_eq!(of(&second), known);
+        drop(second);
         let (waker, heard) = Panics::armed();
-        let mut relay = Relay::default();
-        polled_with(&mut relay, &waker).wake();
-        drop((waker, relay));
+        let mut third = Relay::default();
+        let late = polled_with(&mut third, &waker);
+        assert_ne!(of(&third), known, "it may still be woken for the second");
+        left.wake();
+        drop((third, waker));
+        assert_eq!(heard.try_iter().count(), 0, "a waker is left");
+        late.wake();
         assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["woken", "dropped"]);
-    }
-
-    #[tokio::test]
-    #[allow(clippy::disallowed_methods, reason = "tasks of the test")]
-    async fn a_foreign_waker_in_a_task_is_caught() {
-        tokio::spawn(learn_wakers_of_tasks()).await.unwrap();
-        tokio::spawn(async { catches() }).await.unwrap();
-    }
-
-    #[tokio::test]
-    #[allow(clippy::disallowed_methods, reason = "tasks of the test")]
-    async fn a_foreign_waker_in_a_blocking_task_is_caught() {
-        tokio::spawn(learn_wakers_of_tasks()).await.unwrap();
-        tokio::task::spawn_blocking(catches).await.unwrap();
     }
 }

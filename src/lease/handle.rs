@@ -251,7 +251,8 @@ macro_rules! view {
 
             /// A token that is cancelled when [`lost`](Self::lost) completes: the lease is lost or released, or its
             /// holder is asked to stop. For work that already uses such tokens. Each call makes a child, so cancelling
-            /// it cancels no other.
+            /// it cancels no other. If a waker that waits for one panics, waiters for others of this lease may not be
+            /// woken.
             #[must_use]
             pub fn cancellation_token(&self) -> CancellationToken {
                 self.view().board().cancellation_token()

@@ -7,7 +7,7 @@ mod scene;
 
 use std::{
     collections::BTreeSet,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +24,7 @@ use support::{
     scripts::{ACQUIRE, COMBINED},
     two_workers, within,
 };
+use tokio::task::LocalSet;
 
 /// The source file that emits every event of the keeper.
 const EVENTS: &str = include_str!("../../../src/foreign/events.rs");
@@ -324,6 +325,8 @@ fn f91_wakers_panic() {
 enum Place {
     Task,
     BlockingTask,
+    /// A task of a `LocalSet` that a foreign executor polls.
+    LocalTask,
 }
 
 /// A call on the lock `victim`. Without an answer, a timer of the keeper's calls its waker.
@@ -334,11 +337,13 @@ enum Call {
     Renew,
 }
 
+type Calling = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 async fn a_waker_in_a_task_is_called(call: Call, place: Place) {
     let scene = Scene::of_one().await;
     let victim = scene.acquire("victim").await;
     let other = scene.leases.lock("victim").owner(Owner::anonymous());
-    let mut calling: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = match call {
+    let calling: Calling = match call {
         Call::Release => Box::pin(async move { drop(victim.release().await) }),
         Call::AcquireWithin => Box::pin(async move {
             drop(other.acquire_within(COMMAND).await);
@@ -348,21 +353,27 @@ async fn a_waker_in_a_task_is_called(call: Call, place: Place) {
     };
     TRAP.arm("called", Fault::Panics);
     scene.servers.stop();
-    let poll = move || {
+    let poll = |mut calling: Calling| {
         assert!(tokio::task::try_id().is_some(), "the premise");
         poll_once(calling.as_mut(), &Foreign::waker("called"));
         calling
     };
+    let mut tasks = LocalSet::new();
     #[allow(clippy::async_yields_async, reason = "it is only kept, so that its waker is")]
     let calling = match place {
-        Place::Task => tokio::spawn(async { poll() }).await,
-        Place::BlockingTask => tokio::task::spawn_blocking(poll).await,
+        Place::Task => tokio::spawn(async move { poll(calling) }).await,
+        Place::BlockingTask => tokio::task::spawn_blocking(move || poll(calling)).await,
+        Place::LocalTask => {
+            tasks.spawn_local(calling);
+            poll_once(Pin::new(&mut tasks), &Foreign::waker("called"));
+            Ok(Box::pin(async {}) as _)
+        }
     };
     let calling = calling.expect("it is pending");
     eventually_async(HANGS, "the keeper calls the waker", || TRAP.has_sprung_on_the_keeper("called")).await;
     scene.servers.cont();
     scene.others_do_not_notice().await;
-    drop(calling);
+    drop((calling, tasks));
 }
 
 macro_rules! in_tasks {
@@ -379,10 +390,13 @@ macro_rules! in_tasks {
 in_tasks! {
     f91_a_waker_of_a_release_panics_in_a_task: Release, Task;
     f91_a_waker_of_a_release_panics_in_a_blocking_task: Release, BlockingTask;
+    f91_a_waker_of_a_release_panics_in_a_local_task: Release, LocalTask;
     f91_a_waker_of_an_acquire_panics_in_a_task: AcquireWithin, Task;
     f91_a_waker_of_an_acquire_panics_in_a_blocking_task: AcquireWithin, BlockingTask;
+    f91_a_waker_of_an_acquire_panics_in_a_local_task: AcquireWithin, LocalTask;
     f91_a_waker_of_a_renew_panics_in_a_task: Renew, Task;
     f91_a_waker_of_a_renew_panics_in_a_blocking_task: Renew, BlockingTask;
+    f91_a_waker_of_a_renew_panics_in_a_local_task: Renew, LocalTask;
 }
 
 /// A clock that can stand still.
