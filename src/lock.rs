@@ -220,6 +220,7 @@ impl Lock {
         check_keep("keep_for", self.keep_for, Duration::ZERO, engine.quorum.longest_keep())?;
         check_once_per(self.once_per, engine.quorum.restart_delay())?;
         check_grace(self.grace, options.ttl)?;
+        engine.quorum.note_ttl(options.ttl);
         let key = self.key()?;
         let Self { scope, owner, reentrant, keep_for, once_per, grace, on_wait, .. } = self;
         let (options, names) = (scope.options, scope.into_names());

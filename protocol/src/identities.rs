@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! 1. No two nodes are one run of a server. A node that reports the run of another node has no identity.
-//! 2. A run that was one node's is no other's for as long as a lease may rest on what it said as the first. Otherwise one
+//! 2. A run whose answers counted as one node's is no other's for the longest TTL: leases may rest on them. Otherwise one
 //!    server could confirm a lease twice, when two addresses are exchanged.
 
 use std::{mem, time::Duration};
@@ -14,7 +14,7 @@ use crate::time::Time;
 #[derive(Debug)]
 pub struct Identities {
     nodes: Box<[Identity]>,
-    /// The longest that a lease rests on an answer.
+    /// The longest TTL of our leases so far.
     longest: Duration,
 }
 
@@ -22,7 +22,9 @@ pub struct Identities {
 struct Identity {
     address: Box<str>,
     run_id: Option<Box<str>>,
-    /// The runs that it was, each with the time at which that ended.
+    /// Whether an answer of this run has counted.
+    has_counted: bool,
+    /// The runs that it was and whose answers counted, each with the time at which that ended.
     past: Vec<(Box<str>, Time)>,
     /// The number of the other node that is the run it last reported.
     same_as: Option<usize>,
@@ -30,14 +32,29 @@ struct Identity {
 
 impl Identities {
     /// Nodes that have reported no run yet.
-    pub fn new(addresses: &[String], longest: Duration) -> Self {
+    pub fn new(addresses: &[String]) -> Self {
         let unknown = |address: &String| Identity {
             address: address.as_str().into(),
             run_id: None,
+            has_counted: false,
             past: Vec::new(),
             same_as: None,
         };
-        Self { nodes: addresses.iter().map(unknown).collect(), longest }
+        Self { nodes: addresses.iter().map(unknown).collect(), longest: Duration::ZERO }
+    }
+
+    /// Notes the TTL of a lease that is wanted.
+    pub fn note_ttl(&mut self, ttl: Duration) {
+        self.longest = self.longest.max(ttl);
+    }
+
+    /// Whether an answer of this run counts as the node's. Notes that it did.
+    pub fn count(&mut self, at: usize, run_id: &str) -> bool {
+        let Some(node) = self.nodes.get_mut(at).filter(|node| node.run_id.as_deref() == Some(run_id)) else {
+            return false;
+        };
+        node.has_counted = true;
+        true
     }
 
     /// Notes which run of a server a node reports. Returns the address of another node that is the same run.
@@ -54,7 +71,9 @@ impl Identities {
         let node = self.nodes.get_mut(at)?;
         node.same_as = other;
         let next = other.is_none().then(|| run_id.into());
-        let was = mem::replace(&mut node.run_id, next);
+        let was = mem::replace(&mut node.run_id, next).filter(|_| mem::take(&mut node.has_counted));
+        // A node may become one of its former runs again.
+        node.has_counted = node.past.iter().any(|(past, _)| node.run_id.as_ref() == Some(past));
         node.past.retain(|(past, until)| node.run_id.as_ref() != Some(past) && now.since(*until) < longest);
         node.past.extend(was.map(|run| (run, now)));
         self.same_as(at)
@@ -78,7 +97,9 @@ mod tests {
     const LONGEST: Duration = Duration::from_secs(60);
 
     fn two() -> Identities {
-        Identities::new(&["a:1".into(), "b:1".into()], LONGEST)
+        let mut identities = Identities::new(&["a:1".into(), "b:1".into()]);
+        identities.note_ttl(LONGEST);
+        identities
     }
 
     fn at(seconds: u64) -> Time {
@@ -111,8 +132,11 @@ mod tests {
     #[test]
     fn a_run_is_no_other_nodes_while_a_lease_may_rest_on_it() {
         let mut identities = two();
+        identities.note_ttl(Duration::from_secs(1));
         assert_eq!(identities.enter(0, "run1", at(1)), None);
         assert_eq!(identities.enter(1, "run2", at(1)), None);
+        assert!(identities.count(0, "run1") && identities.count(1, "run2"));
+        assert!(!identities.count(0, "run2") && !identities.count(2, "run2"), "as another node");
         // The first leads to the second's server, and has no identity.
         assert_eq!(identities.enter(0, "run2", at(10)), Some("b:1"));
         assert_eq!(identities.enter(1, "run1", at(11)), Some("a:1"));
@@ -123,5 +147,21 @@ mod tests {
         assert_eq!(identities.enter(0, "run2", at(71)), None);
         let past: Vec<usize> = identities.nodes.iter().map(|node| node.past.len()).collect();
         assert!(past.iter().all(|&past| past <= 1), "it keeps no more than that: {past:?}");
+    }
+
+    #[test]
+    fn a_run_that_never_counted_is_free_at_once() {
+        let mut identities = two();
+        // The first leads to the second's server for a moment, in which nobody asks it for anything.
+        assert_eq!(identities.enter(0, "run2", at(1)), None);
+        assert_eq!(identities.enter(0, "run1", at(2)), None);
+        assert_eq!(identities.enter(1, "run2", at(2)), None);
+        assert!(identities.count(1, "run2"));
+        // A node that is its own former run again has counted before.
+        assert_eq!(identities.enter(1, "run3", at(3)), None);
+        assert_eq!(identities.enter(1, "run2", at(4)), None);
+        assert_eq!(identities.enter(1, "run4", at(5)), None);
+        assert_eq!(identities.enter(0, "run3", at(5)), None, "it never counted");
+        assert_eq!(identities.enter(0, "run2", at(5)), Some("b:1"));
     }
 }

@@ -74,9 +74,9 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// The peers at these addresses. No lease rests on an answer for longer than `longest`.
-    pub fn new(addresses: &[String], longest: Duration) -> Self {
-        Self { identities: Identities::new(addresses, longest), fence_proposal: FenceProposal::default() }
+    /// The peers at these addresses.
+    pub fn new(addresses: &[String]) -> Self {
+        Self { identities: Identities::new(addresses), fence_proposal: FenceProposal::default() }
     }
 }
 

@@ -16,7 +16,10 @@ use leasehold_protocol::{
     token::Token,
 };
 
-pub(crate) use self::{address::NodeAddress, seat::Seat};
+pub(crate) use self::{
+    address::NodeAddress,
+    seat::{Seat, Table},
+};
 use crate::survey::{Inquiry, ServerSaid};
 
 mod address;

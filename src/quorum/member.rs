@@ -11,20 +11,6 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use leasehold_protocol::{
-    acquisition::Said,
-    failure::Failure,
-    key::Key,
-    message::{Acquired, Request, Route, ServerIdentity, Shard, VoteReply},
-    node_health::{ClockOffset, HealthChange, HealthOrders, NodeHealth, Peers, ProbeRow},
-    node_status::{self, NodeStatus},
-    slot::Keys,
-    time::Time,
-    token::Token,
-    troubles::causes_of_absence,
-};
-use parking_lot::Mutex;
-
 use super::{shard::ShardState, undo_limits::Undos};
 use crate::{
     clock::{self, Clock, wall},
@@ -32,9 +18,21 @@ use crate::{
     foreign::{self, Event},
     keeper::Host,
     metrics::{self, NodeMetrics},
-    node::{Links, Node, NodeListener, ShardInfo, Sharded},
+    node::{Links, Node, NodeListener, ShardInfo, Sharded, Table},
     per_shard::{Of, PerShard},
     troubles::Troubles,
+};
+use leasehold_protocol::{
+    acquisition::Said,
+    failure::Failure,
+    key::Key,
+    message::{Acquired, Request, Route, ServerIdentity, Shard, VoteReply},
+    node_health::{ClockOffset, HealthChange, HealthOrders, NodeHealth, ProbeRow},
+    node_status::{self, NodeStatus},
+    slot::Keys,
+    time::Time,
+    token::Token,
+    troubles::causes_of_absence,
 };
 
 /// One node, and what its answers have shown.
@@ -43,7 +41,7 @@ pub(crate) struct Member {
     /// Unset before the first connection.
     node: OnceLock<Arc<dyn Node>>,
     listener: OnceLock<Weak<dyn NodeListener>>,
-    peers: Arc<Mutex<Peers>>,
+    table: Arc<Table>,
     is_only: bool,
     clock: Arc<dyn Clock>,
     host: Host,
@@ -61,7 +59,7 @@ impl Member {
         at: usize,
         address: &str,
         is_only: bool,
-        peers: Arc<Mutex<Peers>>,
+        table: Arc<Table>,
         clock: Arc<dyn Clock>,
         host: Host,
         command_timeout: Duration,
@@ -70,7 +68,7 @@ impl Member {
             address: address.into(),
             node: OnceLock::new(),
             listener: OnceLock::new(),
-            peers,
+            table,
             is_only,
             clock,
             host,
@@ -197,7 +195,7 @@ impl Member {
         if let Some(identity) = identity {
             let votes_in = if let Acquired::Recovering(left) = &acquired { *left } else { Duration::ZERO };
             self.update(Shard::FIRST, |health, now| {
-                health.voted(sent, now, &identity, votes_in, &mut self.peers.lock())
+                health.voted(sent, now, &identity, votes_in, &mut self.table.peers())
             })?;
         }
         Ok(Said::Vote { acquired, overtaken })
@@ -208,7 +206,7 @@ impl Member {
         // A refusal of a key is still an answer of the server.
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered(shard) };
         self.state(shard).note_trouble();
-        let compare = |health: &mut NodeHealth, now| health.compare(now, &self.peers.lock().identities);
+        let compare = |health: &mut NodeHealth, now| health.compare(now, &self.table.peers().identities);
         // An answer that does not count for this reason is no silence.
         if self.is_only || self.update(shard, compare).is_ok() {
             self.update(shard, |health, now| ((), health.failed(failure, sent, now)));
@@ -375,7 +373,9 @@ impl Member {
 
     /// Fails if it is the same server as another node.
     pub(super) fn check_identity(self: &Arc<Self>, identity: &ServerIdentity) -> Result<(), Failure> {
-        self.update(Shard::FIRST, |health, now| health.identified(now, identity, &mut self.peers.lock().identities))
+        let identified = self
+            .update(Shard::FIRST, |health, now| health.identified(now, identity, &mut self.table.peers().identities));
+        identified.inspect_err(|_| self.table.contest())
     }
 
     /// Notes its first answer, and its clock, so that the first fence can be proposed.
@@ -383,7 +383,7 @@ impl Member {
         let now = self.now();
         let _in_trouble = self.first().answered(now);
         if let Some(time) = identity.time {
-            self.peers.lock().fence_proposal.note_time(time, now);
+            self.table.peers().fence_proposal.note_time(time, now);
         }
     }
 

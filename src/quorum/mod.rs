@@ -20,7 +20,6 @@ use leasehold_protocol::{
     token::Token,
     votes::NodeAnswer,
 };
-use parking_lot::Mutex;
 
 pub(crate) use self::{
     ask::Seen,
@@ -35,8 +34,8 @@ use crate::{
     clock::Clock,
     foreign::{self, Event},
     keeper::Host,
-    node::{Node, Seat},
-    options::{LONGEST_TTL, longest_life},
+    node::{Node, Seat, Table},
+    options::longest_life,
 };
 
 mod ask;
@@ -56,7 +55,7 @@ const COMPARE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Quorum {
     members: Box<[Arc<Member>]>,
-    peers: Arc<Mutex<Peers>>,
+    table: Arc<Table>,
     restart_delay: Duration,
     compared: AtomicU64,
     clocks_differ: AtomicBool,
@@ -84,14 +83,12 @@ impl Quorum {
         host: &Host,
         command_timeout: Duration,
     ) -> Self {
-        // A lease rests on an answer for its TTL.
-        let longest = longest_life(restart_delay).unwrap_or(LONGEST_TTL);
-        let (is_only, peers) = (addresses.len() == 1, Arc::new(Mutex::new(Peers::new(addresses, longest))));
+        let (is_only, table) = (addresses.len() == 1, Table::new(Peers::new(addresses)));
         let member = |(at, address): (usize, &String)| {
-            Member::new(at, address, is_only, peers.clone(), clock.clone(), host.clone(), command_timeout)
+            Member::new(at, address, is_only, table.clone(), clock.clone(), host.clone(), command_timeout)
         };
         let members = addresses.iter().enumerate().map(member).collect();
-        Self { members, peers, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
+        Self { members, table, restart_delay, compared: AtomicU64::new(0), clocks_differ: AtomicBool::new(false) }
     }
 
     /// A quorum of one node that is connected.
@@ -127,7 +124,7 @@ impl Quorum {
 
     /// The seat of a node in this quorum; a node that is alone has none.
     pub(crate) fn seat(&self, at: usize, clock: &Arc<dyn Clock>) -> Option<Seat> {
-        (!self.is_one()).then(|| Seat::new(at, self.peers.clone(), clock.clone()))
+        (!self.is_one()).then(|| Seat::new(at, self.table.clone(), clock.clone()))
     }
 
     pub(crate) fn member(&self, at: usize) -> Option<&Arc<Member>> {
@@ -143,6 +140,13 @@ impl Quorum {
     pub(crate) fn sole(&self) -> Result<&Arc<Member>, Failure> {
         let text = "this works on one server only, not over a quorum: build another Client with the url of one server";
         self.only().ok_or_else(|| Failure::refused(text))
+    }
+
+    /// Notes the TTL of a lease that is wanted.
+    pub(crate) fn note_ttl(&self, ttl: Duration) {
+        if !self.is_one() {
+            self.table.peers().identities.note_ttl(ttl);
+        }
     }
 
     pub(crate) fn restart_delay(&self) -> Duration {
@@ -182,7 +186,7 @@ impl Quorum {
         match self.members.len() {
             nodes if !votes(nodes, restart_delay) => None,
             1 => Some(Voting { restart_delay, proposal: None }),
-            _ => Some(Voting { restart_delay, proposal: self.peers.lock().fence_proposal.at(now) }),
+            _ => Some(Voting { restart_delay, proposal: self.table.peers().fence_proposal.at(now) }),
         }
     }
 

@@ -295,6 +295,70 @@ fn a_node_that_becomes_another_one_renews_nothing() {
     });
 }
 
+/// Nor do those of a node whose new connections do not show which server they lead to.
+#[test]
+fn a_node_that_hides_which_server_it_is_renews_nothing() {
+    alone(|| {
+        two_workers().block_on(async {
+            let _log = EventLog::start();
+            let nodes = Nodes::seasoned(3);
+            let [second, last] = [1, 2].map(|at| Proxy::to(&nodes[at]));
+            let urls = [nodes[0].url(), second.url(), last.url()];
+            let leases = within(HANGS, "build", builder(urls).restart_delay(Duration::ZERO).build()).await;
+            let began = Instant::now();
+            let lock = leases.expect("all are there").lock(NAME);
+            let lease = lock.ttl(2 * SECOND).acquire().await.expect("all are there");
+            // It was renewed once, to have its key tracked. From here on a renewal can be told from none.
+            tokio::time::sleep(SECOND / 2).await;
+            nodes[0].wire().must(&["ACL", "SETUSER", "default", "-info"]);
+            second.turn_to(nodes[0].port());
+            last.freeze(true);
+            second.forget();
+            let ends = began.elapsed() + lease.remaining();
+            second.cut();
+            let lost = within(HANGS, "the loss", lease.lost()).await;
+            assert_eq!(lost.reason(), LossReason::NoQuorum);
+            assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+            assert!(second.count(Match::script(RENEW)) > 0, "it was asked: the premise");
+        });
+    });
+}
+
+/// A node leads to another one's server when the program starts, while that one is away, and then to its own. Its old
+/// connections are cut, or live on.
+async fn a_wrong_address_is_corrected(are_cut: bool) {
+    let _log = EventLog::start();
+    let nodes = Nodes::seasoned(3);
+    let proxies = nodes.proxies();
+    let (first, second) = (&proxies[0], &proxies[1]);
+    first.turn_to(nodes[1].port());
+    second.refuse(true);
+    let urls = proxies.iter().map(Proxy::url);
+    // The address is not checked of its own accord.
+    let builder = builder(urls).restart_delay(Duration::ZERO).check_address_every(Duration::ZERO);
+    let leases = within(HANGS, "build", builder.build()).await.expect("a majority is there");
+    first.turn_to(nodes[0].port());
+    if are_cut {
+        first.cut();
+        eventually_async(HANGS, "new connections", || first.connections() > 0).await;
+    }
+    second.refuse(false);
+    eventually_async(HANGS, "each has its vote", || (0..3).all(|at| state(&leases, at) == NodeState::Up)).await;
+    let lease = leases.lock(NAME).acquire().await.expect("all are there");
+    eventually_async(HANGS, "each has voted", || nodes.with_key(NAME) == [0, 1, 2]).await;
+    assert_eq!(lease.release().await, Ok(leasehold::Released::Confirmed), "it was ours");
+}
+
+#[test]
+fn a_node_that_led_to_another_one_for_a_moment_does_not_keep_it_out() {
+    alone(|| two_workers().block_on(a_wrong_address_is_corrected(true)));
+}
+
+#[test]
+fn a_connection_that_still_leads_to_another_node_does_not_keep_it_out() {
+    alone(|| two_workers().block_on(a_wrong_address_is_corrected(false)));
+}
+
 /// Which is no refusal of their keys: they are renewed together again as soon as it has its vote back.
 #[test]
 fn a_node_without_a_vote_does_not_take_batches_apart() {

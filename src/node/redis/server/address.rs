@@ -1,6 +1,7 @@
 //! Checks whether the address still resolves to the server of our connections, as [`AddressCheck`] decides.
 
 use std::{
+    future::pending,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -18,11 +19,17 @@ use super::Connections;
 use crate::{
     foreign::{self, Event},
     metrics::NodeCount,
-    node::redis::{
-        info,
-        transport::{Connection, Link},
+    node::{
+        Seat,
+        redis::{
+            info,
+            transport::{Connection, Link},
+        },
     },
 };
+
+/// The pause after a check, before another one because two nodes of a quorum have shown one server.
+const BETWEEN_CONTESTS: Duration = Duration::from_millis(500);
 
 /// The findings so far, and whether there is a reason for another check.
 #[derive(Debug, Default)]
@@ -52,8 +59,9 @@ impl AddressFindings {
     }
 }
 
-/// Checks the address until the connections are closed. While no lock is held or asked for, it asks nothing.
-pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) {
+/// Checks the address until the connections are closed. While no lock is held or asked for, it asks nothing. It also
+/// checks when another node of the quorum has shown the same server, and only then if `every` is zero.
+pub(super) async fn look_after(connections: Weak<Connections>, every: Duration, seat: Option<Seat>) {
     let mut check = AddressCheck::default();
     loop {
         let Some((host, closed)) =
@@ -61,14 +69,29 @@ pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) 
         else {
             return;
         };
-        if closed.run_until_cancelled(host.sleep(every)).await.is_none() {
-            return;
-        }
+        let contested = async {
+            let Some(seat) = &seat else { return pending().await };
+            host.sleep(BETWEEN_CONTESTS).await;
+            seat.contested().await;
+        };
+        let next = async {
+            if every.is_zero() {
+                return pending().await;
+            }
+            host.sleep(every).await;
+        };
+        let due = async {
+            tokio::select! {
+                () = next => false,
+                () = contested => true,
+            }
+        };
+        let Some(is_contested) = closed.run_until_cancelled(due).await else { return };
         let Some(connections) = connections.upgrade() else { return };
         let was_asked = connections.findings.was_asked.swap(false, Ordering::Relaxed);
-        if was_asked || connections.subscription.is_needed() {
+        if is_contested || was_asked || connections.subscription.is_needed() {
             // Boxed: it is large and rarely needed, and the task exists from the first connection on.
-            let _in_time = closed.run_until_cancelled(Box::pin(connections.look(&mut check))).await;
+            let _in_time = closed.run_until_cancelled(Box::pin(connections.look(&mut check, every.is_zero()))).await;
         }
     }
 }
@@ -77,7 +100,7 @@ pub(super) async fn look_after(connections: Weak<Connections>, every: Duration) 
 type Lead<'a> = (&'a Connection, Arc<Link>, Option<Box<str>>);
 
 impl Connections {
-    async fn look(&self, check: &mut AddressCheck) {
+    async fn look(&self, check: &mut AddressCheck, may_look_mixed: bool) {
         let ours = self.lead_to().await;
         if ours.is_empty() {
             // They are being opened again, wherever the address resolves to now.
@@ -92,7 +115,7 @@ impl Connections {
                 break finding;
             }
         };
-        let is_mixed = finding == Finding::Mixed;
+        let is_mixed = finding == Finding::Mixed && !may_look_mixed;
         let was_mixed = self.findings.is_mixed.swap(is_mixed, Ordering::Relaxed);
         let node = || self.address.clone();
         if let Finding::Moved(run_id) = finding {

@@ -101,9 +101,10 @@ impl Connections {
         let votes = votes.map(|delay| (witness.clone(), delay));
         let combining = Combining::new(Packing::Keys, votes, busiest.clone(), of_busiest, runtime, host.clone(), limit);
         let sent = (Some(combining), replicas, witness);
+        let seat = endpoint.seat.clone();
         let connections = Self::of(endpoint, host, &transport, (home, keeper), sent, (channel(), false));
-        if !check_every.is_zero() {
-            let looking = address::look_after(Arc::downgrade(&connections), check_every);
+        if !check_every.is_zero() || seat.is_some() {
+            let looking = address::look_after(Arc::downgrade(&connections), check_every, seat);
             connections.host.spawn_until_stopped_on(&transport, looking);
         }
         Ok(connections)

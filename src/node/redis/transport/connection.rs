@@ -9,7 +9,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 use super::{
     endpoint::Endpoint,
     failure::{
-        self, classify_of, is_a_replica_by_now, is_no_primary, is_of_another_seat, is_unauthenticated, is_wrong_server,
+        self, classify_of, has_no_seat, is_a_replica_by_now, is_no_primary, is_unauthenticated, is_wrong_server,
         missing_right,
     },
     kind::ServerKind,
@@ -400,7 +400,7 @@ impl Connection {
         let now = self.now();
         let is_silence = error.kind == WireKind::Timeout && !stood_still(now, until);
         if is_wrong_server(error)
-            || is_of_another_seat(error)
+            || has_no_seat(error)
             || is_unauthenticated(error)
             || (is_silence && link.health().timed_out(limit, now))
         {

@@ -28,8 +28,8 @@ pub(crate) const SENTINEL: &str = "is a Sentinel, and keeps no keys: the url mus
 
 pub(crate) const NO_SENTINEL: &str = "is no Sentinel: write redis://, or redis-cluster:// for a part of a cluster";
 
-/// The text about a server of a quorum that did not report which one it is, appended to its address.
-const UNIDENTIFIED: &str = "did not say which server it is (INFO), so its answer does not count";
+/// The text about a server of a quorum that did not report which one it is, between its address and the reason.
+const UNIDENTIFIED: &str = "did not say which server it is (INFO), so its answer does not count: ";
 
 /// The text about a server that is another node of the quorum too, between the two addresses.
 const SAME_SERVER: &str = "is the same server as";
@@ -69,12 +69,12 @@ fn without_cause(
     match error.kind {
         ErrorKind::Timeout => silent(server, limit),
         _ if is_explained(details) => Failure::refused(format!("redis at {server} {details}")),
-        // A server of a cluster may have granted the request.
-        _ if is_wrong_server(error) => Failure::refused(format!("redis at {server} {details}")).halfway(),
-        // Nor is it known what it did: that server may have what it granted to nobody.
-        _ if is_of_another_seat(error) || details == UNIDENTIFIED => {
-            Failure::unknown(format!("redis at {server} {details}"))
+        // A server of a cluster may have granted the request, and so may one that does not show which it is.
+        _ if is_wrong_server(error) || hides(details) => {
+            Failure::refused(format!("redis at {server} {details}")).halfway()
         }
+        // Nor is it known what it did: that server may have what it granted to nobody.
+        _ if has_no_seat(error) => Failure::unknown(format!("redis at {server} {details}")),
         ErrorKind::Unsent => Failure::unsent(format!("the connection to redis at {server} has ended")),
         _ => Failure::unknown(format!("the connection to redis at {server} broke before the answer: {}", words(error))),
     }
@@ -105,9 +105,14 @@ pub(crate) fn is_wrong_server(error: &Error) -> bool {
     [CLUSTER, NO_CLUSTER, SENTINEL, NO_SENTINEL].contains(&error.details())
 }
 
-/// The error for an answer of a server that did not report which one it is.
-pub(super) fn unidentified() -> Error {
-    Error::new(ErrorKind::Other, UNIDENTIFIED)
+/// The error for an answer of a server that did not report which one it is, for this reason.
+pub(super) fn unidentified(why: &str) -> Error {
+    Error::new(ErrorKind::Other, format!("{UNIDENTIFIED}{why}"))
+}
+
+/// Whether it is from [`unidentified`], and our user has no right to ask.
+fn hides(details: &str) -> bool {
+    details.strip_prefix(UNIDENTIFIED).and_then(reply_word).is_some_and(|word| !NOT_NOW.contains(&word))
 }
 
 /// The error for an answer of a server that has its vote as this other node.
@@ -115,9 +120,9 @@ pub(super) fn has_another_seat(other: &str) -> Error {
     Error::new(ErrorKind::Other, format!("{SAME_SERVER} {other}, and one server has one vote"))
 }
 
-/// Whether it is from [`has_another_seat`].
-pub(super) fn is_of_another_seat(error: &Error) -> bool {
-    error.details().starts_with(SAME_SERVER)
+/// Whether it is from [`has_another_seat`] or [`unidentified`].
+pub(super) fn has_no_seat(error: &Error) -> bool {
+    [SAME_SERVER, UNIDENTIFIED].iter().any(|text| error.details().starts_with(text))
 }
 
 /// Whether a connection failed because the server refused us, or we refused the server; not because it is absent.

@@ -436,14 +436,16 @@ impl Link {
         };
         // An answer counts only from a server of the right kind, which it reported before.
         if outcome.as_ref().err().is_none_or(is_answer) {
-            self.check_server().await?;
+            self.kind.get().await.check()?;
+        }
+        if outcome.is_ok() {
+            self.check_seat().await?;
         }
         outcome
     }
 
-    /// Whether an answer counts: its server must be of the right kind, and, as a node of a quorum, have its seat.
-    async fn check_server(&self) -> Result<(), WireError> {
-        self.kind.get().await.check()?;
+    /// Whether an answer counts as that of its node, if the server is one of a quorum. A refusal always does.
+    async fn check_seat(&self) -> Result<(), WireError> {
         match &self.seated {
             None => Ok(()),
             Some(seated) => {
@@ -468,7 +470,8 @@ impl Link {
             commands.flat_map(|command| before.command().into_iter().chain([command])).collect();
         let behind = usize::from(before != Before::Nothing);
         let answers = self.unless_over(pin!(self.wire.ask_each(commands, limit))).await?;
-        self.check_server().await?;
+        self.kind.get().await.check()?;
+        self.check_seat().await?;
         Ok(answers.into_iter().skip(behind).step_by(behind + 1).collect())
     }
 
