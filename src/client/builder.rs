@@ -195,7 +195,8 @@ impl Builder {
 
     /// How often a fresh connection checks that each server's address still [resolves to the same
     /// server](crate::docs::operations#where-an-address-leads): 100 ms to an hour, or zero for never. It checks only
-    /// while a lock is held or was requested. Default: the TTL, but at least 10 s and at most a minute.
+    /// while a lock is held or was requested. Default: the TTL, but at least 10 s and at most a minute. Whatever this is,
+    /// it also checks when two nodes of a quorum show the same server.
     pub fn check_address_every(mut self, pause: Duration) -> Self {
         self.check_address_every = Some(pause);
         self

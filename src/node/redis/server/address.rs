@@ -76,7 +76,7 @@ pub(super) async fn look_after(connections: Weak<Connections>, every: Duration, 
         };
         let next = async {
             if every.is_zero() {
-                return pending().await;
+                pending::<()>().await;
             }
             host.sleep(every).await;
         };
