@@ -14,7 +14,7 @@ use crate::time::Time;
 #[derive(Debug)]
 pub struct Identities {
     nodes: Box<[Identity]>,
-    /// The longest TTL of our leases so far.
+    /// The longest that a call or a lease of ours has rested on an answer so far.
     longest: Duration,
 }
 
@@ -31,8 +31,8 @@ struct Identity {
 }
 
 impl Identities {
-    /// Nodes that have reported no run yet.
-    pub fn new(addresses: &[String]) -> Self {
+    /// Nodes that have reported no run yet. A call counts answers for at most this long.
+    pub fn new(addresses: &[String], call: Duration) -> Self {
         let unknown = |address: &String| Identity {
             address: address.as_str().into(),
             run_id: None,
@@ -40,7 +40,7 @@ impl Identities {
             past: Vec::new(),
             same_as: None,
         };
-        Self { nodes: addresses.iter().map(unknown).collect(), longest: Duration::ZERO }
+        Self { nodes: addresses.iter().map(unknown).collect(), longest: call }
     }
 
     /// Notes the TTL of a lease that is wanted.
@@ -94,12 +94,11 @@ impl Identities {
 mod tests {
     use super::*;
 
+    const CALL: Duration = Duration::from_secs(2);
     const LONGEST: Duration = Duration::from_secs(60);
 
     fn two() -> Identities {
-        let mut identities = Identities::new(&["a:1".into(), "b:1".into()]);
-        identities.note_ttl(LONGEST);
-        identities
+        Identities::new(&["a:1".into(), "b:1".into()], CALL)
     }
 
     fn at(seconds: u64) -> Time {
@@ -132,7 +131,8 @@ mod tests {
     #[test]
     fn a_run_is_no_other_nodes_while_a_lease_may_rest_on_it() {
         let mut identities = two();
-        identities.note_ttl(Duration::from_secs(1));
+        identities.note_ttl(LONGEST);
+        identities.note_ttl(CALL);
         assert_eq!(identities.enter(0, "run1", at(1)), None);
         assert_eq!(identities.enter(1, "run2", at(1)), None);
         assert!(identities.count(0, "run1") && identities.count(1, "run2"));
@@ -147,6 +147,16 @@ mod tests {
         assert_eq!(identities.enter(0, "run2", at(71)), None);
         let past: Vec<usize> = identities.nodes.iter().map(|node| node.past.len()).collect();
         assert!(past.iter().all(|&past| past <= 1), "it keeps no more than that: {past:?}");
+    }
+
+    #[test]
+    fn without_a_lease_too_no_call_counts_a_run_twice() {
+        let mut identities = two();
+        assert_eq!(identities.enter(0, "run1", at(1)), None);
+        assert!(identities.count(0, "run1"));
+        assert_eq!(identities.enter(0, "run2", at(2)), None);
+        assert_eq!(identities.enter(1, "run1", at(3)), Some("a:1"));
+        assert_eq!(identities.enter(1, "run1", at(4)), None);
     }
 
     #[test]

@@ -74,9 +74,9 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// The peers at these addresses.
-    pub fn new(addresses: &[String]) -> Self {
-        Self { identities: Identities::new(addresses), fence_proposal: FenceProposal::default() }
+    /// The peers at these addresses. A call counts answers for at most this long.
+    pub fn new(addresses: &[String], call: Duration) -> Self {
+        Self { identities: Identities::new(addresses, call), fence_proposal: FenceProposal::default() }
     }
 }
 

@@ -90,7 +90,11 @@ impl Member {
     where
         R: Send + 'static,
     {
-        let node = self.state(shard).askable(self.node(), needs_vote);
+        let askable = || self.state(shard).askable(self.node(), needs_vote);
+        let node = askable().or_else(|failure| {
+            // A connection may have shown its own server since.
+            if needs_vote && self.compare(shard).is_ok() { askable() } else { Err(failure) }
+        });
         match node {
             Ok(node) => PendingReply { answer: ask(&**node), read, of: Some((self.clone(), shard, now)) },
             Err(failure) => PendingReply { answer: Box::pin(ready(Err(failure))), read, of: None },

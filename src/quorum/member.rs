@@ -206,11 +206,15 @@ impl Member {
         // A refusal of a key is still an answer of the server.
         let Some(failure) = failure.filter(|failure| !failure.is_of_a_key()) else { return self.answered(shard) };
         self.state(shard).note_trouble();
-        let compare = |health: &mut NodeHealth, now| health.compare(now, &self.table.peers().identities);
         // An answer that does not count for this reason is no silence.
-        if self.is_only || self.update(shard, compare).is_ok() {
+        if self.is_only || self.compare(shard).is_ok() {
             self.update(shard, |health, now| ((), health.failed(failure, sent, now)));
         }
+    }
+
+    /// Fails if the run that it has last shown is another node's.
+    pub(super) fn compare(self: &Arc<Self>, shard: Shard) -> Result<(), Failure> {
+        self.update(shard, |health, now| health.compare(now, &self.table.peers().identities))
     }
 
     fn answered(self: &Arc<Self>, shard: Shard) {

@@ -83,7 +83,8 @@ impl Quorum {
         host: &Host,
         command_timeout: Duration,
     ) -> Self {
-        let (is_only, table) = (addresses.len() == 1, Table::new(Peers::new(addresses)));
+        // A call asks a second time at most.
+        let (is_only, table) = (addresses.len() == 1, Table::new(Peers::new(addresses, 2 * command_timeout)));
         let member = |(at, address): (usize, &String)| {
             Member::new(at, address, is_only, table.clone(), clock.clone(), host.clone(), command_timeout)
         };

@@ -18,7 +18,7 @@ fn no_answer() -> Failure {
 
 /// The second of two nodes. The first is [`OTHER`], and runs as `run1`.
 fn node() -> (NodeHealth, Peers) {
-    let mut peers = Peers::new(&[OTHER.into(), "b:1".into()]);
+    let mut peers = Peers::new(&[OTHER.into(), "b:1".into()], millis(1_000));
     assert_eq!(peers.identities.enter(0, "run1", at(1)), None);
     (NodeHealth::new(1, false), peers)
 }
