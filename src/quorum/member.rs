@@ -11,17 +11,6 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use super::{shard::ShardState, undo_limits::Undos};
-use crate::{
-    clock::{self, Clock, wall},
-    error::Error,
-    foreign::{self, Event},
-    keeper::Host,
-    metrics::{self, NodeMetrics},
-    node::{Links, Node, NodeListener, ShardInfo, Sharded, Table},
-    per_shard::{Of, PerShard},
-    troubles::Troubles,
-};
 use leasehold_protocol::{
     acquisition::Said,
     failure::Failure,
@@ -33,6 +22,18 @@ use leasehold_protocol::{
     time::Time,
     token::Token,
     troubles::causes_of_absence,
+};
+
+use super::{shard::ShardState, undo_limits::Undos};
+use crate::{
+    clock::{self, Clock, wall},
+    error::Error,
+    foreign::{self, Event},
+    keeper::Host,
+    metrics::{self, NodeMetrics},
+    node::{Links, Node, NodeListener, ShardInfo, Sharded, Table},
+    per_shard::{Of, PerShard},
+    troubles::Troubles,
 };
 
 /// One node, and what its answers have shown.

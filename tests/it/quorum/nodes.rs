@@ -436,8 +436,10 @@ fn a_first_connection_to_another_node_renews_nothing() {
             let _log = EventLog::start();
             let nodes = Nodes::seasoned(3);
             let [second, last] = [1, 2].map(|at| Proxy::to(&nodes[at]));
-            // The program's own connection, and then that of renewals.
-            second.turn_among(&[nodes[1].port(), nodes[0].port()]);
+            // The program's own connection; then that of renewals, however often it is made again.
+            let mut leads_to = [nodes[0].port(); 1_000];
+            leads_to[0] = nodes[1].port();
+            second.turn_among(&leads_to);
             let leases = build(vec![nodes[0].url(), second.url(), last.url()]).await;
             let began = Instant::now();
             let lease = leases.lock(NAME).ttl(2 * SECOND).acquire().await.expect("all are there");
