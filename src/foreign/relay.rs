@@ -33,11 +33,11 @@ impl Relay {
         if cfg!(all(test, leasehold_shuttle)) {
             return future.poll(context);
         }
-        let known = self.0.take().filter(|known| known.is(context.waker()));
-        let caught = known.unwrap_or_else(|| Caught::new(context.waker().clone()));
-        let waker = Waker::from(caught.clone());
-        self.0 = Some(caught);
-        future.poll(&mut Context::from_waker(&waker))
+        let caught = match &self.0 {
+            Some(known) if known.is(context.waker()) => known.clone(),
+            _ => self.0.insert(Caught::new(context.waker().clone())).clone(),
+        };
+        future.poll(&mut Context::from_waker(&Waker::from(caught)))
     }
 }
 
@@ -63,12 +63,13 @@ struct Caught(Option<Waker>);
 
 impl Caught {
     fn new(waker: Waker) -> Arc<Self> {
-        let mut caught = SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(|| Arc::new(Self(None)));
-        match Arc::get_mut(&mut caught) {
-            Some(spare) => spare.0 = Some(waker),
-            None => caught = Arc::new(Self(Some(waker))),
+        if let Ok(Some(mut caught)) = SPARE.try_with(Cell::take)
+            && let Some(spare) = Arc::get_mut(&mut caught)
+        {
+            spare.0 = Some(waker);
+            return caught;
         }
-        caught
+        Arc::new(Self(Some(waker)))
     }
 
     fn is(&self, waker: &Waker) -> bool {
