@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! 1. No two nodes are one run of a server. A node that reports the run of another node has no identity.
-//! 2. A run whose answers counted as one node's is no other's for the longest TTL: leases may rest on them. Otherwise one
-//!    server could confirm a lease twice, when two addresses are exchanged.
+//! 2. A run whose answers counted as one node's is no other's while a lease or a call may rest on them. Otherwise one
+//!    server could confirm it twice, when two addresses are exchanged.
 
 use std::{mem, time::Duration};
 

@@ -164,6 +164,8 @@ mod tests {
         drop(polled_with(&mut first, Waker::noop()));
         let known = of(&first);
         drop(first);
+        // Memory that was given back would be used for this.
+        let _other = Arc::new(Caught(None));
         let mut second = Relay::default();
         let left = polled_with(&mut second, Waker::noop());
         assert_eq!(of(&second), known);

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use leasehold::{Builder, Client, Error, LossReason, NodeAnswer, NodeState};
+use leasehold::{Builder, Client, Error, Lease, LossReason, NodeAnswer, NodeState};
 use support::{
     AGE, Action, EventLog, HANGS, Lag, Match, Nodes, Proxy, Server, alone, eventually_async,
     scripts::{ACQUIRE, RAISE, RENEW, REPAIR},
@@ -288,9 +288,7 @@ fn a_node_that_becomes_another_one_renews_nothing() {
             last.freeze(true);
             let ends = began.elapsed() + lease.remaining();
             second.cut();
-            let lost = within(HANGS, "the loss", lease.lost()).await;
-            assert_eq!(lost.reason(), LossReason::NoQuorum);
-            assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+            ends_unrenewed(&lease, ends).await;
         });
     });
 }
@@ -316,9 +314,7 @@ fn a_node_that_hides_which_server_it_is_renews_nothing() {
             second.forget();
             let ends = began.elapsed() + lease.remaining();
             second.cut();
-            let lost = within(HANGS, "the loss", lease.lost()).await;
-            assert_eq!(lost.reason(), LossReason::NoQuorum);
-            assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+            ends_unrenewed(&lease, ends).await;
             assert!(second.count(Match::script(RENEW)) > 0, "it was asked: the premise");
         });
     });
@@ -389,7 +385,7 @@ fn a_node_without_a_vote_does_not_take_batches_apart() {
             rounds("renewals with its vote", 3).await;
             let renewed = proxy.count(Match::script(RENEW));
             assert!(renewed > 0 && renewed < MANY, "{renewed} batches for {MANY} leases");
-            assert!(held.iter().all(leasehold::Lease::is_held));
+            assert!(held.iter().all(Lease::is_held));
         });
     });
 }
@@ -421,9 +417,7 @@ fn a_node_that_becomes_another_one_repairs_nothing() {
             let ends = began.elapsed() + lease.remaining();
             last.freeze(true);
             second.refuse(false);
-            let lost = within(HANGS, "the loss", lease.lost()).await;
-            assert_eq!(lost.reason(), LossReason::NoQuorum);
-            assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+            ends_unrenewed(&lease, ends).await;
         });
     });
 }
@@ -446,9 +440,7 @@ fn a_first_connection_to_another_node_renews_nothing() {
             eventually_async(HANGS, "each has its vote", || nodes.with_key(NAME) == [0, 1, 2]).await;
             last.freeze(true);
             let ends = began.elapsed() + lease.remaining();
-            let lost = within(HANGS, "the loss", lease.lost()).await;
-            assert_eq!(lost.reason(), LossReason::NoQuorum);
-            assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
+            ends_unrenewed(&lease, ends).await;
         });
     });
 }
@@ -601,6 +593,13 @@ async fn a_majority_that_is_not_there_is_unavailable_after_the_connect_timeout()
     assert!(took <= CONNECT + PROMPT + lag.worst(), "build took {took:?}");
     assert_eq!(error.votes().map(leasehold::Votes::granted), Some(1));
     nodes[2].cont();
+}
+
+/// A lease ends when it would without any renewal from here on.
+async fn ends_unrenewed(lease: &Lease, ends: Duration) {
+    let lost = within(HANGS, "the loss", lease.lost()).await;
+    assert_eq!(lost.reason(), LossReason::NoQuorum);
+    assert!(lost.held_for() <= ends, "it was renewed: {:?} instead of {ends:?}", lost.held_for());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
